@@ -22,7 +22,7 @@ from repro.models.shapes import random_policy, shape_config
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked
 from repro.rl.runs import RunStates
-from repro.rl.single import SinglePolicy, single_policy
+from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, iterate, prepare
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig

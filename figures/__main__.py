@@ -19,26 +19,14 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import (
-    accuracy,
-    contrasts,
-    doses,
-    entropy,
-    floors,
-    heldout,
-    loss,
-    operations,
-    paired,
-    reward,
-    roofline,
-    systems,
-)
+from figures import accuracy, contrasts, doses, entropy, floors, heldout, loss, paired, reward
 from figures.protocol import origin
+from figures.timings import operations, roofline, systems
 from repro.evidence import printed
-from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
+from repro.evidence.verdicts.expectation import load_bars
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier

@@ -17,7 +17,7 @@ from figures.layout import foot, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
-from repro.evidence.statistics import mean_interval
+from repro.evidence.verdicts.statistics import mean_interval
 
 NAME = "accuracy"
 # Percent. Where nothing is lower, an axis from 0 would lose differences of a point or two.

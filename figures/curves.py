@@ -20,7 +20,7 @@ from figures.captions import caption, rate_of
 from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
-from repro.evidence.statistics import mean_interval
+from repro.evidence.verdicts.statistics import mean_interval
 
 WINDOW = 5
 # An interval of two seeds is thirteen standard errors wide on either side: it hides the lines.

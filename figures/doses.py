@@ -19,7 +19,7 @@ from figures.layout import frame, name_line, new_figure, spread_names, tidy, tid
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
-from repro.evidence.statistics import mean_interval
+from repro.evidence.verdicts.statistics import mean_interval
 
 NAME = "doses"
 _BASE = "bf16_lora"

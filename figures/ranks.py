@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.layout import frame, new_figure, tidy
-from figures.rates import RateRow, arms, by_rank, draw_line, keys, line_of, models
+from figures.timings.rates import RateRow, arms, by_rank, draw_line, keys, line_of, models
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 

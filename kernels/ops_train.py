@@ -1,4 +1,4 @@
-"""Rows of `kernels.ops.OPS` for what a packed training pass calls (`repro.rl.packed`)."""
+"""Rows of `kernels.ops.OPS` for a packed training pass (`repro.rl.single_run.packed`)."""
 
 from __future__ import annotations
 

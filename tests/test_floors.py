@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import graphlib
 from pathlib import Path
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
 # The distributions behind verdicts, imported where they are used.
-EXCEPTED = {"repro/evidence/statistics.py": "scipy"}
+EXCEPTED = {"repro/evidence/verdicts/statistics.py": "scipy"}
 _LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels")
 _RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl")
 _VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")
@@ -57,6 +58,11 @@ ONE_FILE = {
 }
 
 
+@functools.cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    return tuple(imported_modules(path))
+
+
 def python_files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
@@ -72,7 +78,7 @@ def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported_modules(path)
+        for module in imports_of(path)
         if is_inside(module, "repro") or is_inside(module, "kernels")
         if module != "repro" and not any(is_inside(module, package) for package in allowed)
     ]
@@ -98,7 +104,7 @@ def test_the_lowest_floors_need_the_standard_library_alone(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported_modules(path)
+        for module in imports_of(path)
         if module.split(".")[0] not in {*sys.stdlib_module_names, "repro"}
         and module.split(".")[0] != EXCEPTED.get(str(path.relative_to(ROOT)))
     ]
@@ -110,7 +116,7 @@ def test_a_floor_leaves_heavy_packages_alone(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported_modules(path)
+        for module in imports_of(path)
         if module.split(".")[0] in FORBIDDEN[folder]
     ]
     assert not wrong
@@ -121,7 +127,7 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
     files = {
         str(path.relative_to(ROOT))
         for path in [*python_files("repro"), *python_files("kernels")]
-        if any(is_inside(module, package) for module in imported_modules(path))
+        if any(is_inside(module, package) for module in imports_of(path))
     }
     assert len(files) <= 1
     assert all(name.startswith(ONE_FILE[package]) for name in files)
@@ -133,7 +139,7 @@ def test_modules_import_one_another_in_no_circle() -> None:
         for room in ("repro", "figures")
         for path in python_files(room)
     }
-    imports = {name: {*imported_modules(path)} & modules.keys() for name, path in modules.items()}
+    imports = {name: {*imports_of(path)} & modules.keys() for name, path in modules.items()}
     graphlib.TopologicalSorter(imports).prepare()  # names the circle where there is one
 
 
@@ -141,7 +147,7 @@ def test_procedures_and_commands_import_no_figures() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in [*python_files("repro"), *python_files("kernels")]
-        for module in imported_modules(path)
+        for module in imports_of(path)
         if module.split(".")[0] in ("figures", "benchmarks", "tests", "noxfile")
     ]
     assert not wrong
@@ -150,4 +156,4 @@ def test_procedures_and_commands_import_no_figures() -> None:
 def test_the_walk_sees_an_import_that_goes_up(tmp_path: Path) -> None:
     path = tmp_path / "climbing.py"
     path.write_text("def late():\n    from repro.rl import trainer\n", encoding="utf-8")
-    assert "repro.rl" in list(imported_modules(path))
+    assert "repro.rl" in list(imports_of(path))

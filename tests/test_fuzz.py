@@ -33,7 +33,8 @@ from repro.data.problem import DataError, Problem, digest_of_problems, read_prob
 from repro.data.prompts import OWN, render, template_named
 from repro.evaluate.grades import shows_working
 from repro.evidence.record import RecordError, read_record
-from repro.evidence.statistics import (
+from repro.evidence.store import read_stored
+from repro.evidence.verdicts.statistics import (
     false_discovery,
     holm,
     mean_interval,
@@ -41,13 +42,12 @@ from repro.evidence.statistics import (
     power,
     wilson_interval,
 )
-from repro.evidence.store import read_stored
-from repro.evidence.two_samples import difference
-from repro.models.adapter_files import read_adapter
+from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.files.adapter_files import read_adapter
+from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
-from repro.models.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
 from repro.reward.custom import function_of, pay
 from repro.reward.expression import comparable, tidy

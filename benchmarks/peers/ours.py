@@ -38,11 +38,11 @@ from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.diagnostics import token_mean
-from repro.rl.for_policy import sampler_for
-from repro.rl.policies import Part
+from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, make_rows
 from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single import SinglePolicy, single_policy
+from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
@@ -193,7 +193,7 @@ class Stepping:
 
     def update(self, rollout: Rollout, step: int) -> StepOutput:
         """Make the passes and the optimiser step of a rollout."""
-        part = Part(
+        part = StepInputs(
             run=self.policies.run, step=step, rollout=rollout,
             index=torch.arange(len(rollout.rows)), old=None, reference=None,
         )  # fmt: skip

@@ -20,9 +20,9 @@ from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
-from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 
@@ -195,21 +195,13 @@ class Evaluator:
         *,
         samples: int,
         alive: Sequence[bool] | None = None,
-        stream: str | None = None,
     ) -> list[list[Completion]]:
-        """Sample `samples` completions of each question from each run; of runs not asked, none.
-
-        Parameters
-        ----------
-        stream
-            Name of the random numbers; None takes the evaluator's.
-        """
+        """Sample `samples` completions of each question from each run; of runs not asked, none."""
         alive = [True] * len(self.seeds) if alive is None else alive
-        stream = self.stream if stream is None else stream
         completions: list[list[Completion]] = [[] for _ in alive]
         for part in self._parts(asked, samples):
             seeds = [
-                seeds_of(part, samples=samples, seed=seed, stream=stream) if lives else None
+                seeds_of(part, samples=samples, seed=seed, stream=self.stream) if lives else None
                 for seed, lives in zip(self.seeds, alive, strict=True)
             ]
             prompts = [question.prompt for question in part]

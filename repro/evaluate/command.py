@@ -30,18 +30,18 @@ from repro.evaluate.questions import Question, questions
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate
-from repro.models.adapter_files import (
+from repro.models.checkpoint import digest_of_files, resolve, weights_digest
+from repro.models.files.adapter_files import (
     TENSORS,
     StoredAdapter,
     load_adapted,
     read_adapter,
 )
-from repro.models.checkpoint import digest_of_files, resolve, weights_digest
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
-from repro.rl.for_policy import sampler_for
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text

@@ -8,7 +8,7 @@ expectations are the paper's), while any record is refused or any run has failed
 record would be refused as it is stored, with fewer digits and series.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
-computed from them (`repro.evidence.measured`). Targets that time a deterministic workload
+computed from them (`repro.evidence.verdicts.measured`). Targets that time a deterministic workload
 (`Target.timed_repeats`) declare how many repeats they need instead of seeds.
 """
 
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from repro.evidence.derived import EDGE_STEPS, implied_series, rows_of_step
 from repro.evidence.environment import device_of
-from repro.evidence.measured import MINIMUM_SEEDS
 from repro.evidence.origins import devices_of, is_clean, refusal
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.receipts.required import close
 from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
+from repro.evidence.verdicts.measured import MINIMUM_SEEDS
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 
@@ -92,7 +92,7 @@ def bless(
     timed = names if target.timed_repeats else []
     stored = [compact(record, timed) for record in (*every, *failed)]
     for record in stored:
-        if record.ok and (faults := refusals(record, target.metrics)):
+        if record.ok and (faults := violations(record, target.metrics)):
             raise BlessError(
                 f"{target.name} at the {tier.value} tier is not blessed: as it would be stored, "
                 f"{record.arm}, seed {record.seed}, is refused: {faults[0]}"

@@ -34,7 +34,7 @@ from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
 from repro.evidence.record import Estimate, Record
-from repro.evidence.statistics import mean_interval, trend_slope
+from repro.evidence.verdicts.statistics import mean_interval, trend_slope
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5

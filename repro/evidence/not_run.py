@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from repro.evidence.record import Record
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.tier import GIB
 
 

@@ -19,10 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.claim_verdicts import judge, undecided
 from repro.evidence.environment import device_of
-from repro.evidence.expectation import Expectation, load_bars
-from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
 from repro.evidence.origins import (
     between_seeds,
@@ -33,9 +30,12 @@ from repro.evidence.origins import (
 )
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
-from repro.evidence.statistics import wilson_interval
 from repro.evidence.store import Source, source_of
-from repro.evidence.verdict import DECIDED, MINIMUM_SEEDS, Verdict, judge_expectation
+from repro.evidence.verdicts.claim_verdicts import judge, undecided
+from repro.evidence.verdicts.expectation import Expectation, load_bars
+from repro.evidence.verdicts.measured import load_expectations
+from repro.evidence.verdicts.statistics import wilson_interval
+from repro.evidence.verdicts.verdict import DECIDED, MINIMUM_SEEDS, Verdict, judge_expectation
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text

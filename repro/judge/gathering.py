@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.evidence.by_prompt import means_by_prompt
-from repro.evidence.compare import values_of
 from repro.evidence.plans import read_plans
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.receipts.together import refusals_together
 from repro.evidence.record import (
     Record,
     RecordError,
     config_difference,
 )
-from repro.evidence.sizes import Pair
 from repro.evidence.store import Entry, Source, source_of
+from repro.evidence.verdicts.compare import values_of
+from repro.evidence.verdicts.sizes import Pair
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
@@ -205,10 +205,10 @@ def _misplaced(record: Record, entry: Entry) -> list[str]:
 def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
-        return refusals(record)
+        return violations(record)
     try:
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plans.refusal(record)
-    return [difference] if difference else refusals(record, selection.source.metrics)
+    return [difference] if difference else violations(record, selection.source.metrics)

@@ -4,8 +4,9 @@ Holm's correction is over the statements of one target. Over a whole page of tar
 small p values are luck; the false-discovery rate says how many of those shown to expect.
 
 A statement that an early look decides keeps that look's verdict, and the runs go on for the others.
-A page also shows the estimate over all seeds (`repro.evidence.verdict.AllSeeds`), whose interval is
-at the level of the last look: with the earlier looks' it makes up the level of the whole.
+A page also shows the estimate over all seeds (`repro.evidence.verdicts.verdict.AllSeeds`), whose
+interval is at the level of the last look: with the earlier looks' it makes up the level of the
+whole.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from repro.evidence.claim_verdicts import judge
-from repro.evidence.verdict import AllSeeds, Verdict, with_discovery_rate
+from repro.evidence.verdicts.claim_verdicts import judge
+from repro.evidence.verdicts.verdict import AllSeeds, Verdict, with_discovery_rate
 from repro.judge.check import Checked, device_name
 
 

@@ -53,15 +53,15 @@ from repro.keep.quantising import (
     plain_policy,
     require_reader,
 )
-from repro.models import compressed_tensors
-from repro.models.adapter_files import (
+from repro.models.checkpoint import resolve, write_json, write_quantized
+from repro.models.files import compressed_tensors
+from repro.models.files.adapter_files import (
     base_of,
     load_adapted,
     save_adapter,
 )
-from repro.models.checkpoint import resolve, write_json, write_quantized
+from repro.models.files.merged_files import write_merged
 from repro.models.loading import read_description
-from repro.models.merged_files import write_merged
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
 from repro.spec.arm import WeightFormat

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from repro.keep.comparing import DifferentError, logits_of, probes_of
 from repro.models.checkpoint import write_json
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy
-from repro.models.tensor_files import CheckpointError
 
 PROBE = "qerl_probe.json"
 # Largest difference of a text's mean log-probability, nats: both in float32, and otherwise.

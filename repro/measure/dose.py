@@ -45,6 +45,7 @@ from repro.data.generator import generate_problems
 from repro.data.prompts import Tokenizer, render
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
+from repro.models.files.tensor_files import CheckpointError, TensorFolder
 from repro.models.loading import (
     SharedScales,
     default_recipe,
@@ -53,10 +54,9 @@ from repro.models.loading import (
     read_rounded,
 )
 from repro.models.policy import Policy, load_policy
-from repro.models.tensor_files import CheckpointError, TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
-from repro.rl.for_policy import sampler_for
 from repro.rl.noise import perturbed
+from repro.rl.single_run.for_policy import sampler_for
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
 

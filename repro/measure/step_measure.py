@@ -59,7 +59,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.for_policy import CopySampler
+from repro.rl.single_run.for_policy import CopySampler
 from repro.rl.training_checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
@@ -444,7 +444,8 @@ def _memory() -> dict[str, int]:
 def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
     """Return an engine of the planned size whose rows end at their limit alone.
 
-    It captures no prefills, as a trainer's does (`repro.rl.for_policy`): none are planned.
+    It captures no prefills, as a trainer's does (`repro.rl.single_run.for_policy`): none are
+    planned.
     """
     return EngineConfig(
         slots=planned.slots,

@@ -41,9 +41,17 @@ import torch
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight
-from repro.models import compressed_tensors, stored_layouts
 from repro.models.decoder import is_projection
-from repro.models.gguf_files import converted
+from repro.models.files import compressed_tensors, stored_layouts
+from repro.models.files.gguf_files import converted
+from repro.models.files.tensor_files import (
+    CheckpointError,
+    TensorFolder,
+    TensorSpec,
+    read_object,
+    write_json,
+    write_tensors,
+)
 from repro.models.loading import (
     SharedScales,
     build_on_meta,
@@ -53,14 +61,6 @@ from repro.models.loading import (
     read_description,
     read_rounded,
     require_same_names,
-)
-from repro.models.tensor_files import (
-    CheckpointError,
-    TensorFolder,
-    TensorSpec,
-    read_object,
-    write_json,
-    write_tensors,
 )
 from repro.spec.hub import (
     ANSWER_SECONDS,

@@ -34,10 +34,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
-from repro.models import stored_layouts
 from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
+from repro.models.files import stored_layouts
+from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 from repro.models.quantized_linear import QuantizedLinear, relative_error
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 
 # Beside the weights of a policy pre-trained here: recipe, seed, loss and quality.
 SUMMARY_FILE = "pretraining.json"

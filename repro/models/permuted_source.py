@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.tensor_files import CheckpointError, SourceAround, WeightSource
+from repro.models.files.tensor_files import CheckpointError, SourceAround, WeightSource
 from repro.spec.config import derive_seed
 
 _STREAM = re.compile(r"model\.embed_tokens|lm_head|model\.norm|.*_layernorm")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kernels import dispatch
 from repro.models.decoder import is_projection
+from repro.models.files.tensor_files import SourceAround, WeightSource
 from repro.models.loading import SharedScales, quantize_projection, read_rounded
-from repro.models.tensor_files import SourceAround, WeightSource
 from repro.spec.arm import PlantedRounding
 
 _LEVELS = {"int3": 3, "int2": 1}

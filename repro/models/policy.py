@@ -40,8 +40,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
+from repro.models.files.gguf_files import made_of
+from repro.models.files.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
 from repro.models.fused_weights import pack_projections
-from repro.models.gguf_files import made_of
 from repro.models.loading import (
     Filled,
     ModelDescription,
@@ -55,7 +56,6 @@ from repro.models.norms import block_norms, wrap_norms
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {

@@ -30,7 +30,7 @@ from repro.models.policy import load_policy
 from repro.pretrain.recipes import Recipe
 from repro.pretrain.training import Pretraining, begin, train_until
 from repro.reward.grader import GraderPool
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import PretrainScale, RunConfig, digest_of
 from repro.spec.whole_files import appearing, replace_text
 

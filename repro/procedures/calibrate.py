@@ -6,8 +6,8 @@ runs this module with that environment's Python: llm-compressor needs other vers
 and compressed-tensors than the suite, and is no dependency of it. AWQ (arXiv 2306.00978) searches
 for each group of projections with one input a factor per channel that makes the rounding of the
 weights hurt the outputs least on texts, and moves it into the norm, or the projection, before. What
-is then rounded to nearest is NVFP4A16, stored as `repro.models.compressed_tensors` reads it; norms
-and biases are 16 bits and differ from the source's.
+is then rounded to nearest is NVFP4A16, stored as `repro.models.files.compressed_tensors` reads it;
+norms and biases are 16 bits and differ from the source's.
 
 The paper's checkpoints: 256 sequences of 2048 tokens of OpenThoughts-114k (docs/paper_and_code.md,
 row 8), which are the defaults here. Texts come from a hub data set or a local file (JSON lines,
@@ -50,9 +50,9 @@ from repro.models.checkpoint import (
     write_manifest,
 )
 from repro.models.decoder import projection_names
+from repro.models.files.stored_layouts import read_packed
+from repro.models.files.tensor_files import CheckpointError, TensorFolder
 from repro.models.loading import build_on_meta, read_description, require_same_names
-from repro.models.stored_layouts import read_packed
-from repro.models.tensor_files import CheckpointError, TensorFolder
 from repro.spec.whole_files import appearing
 
 # arXiv 2510.11696: AWQ on 256 sequences of 2048 tokens of OpenThoughts-114k.

@@ -50,10 +50,10 @@ from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
-from repro.rl.for_policy import sampler_for
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.passes import row_hidden
 from repro.rl.rows import Rows, make_rows
+from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.passes import row_hidden
 from repro.rollout.sampler import Completion
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 from repro.spec.tier import cuda_devices

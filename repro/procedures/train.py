@@ -29,8 +29,8 @@ from repro.keep.keeper import Keeper, Keeping
 from repro.keep.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
-from repro.models.adapter_files import save_adapter
-from repro.models.merged_files import write_merged
+from repro.models.files.adapter_files import save_adapter
+from repro.models.files.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (
@@ -44,12 +44,12 @@ from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.rl.collect import PromptSource
-from repro.rl.for_policy import sampler_for
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single import SinglePolicy, single_policy
-from repro.rl.torch_sampler import sampler_of_rollouts
+from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale

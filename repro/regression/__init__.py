@@ -1,5 +1,5 @@
 """Whether new records are worse than old ones: `compare`, `regress` and `check --regression`.
 
-`sides` gathers the two sets of records, `repro.evidence.compare` judges them, `render` writes the
-judgement down, and `command` is what the command line calls.
+`sides` gathers the two sets of records, `repro.evidence.verdicts.compare` judges them, `render`
+writes the judgement down, and `command` is what the command line calls.
 """

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from repro.evidence.compare import EXIT_STATUS, Judgement
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
+from repro.evidence.verdicts.compare import EXIT_STATUS, Judgement
 from repro.regression.render import json_text, junit_text, markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.execute import INTERRUPTED

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from repro.evidence.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.evidence.form import one_line, without_controls
 from repro.evidence.origins import commits_of, devices_of
+from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.report.numbers import quantity
 from repro.report.tables import plain
 from repro.report.tables import table as markdown_table

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.evidence.compare import Comparison, Judgement, Side, compare
 from repro.evidence.record import iterate_records
+from repro.evidence.verdicts.compare import Comparison, Judgement, Side, compare
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, unit_words
 from repro.report.tables import (

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from repro.evidence.form import without_controls
 from repro.evidence.provenance import commits_lacking
-from repro.evidence.verdict import Status
+from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
 from repro.report.numbers import device_title

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.paper import paper_cells
-from repro.evidence.statistics import Interval, mean_interval
+from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.tables import NOTHING, table
 from repro.spec.arm import Arm

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from repro.evidence.expectation import Expectation
-from repro.evidence.statistics import mean_interval
+from repro.evidence.verdicts.expectation import Expectation
+from repro.evidence.verdicts.statistics import mean_interval
 
 # What a unit is printed in: its sign, and how many of the unit make one of these.
 _PRINTED = {

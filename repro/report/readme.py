@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repro.evidence import printed
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from repro.evidence.not_run import reason
 from repro.evidence.paper import paper_cells
-from repro.evidence.statistics import Interval, mean_interval
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
 from repro.report.verdicts import Bar, stated_bars

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from repro.evidence.paper import paper_cells, read_paper
-from repro.evidence.statistics import Interval
+from repro.evidence.verdicts.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of

@@ -1,7 +1,7 @@
 """The vocabulary of verdicts: what is judged, in which words, and how often each occurs.
 
-`repro.evidence.verdict` says what leads to each status. What a status is called depends on what was
-judged, and stands here alone:
+`repro.evidence.verdicts.verdict` says what leads to each status. What a status is called depends on
+what was judged, and stands here alone:
 
 * a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
   reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.evidence.expectation import Expectation, load_bars
-from repro.evidence.verdict import SHOWN, Status, Verdict
+from repro.evidence.verdicts.expectation import Expectation, load_bars
+from repro.evidence.verdicts.verdict import SHOWN, Status, Verdict
 from repro.judge.check import Checked, device_name
 from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier

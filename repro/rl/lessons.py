@@ -16,8 +16,8 @@ from repro.data.problem import Problem
 from repro.data.prompts import Tokenizer, render_within
 from repro.data.worked import worked_completion
 from repro.models.policy import Policy
-from repro.rl.passes import row_logprobs
 from repro.rl.rows import Rows
+from repro.rl.single_run.passes import row_logprobs
 from repro.spec.config import RunConfig, TrainScale
 
 

@@ -3,7 +3,8 @@
 The loops (`repro.rl.trainer`, `repro.rl.supervised`) are written once, over lists with an entry per
 run. What is computed on the device differs, and stands behind this protocol:
 
-    SinglePolicy      a peft module, packed rows, any `Sampler` (`repro.rl.single`); a list of one
+    SinglePolicy      a list of one: a peft module, packed rows, any `Sampler`
+                      (`repro.rl.single_run.policy`)
     StackedPolicies   S runs as one batched model (`repro.rl.stacked.policies`)
 
 An entry is None where a run takes no part, because it is frozen or has nothing to ask for.

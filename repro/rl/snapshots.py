@@ -35,7 +35,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from repro.models.checkpoint import sha256_of
-from repro.models.tensor_files import TensorSpec, write_tensors
+from repro.models.files.tensor_files import TensorSpec, write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"

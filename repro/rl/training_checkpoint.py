@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from repro.evidence.provenance import note_source
-from repro.rl.optimizer import optimizer_tensors, require_moments, restore_optimizer
+from repro.rl.single_run.optimizers import optimizer_tensors, require_moments, restore_optimizer
 from repro.rl.snapshots import (
     Snapshot,
     SnapshotError,

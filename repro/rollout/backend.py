@@ -66,7 +66,7 @@ class TorchBackend:
 def backend_for(policy: Policy, config: EngineConfig) -> Backend:
     """Return the backend for the policy's device."""
     if policy.device.type == "cuda":
-        from repro.rollout.gpu_backend import GpuBackend
+        from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
     return TorchBackend(cache_dtype=cache_dtype(policy, config), operations=Operations())

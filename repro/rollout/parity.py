@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels import dispatch
+from repro.models.files.merged_files import merged_tensor
 from repro.models.loading import build_on_meta
-from repro.models.merged_files import merged_tensor
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.sampler import RolloutBatch

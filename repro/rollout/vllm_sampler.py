@@ -47,7 +47,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from repro.models.adapter_files import save_adapter
+from repro.models.files.adapter_files import save_adapter
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.sampler import (

@@ -27,7 +27,7 @@ from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.plans import KeptPlan, plan_line
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
-from repro.evidence.sizes import MINIMUM_DRAWS
+from repro.evidence.verdicts.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
 from repro.spec.claim import Claim
 from repro.spec.config import RunConfig, digest_of

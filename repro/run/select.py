@@ -206,7 +206,7 @@ def model_source(named: str) -> str:
     require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
     if folder.is_file() and not gguf_copy(folder).is_dir():
-        from repro.models.gguf_files import converted  # imports torch
+        from repro.models.files.gguf_files import converted  # imports torch
 
         converted(folder)
     if folder.exists():

@@ -3,7 +3,7 @@
 A claim of the paper carries the paper's own effect as a share that another model can have, the
 smallest effect that matters, what must hold before it can be judged (`repro.spec.effect`) and what
 was drawn again from pair to pair. What numbers should be is an expectation's business
-(`repro.evidence.expectation`).
+(`repro.evidence.verdicts.expectation`).
 """
 
 from __future__ import annotations

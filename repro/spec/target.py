@@ -5,10 +5,10 @@ tier of hardware runs them), its **metrics** and its **claims** (how the arms re
 metrics). `plan` turns a target and a tier into runs.
 
 Claims hold no numbers but declared margins, each with its reason; what the numbers should be is an
-expectation's business (`repro.evidence.expectation`). A claim that compares arms declares the
-factor in which they may differ, and a target whose arms differ in anything else cannot be built.
-That is the guard against the released scripts' confounded pairs (NVFP4 on GSM8K at one learning
-rate against BF16 on BigMath at another).
+expectation's business (`repro.evidence.verdicts.expectation`). A claim that compares arms declares
+the factor in which they may differ, and a target whose arms differ in anything else cannot be
+built. That is the guard against the released scripts' confounded pairs (NVFP4 on GSM8K at one
+learning rate against BF16 on BigMath at another).
 """
 
 from __future__ import annotations

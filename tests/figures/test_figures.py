@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, loss, operations, reward, roofline
+from figures import accuracy, entropy, loss, reward
 from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.layout import spread
-from figures.palette import LOOKS, colour, order, short
+from figures.palette import STYLES, colour, order, short
+from figures.timings import operations, roofline
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import RunsFolder, blessed_records, blessed_sources
@@ -131,7 +132,7 @@ def test_a_line_shows_the_rows_it_was_given() -> None:
     rows = reward.rows(made_up(["nvfp4_lora"], 3))
     line = reward.draw(rows).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
-    assert line.get_color() == LOOKS["nvfp4_lora"].colour
+    assert line.get_color() == STYLES["nvfp4_lora"].colour
 
 
 def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:

@@ -21,8 +21,8 @@ from figures import contrasts
 from figures.__main__ import main, paired_figure
 from figures.palette import colour
 from repro.evidence import printed
-from repro.evidence.claim_verdicts import judge
 from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.verdicts.claim_verdicts import judge
 from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find

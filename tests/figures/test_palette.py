@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from figures import systems
-from figures.palette import CONTROLS, LOOKS, colour, dash, look, order, short
-from figures.rates import plain
+from figures.palette import CONTROLS, STYLES, colour, dash, order, short, style
+from figures.timings import systems
+from figures.timings.rates import plain
 from repro.targets import TARGETS, find
 
 LEAST = 15.0
@@ -62,7 +62,7 @@ def clashes(arms: list[str], *, lines: bool) -> Iterator[str]:
         if short(one) == short(other) or (
             not (lines and dash(one) != dash(other)) and apart < LEAST
         ):
-            yield f"{one} and {other}: {look(one)}, {look(other)}, colours {apart:.1f} apart"
+            yield f"{one} and {other}: {style(one)}, {style(other)}, colours {apart:.1f} apart"
 
 
 def learning() -> list[str]:
@@ -74,7 +74,7 @@ def learning() -> list[str]:
 def test_arms_of_a_target_have_looks_and_labels_of_their_own(name: str) -> None:
     target = find(name)
     arms = [arm.name for arm in target.arms]
-    assert set(arms) <= set(LOOKS)
+    assert set(arms) <= set(STYLES)
     assert len({(colour(arm), dash(arm)) for arm in arms}) == len(arms)
     assert len({short(arm) for arm in arms}) == len(arms)
     # An untrained arm has no line: it is a row with its name beside it.
@@ -86,7 +86,7 @@ def test_arms_of_a_target_have_looks_and_labels_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("picture", COLOURED, ids=lambda picture: picture.name)
 def test_arms_of_a_picture_of_the_systems_tier_differ_in_colour(picture: systems.Picture) -> None:
     arms = {plain(arm.name) for name in picture.targets for arm in find(name).arms}
-    assert arms <= set(LOOKS)
+    assert arms <= set(STYLES)
     assert not list(clashes(sorted(arms), lines=False))
 
 

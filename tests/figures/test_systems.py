@@ -10,14 +10,15 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
-from figures import memory, operations, protocol, ranks, steps, throughput
+from figures import protocol, ranks
 from figures.__main__ import main, save, systems_figures
-from figures.rates import plain
-from figures.systems import PICTURES
-from repro.evidence.expectation import load_bars
+from figures.timings import memory, operations, steps, throughput
+from figures.timings.rates import plain
+from figures.timings.systems import PICTURES
 from repro.evidence.paper import paper_cells
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records, stored_path, write_stored
+from repro.evidence.verdicts.expectation import load_bars
 from repro.spec.tier import Tier
 from repro.targets import find
 

@@ -31,9 +31,9 @@ from repro.data.generator import generate_problems
 from repro.data.problem import Problem
 from repro.data.prompts import PAPER_SUFFIX, render
 from repro.data.public import PUBLIC_SETS, file_of
-from repro.models import stored_layouts
 from repro.models.checkpoint import write_json, write_shards
 from repro.models.decoder import is_projection
+from repro.models.files import stored_layouts
 from repro.models.loading import build_on_meta, expected_specs
 from repro.models.shapes import random_weight, shape_config
 from tests.repro.architectures import CLASSES

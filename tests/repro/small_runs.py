@@ -19,9 +19,9 @@ from repro.rl.lessons import SFTExample
 from repro.rl.loop import Hooks
 from repro.rl.receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single import single_policy
+from repro.rl.single_run.policy import single_policy
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.supervised import fine_tune
-from repro.rl.torch_sampler import TorchSampler
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm

@@ -2,7 +2,7 @@
 
 The published code carries the reason: its added noise tests for a class that the sampler never
 builds, touches nothing, prints nothing and raises nothing. So every record carries **effects**, the
-traces of what was done, and `refusals` says in sentences what is missing or impossible.
+traces of what was done, and `violations` says in sentences what is missing or impossible.
 
 It is one walk over declared checks (`CHECKS`), most basic first, each of them about a part: that
 inputs and source are named, that modules and parameters are as many as the model has, that series
@@ -129,7 +129,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def refusals(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
+def violations(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
     """Return why the record cannot be evidence, one sentence each; empty when it can.
 
     Parameters

@@ -21,11 +21,11 @@ from torch import Tensor
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
-from repro.rl.optimizer import require_finite
 from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
+from repro.rl.single_run.optimizers import require_finite
 from repro.rl.stacked.batch import largest_group, width_multiple
 from repro.rl.stacked.ensemble_checkpoint import load_ensemble, save_ensemble
 from repro.rl.stacked.imitation import accumulate_losses, mean_losses

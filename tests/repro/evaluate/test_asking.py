@@ -14,9 +14,9 @@ from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
-from repro.rl.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 

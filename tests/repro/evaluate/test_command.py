@@ -11,7 +11,7 @@ import torch
 
 from repro.__main__ import main
 from repro.evaluate import command
-from repro.models.adapter_files import save_adapter
+from repro.models.files.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
 
 LINE = ["evaluate", "tiny", "--device", "cpu", "--template", "tiny", "--tokens", "48"]

@@ -13,7 +13,7 @@ from repro.evaluate.quality import Manner, measure_habits, measure_quality
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_policy
 from repro.reward.grader import GraderPool
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from tests.repro.evaluate.small import Writer, problem
 
 MANNER = Manner(template="tiny", max_prompt_tokens=99, max_new_tokens=48, samples=2)

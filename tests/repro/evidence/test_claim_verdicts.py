@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from repro.evidence import statistics as st
-from repro.evidence.claim_verdicts import judge
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts import statistics as st
+from repro.evidence.verdicts.claim_verdicts import judge
+from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.claim import SIZED_KINDS
 from repro.spec.effect import Assay, Effect
 from repro.spec.target import Claim, Metric

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from repro.evidence.compare import Comparison, Judgement, Records, Row, Side, compare
 from repro.evidence.record import Record
+from repro.evidence.verdicts.compare import Comparison, Judgement, Records, Row, Side, compare
 from repro.spec.claim import Metric
 from repro.spec.config import digest_of
 from repro.spec.target import Target

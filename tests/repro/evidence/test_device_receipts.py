@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.procedure import Measured
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, read_record, record_of
 from repro.measure import device_state
 from repro.run import carry_out as recording
@@ -61,11 +61,11 @@ def between(when: str = "before", **changes: Any) -> dict[str, Any]:
 
 
 def test_a_device_of_its_own_counts_whatever_its_power_cap_does() -> None:
-    assert refusals(record_with(device=between(), timed_retries={"7b_1": 0})) == []
+    assert violations(record_with(device=between(), timed_retries={"7b_1": 0})) == []
 
 
 def test_a_record_from_before_the_rule_counts() -> None:
-    assert refusals(record_with()) == []
+    assert violations(record_with()) == []
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_a_record_from_before_the_rule_counts() -> None:
     ],
 )
 def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str) -> None:
-    (reason,) = refusals(record_with(device=device))
+    (reason,) = violations(record_with(device=device))
     assert re.search(words, reason)
 
 
 def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks() -> None:
     # Heat while weights were made; and repeats of an earlier process, outside this one's span.
     hot = between("after", slowed_us={"sw_thermal_slowdown": 3_007_000})
-    assert refusals(record_with(device=hot, timed_slowed={"sw_thermal_slowdown": 0.009})) == []
+    assert violations(record_with(device=hot, timed_slowed={"sw_thermal_slowdown": 0.009})) == []
     shares = {"hw_thermal_slowdown": 0.0, "sw_thermal_slowdown": 0.034}
-    (reason,) = refusals(record_with(device=between(), timed_slowed=shares))
+    (reason,) = violations(record_with(device=between(), timed_slowed=shares))
     assert "sw_thermal_slowdown lowered the clocks for 3.4% of the worst timed repeat" in reason
 
 
 def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
-    assert refusals(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
+    assert violations(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
 
 
 def test_what_could_not_be_asked_spoils_nothing() -> None:
@@ -119,7 +119,7 @@ def test_what_could_not_be_asked_spoils_nothing() -> None:
     device = between()
     for state in (device["before"], device["after"]):
         state |= {"card": failed, "slowed_us": failed, "processes": {"unknown": "a container"}}
-    assert refusals(record_with(device=device)) == []
+    assert violations(record_with(device=device)) == []
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_a_time_that_the_devices_own_rate_rules_out_is_refused(
         amount: share * 1e12,
         f"{amount}_per_second": 1e12,
     }
-    said = refusals(record_with(timing=timing))
+    said = violations(record_with(timing=timing))
     assert bool(said) == refused
     assert all("the timer did not wait" in reason for reason in said)
 
 
 def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
     built = between("after", allocator={"retries": 3})
-    assert refusals(record_with(device=built, timed_retries={"7b_1": 0})) == []
-    (reason,) = refusals(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
+    assert violations(record_with(device=built, timed_retries={"7b_1": 0})) == []
+    (reason,) = violations(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
     assert reason == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.form import DEEPEST, FormError, read_json
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
 from repro.judge.gathering import gather
 from repro.spec.config import digest_of
@@ -213,4 +213,6 @@ def test_no_wrong_value_anywhere_ends_in_a_traceback(turn: int, smoke_runs: Path
             record = parse_record(read_json(text), "here")
         except RecordError:
             continue  # any other error fails the test
-        assert all(isinstance(sentence, str) for sentence in refusals(record, SMALL.metrics)), path
+        assert all(isinstance(sentence, str) for sentence in violations(record, SMALL.metrics)), (
+            path
+        )

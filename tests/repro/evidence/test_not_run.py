@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.bless import bless
-from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import blessed_records
+from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.check import Checked, check_selection
 from repro.report.console import print_check
 from repro.run.places import expected_folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.receipts.exploration import exploration
 from repro.evidence.record import Record, read_record
 from repro.run.carry_out import carry_out
@@ -42,7 +42,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 def test_a_run_that_explored_is_evidence(record: Record) -> None:
-    assert not refusals(record)
+    assert not violations(record)
     assert record.config["arm"]["exploration"] == {"temperature": 2.0, "opening_tokens": 4}
     done = record.effects["exploration"]
     assert 0 < done["tokens_changed"] < done["tokens_explored"] == done["tokens_asked"]
@@ -68,7 +68,7 @@ def test_counts_that_contradict_the_arm_are_refused(
         effects["exploration"] |= changes
     changed = dataclasses.replace(record, effects=effects)
     assert any(words in sentence for sentence in exploration(changed))
-    assert any(words in sentence for sentence in refusals(changed))
+    assert any(words in sentence for sentence in violations(changed))
 
 
 def test_an_arm_without_exploration_must_not_have_explored(record: Record) -> None:
@@ -79,10 +79,10 @@ def test_an_arm_without_exploration_must_not_have_explored(record: Record) -> No
 
 
 def test_noise_per_projection_lists_five_vectors_a_block(record: Record) -> None:
-    assert not refusals(record)
+    assert not violations(record)
     done, blocks = record.effects["noise"], (record.effects["norms_wrapped"] - 1) // 2
     assert done["modules"] == 5 * blocks
     shared = copy.deepcopy(record.effects)
     shared["noise"]["modules"] = 2 * blocks
     changed = dataclasses.replace(record, effects=shared)
-    assert any("effects.noise.modules" in sentence for sentence in refusals(changed))
+    assert any("effects.noise.modules" in sentence for sentence in violations(changed))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.derived import at_k_metrics
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, read_record
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan
@@ -61,7 +61,7 @@ def share(tally: list[int]) -> float:
 
 
 def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
-    assert refusals(over_sets()) == []
+    assert violations(over_sets()) == []
 
 
 @pytest.mark.parametrize("name", [*MEANS, "completion_tokens_mean"])
@@ -69,7 +69,7 @@ def test_a_mean_that_the_sets_answers_do_not_give_is_refused(name: str) -> None:
     record = over_sets()
     own = record.metrics[name]
     other = dataclasses.replace(own, value=(own.value or 0.0) + 1)
-    reasons = refusals(dataclasses.replace(record, metrics=record.metrics | {name: other}))
+    reasons = violations(dataclasses.replace(record, metrics=record.metrics | {name: other}))
     assert any(f"metrics.{name}.value" in sentence for sentence in reasons)
 
 
@@ -80,7 +80,7 @@ def test_what_stands_beside_a_sets_accuracy_is_held_against_its_answers() -> Non
     for beside in ("accuracy_lenient", "truncation_rate", f"mean_at_{samples}"):
         metric = f"{beside}_{name}"
         wrong = {metric: Estimate(value=99.0, unit="percent", n=1)}
-        reasons = refusals(dataclasses.replace(record, metrics=record.metrics | wrong))
+        reasons = violations(dataclasses.replace(record, metrics=record.metrics | wrong))
         assert any(metric in sentence for sentence in reasons)
 
 
@@ -101,15 +101,15 @@ def with_estimates_at_k() -> Record:
 
 def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     record = with_estimates_at_k()
-    assert refusals(record) == []
+    assert violations(record) == []
     first = record.config["scale"]["test_sets"][0]["name"]
     for name in ("pass_at_1", "maj_at_1_lenient", f"pass_at_1_{first}"):
         own = record.metrics[name]
         other = record.metrics | {name: dataclasses.replace(own, value=(own.value or 0.0) + 1)}
-        reasons = refusals(dataclasses.replace(record, metrics=other))
+        reasons = violations(dataclasses.replace(record, metrics=other))
         assert any(f"metrics.{name}.value" in sentence for sentence in reasons)
         less = {key: value for key, value in record.metrics.items() if key != name}
-        reasons = refusals(dataclasses.replace(record, metrics=less))
+        reasons = violations(dataclasses.replace(record, metrics=less))
         assert any(f"metrics.{name} is missing" in sentence for sentence in reasons)
 
 
@@ -124,9 +124,9 @@ def test_a_users_own_reward_is_not_what_answers_and_formats_earn() -> None:
     record = dataclasses.replace(
         record, series=record.series | {"reward": rewards}, metrics=metrics
     )
-    assert any("series.reward" in sentence for sentence in refusals(record))
+    assert any("series.reward" in sentence for sentence in violations(record))
     own = {"module": "m", "function": "f", "source_sha256": "0" * 64}
-    assert refusals(changed(record, "arm", reward_function=own)) == []
+    assert violations(changed(record, "arm", reward_function=own)) == []
 
 
 def test_inputs_may_name_the_commit_of_a_checkpoint_and_digests_alone(tmp_path: Any) -> None:

@@ -16,10 +16,10 @@ from figures.__main__ import main as draw
 from repro.__main__ import main
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
-from repro.evidence.measured import load_expectations
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed, blessed_records
+from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection

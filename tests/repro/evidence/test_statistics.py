@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.integrate import quad
 
-from repro.evidence import statistics as st
+from repro.evidence.verdicts import statistics as st
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import pytest
 
 from repro.evidence.bless import compact
 from repro.evidence.derived import EDGE_STEPS, whole_series
-from repro.evidence.measured import load_expectations
 from repro.evidence.provenance import (
     PACKAGE,
     _git,
@@ -23,7 +22,7 @@ from repro.evidence.provenance import (
     commits_lacking,
     digest_of_commit,
 )
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, RecordError, failed_record, read_record
 from repro.evidence.store import (
     Blessed,
@@ -35,6 +34,7 @@ from repro.evidence.store import (
     stored_path,
     write_stored,
 )
+from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import check_selection, checked_json, device_name
 from repro.judge.gathering import gather
@@ -290,7 +290,7 @@ def test_series_that_follow_from_others_are_left_out_and_formed_again(of_a_run: 
     whole = dataclasses.replace(
         of_a_run, series=series, effects=effects | {"series_left_out": others}
     )
-    assert refusals(whole) == refusals(of_a_run) == []
+    assert violations(whole) == violations(of_a_run) == []
     assert compact(whole, []) == compact(of_a_run, []) == of_a_run
 
 
@@ -308,7 +308,7 @@ def test_a_series_from_which_others_follow_is_refused_where_it_was_bent(
     values = list(of_a_run.series[name])
     values[3] = (values[3] or 0.0) + 0.5
     bent = dataclasses.replace(of_a_run, series=of_a_run.series | {name: values})
-    assert any(words in reason for reason in refusals(bent))
+    assert any(words in reason for reason in violations(bent))
 
 
 def test_series_that_do_not_follow_are_kept_and_missed_where_they_are_not(tmp_path: Path) -> None:
@@ -317,12 +317,12 @@ def test_series_that_do_not_follow_are_kept_and_missed_where_they_are_not(tmp_pa
     run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, loss=DAPO))
     (path,) = carry_out([run], tmp_path / "w", tmp_path, lambda *_: None, lambda: False, 1)
     kept = compact(read_record(path), [])
-    assert not refusals(kept)
+    assert not violations(kept)
     for name in ("reward", "tokens_sampled"):
         series = {other: values for other, values in kept.series.items() if other != name}
         effects = kept.effects | {"series_left_out": [*kept.effects["series_left_out"], name]}
         silent = dataclasses.replace(kept, series=series, effects=effects)
-        assert f"series.{name} is missing" in refusals(silent)
+        assert f"series.{name} is missing" in violations(silent)
 
 
 def test_what_is_left_out_is_named_and_refused_where_it_is_not(
@@ -334,15 +334,15 @@ def test_what_is_left_out_is_named_and_refused_where_it_is_not(
     assert "loss" in left_out
     assert not set(left_out) & set(stored.series)
     assert set(left_out) | set(stored.series) == set(whole.series)
-    assert refusals(whole) == refusals(stored) == []
+    assert violations(whole) == violations(stored) == []
     # Once more, as when later seeds join: what was left out before is still named.
     assert compact(stored, []).effects["series_left_out"] == left_out
     silent = dataclasses.replace(stored, effects=whole.effects)
-    assert any("series.loss is missing" in reason for reason in refusals(silent))
+    assert any("series.loss is missing" in reason for reason in violations(silent))
     # Nothing that a metric follows from can be left out by saying so.
     bent = {name: values for name, values in stored.series.items() if name != "accuracy"}
     effects = stored.effects | {"series_left_out": [*left_out, "accuracy"]}
-    said = refusals(dataclasses.replace(stored, series=bent, effects=effects))
+    said = violations(dataclasses.replace(stored, series=bent, effects=effects))
     assert any("series.accuracy is missing" in reason for reason in said)
 
 

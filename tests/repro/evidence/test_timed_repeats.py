@@ -13,9 +13,9 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.bless import BlessError, bless
-from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, record_of
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.measured import load_expectations
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.gathering import gather
 from repro.report.tables import bar_rows

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from repro.evidence.record import Record
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.run.places import expected_folder
 from repro.run.select import Selection

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, failed_record
 from repro.judge.check import Checked, check_selection
 from repro.report.console import conclusion, main_check
@@ -338,7 +338,7 @@ def test_a_timer_that_did_not_wait_is_caught(
     timed = dataclasses.replace(
         record, procedure="operation", effects={**record.effects, "timing": timing}
     )
-    assert any(words in reason for reason in refusals(timed))
+    assert any(words in reason for reason in violations(timed))
 
 
 def test_an_honest_timer_passes(made_up_record: Callable[[RunConfig], Record]) -> None:
@@ -354,7 +354,7 @@ def test_an_honest_timer_passes(made_up_record: Callable[[RunConfig], Record]) -
     record = dataclasses.replace(
         made_up_record(run), procedure="operation", effects={"timing": timing}
     )
-    assert refusals(record) == []
+    assert violations(record) == []
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_a_change_may_be_negative_and_a_share_may_not(
         metrics={"gain": Estimate(value=value, unit="percent")},
     )
     metric = Metric(name="gain", unit="percent", title="gain", change="gain" in changes)
-    reasons = refusals(record, [metric])
+    reasons = violations(record, [metric])
     assert (reasons == []) == (words == "")
     assert all(words in reason for reason in reasons)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from repro.evidence.statistics import mean_interval
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_all_seeds
 from repro.run.select import select

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from repro.__main__ import main
 from repro.keep.comparing import distance, logits_of, probes_of
 from repro.keep.quantising import READERS
-from repro.models.adapter_files import (
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.files.adapter_files import (
     CONFIG,
     ORIGIN,
     TENSORS,
@@ -25,11 +26,10 @@ from repro.models.adapter_files import (
     read_adapter,
     save_adapter,
 )
-from repro.models.checkpoint import TINY_FOLDER
-from repro.models.merged_files import merged_tensor, write_merged
+from repro.models.files.merged_files import merged_tensor, write_merged
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.models.tensor_files import CheckpointError
 from repro.procedures.train import keep_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
 from tests.repro.keep.conftest import trained_policy

@@ -58,7 +58,7 @@ def test_what_does_not_say_the_same_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("source", "sentence"),
-    [("nosuch", "neither a folder nor a hub name"), ("{out}", "exists; a checkpoint is never")],
+    [("nosuch", "it is neither a folder"), ("{out}", "exists; a checkpoint is never")],
 )
 def test_bad_arguments_are_a_sentence(
     source: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record
 from repro.run.execute import Outcome, execute
 from repro.spec.arm import Arm
@@ -111,7 +111,7 @@ def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alon
     assert after == pytest.approx(alone, rel=0.1)
     for record in records(runs, tmp_path / "after"):
         # Whoever runs the tests may have a context of its own on the device.
-        assert [why for why in refusals(record) if "other processes" not in why] == []
+        assert [why for why in violations(record) if "other processes" not in why] == []
         assert record.effects["device"]["before"]["memory"]["free_bytes"] > 0
         assert record.effects["timed_retries"] == {"3b_64": 0}
 

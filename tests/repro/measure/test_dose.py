@@ -14,8 +14,8 @@ from repro.__main__ import main
 from repro.measure.dose import divergences, norm_doses
 from repro.models.checkpoint import resolve, write_quantized
 from repro.models.decoder import READERS
+from repro.models.files.tensor_files import CheckpointError, TensorFolder, write_tensors
 from repro.models.loading import SharedScales, quantize_projection
-from repro.models.tensor_files import CheckpointError, TensorFolder, write_tensors
 
 DRAWS = 4096
 

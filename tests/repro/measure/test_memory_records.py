@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_sources
 from repro.measure.step_measure import step_shape
@@ -107,7 +107,7 @@ def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card() -> None:
 
 def test_the_records_are_evidence() -> None:
     for _, record in records():
-        assert refusals(record) == []
+        assert violations(record) == []
         assert record.effects["linears"].keys() == {record.config["arm"]["weight_format"]}
         for ways in record.effects["points"].values():
             for values in ways.values():

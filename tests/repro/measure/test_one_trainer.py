@@ -28,13 +28,12 @@ from repro.rl import (
     loop,
     loss,
     micro_batches,
-    optimizer,
-    passes,
     receipts,
     step,
     supervised,
     trainer,
 )
+from repro.rl.single_run import optimizers, passes
 from repro.rl.stacked import policies as stacked
 from repro.rl.stacked import update
 from repro.run.carry_out import is_ensemble, procedure_named
@@ -53,7 +52,7 @@ OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_los
 # At least once per optimiser step, of however many runs.
 PER_STEP = (step.within_memory,)
 # Once per optimiser step, or at least once, of one policy by itself ...
-SINGLE = (step.accumulate_step, optimizer.scheduled_step)
+SINGLE = (step.accumulate_step, optimizers.scheduled_step)
 SINGLE_OFTEN = (step.carry_out, passes.row_logprobs)
 # ... and of an ensemble.
 STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step,

@@ -12,7 +12,7 @@ import torch
 
 from kernels import dispatch
 from repro.evidence.procedure import Stopped
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import rollout_windows, throughput
 from repro.measure.rollout_parts import Repeat
@@ -22,7 +22,7 @@ from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.fused_linears import PackedGroup, takes_packed
+from repro.rollout.gpu.fused_linears import PackedGroup, takes_packed
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
@@ -137,7 +137,7 @@ def test_every_rank_and_seed_gets_a_record_that_counts(
     for path, run in zip(paths, runs, strict=True):
         record = read_record(path)
         assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
-        assert refusals(record) == []
+        assert violations(record) == []
         assert record.effects["timing"]["seconds"] > 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.expectation import load_bars
+from repro.evidence.verdicts.expectation import load_bars
 from repro.measure import step_measure, step_metrics, step_time, step_training
 from repro.measure.step_ledger import StepLedger
 from repro.measure.step_training import begin, go_to, timed_step, training_of, warm_up
@@ -18,7 +18,7 @@ from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
 from repro.rl.runs import RunStates
-from repro.rl.single import SinglePolicy
+from repro.rl.single_run.policy import SinglePolicy
 from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder

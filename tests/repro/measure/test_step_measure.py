@@ -20,7 +20,7 @@ from repro.measure.step_metrics import metrics_of
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
-from repro.rl import single
+from repro.rl.single_run import policy as single
 from repro.rollout.engine import Engine
 from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale

@@ -24,10 +24,10 @@ from repro.measure.step_training import (
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
-from repro.rl import single
 from repro.rl.clock import PHASES
 from repro.rl.runs import RunStates
-from repro.rl.single import SinglePolicy
+from repro.rl.single_run import policy as single
+from repro.rl.single_run.policy import SinglePolicy
 from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named

@@ -24,9 +24,9 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl import step
-from repro.rl.optimizer import gradient_step, optimizer_tensors, restore_optimizer
-from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows, make_rows
+from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
+from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.evidence.expectation import load_bars
+from repro.evidence.verdicts.expectation import load_bars
 from repro.run.carry_out import procedure_named
 from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from repro.evidence.procedure import Stopped
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import device_state, rollout_checks, rollout_faults, throughput
 from repro.models.policy import Policy
@@ -121,7 +121,7 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
     for path, run in zip(paths, runs, strict=True):
         record = read_record(path)
         assert record.digest == run.digest()
-        assert refusals(record) == []
+        assert violations(record) == []
 
 
 def _positional() -> dict[str, Any]:

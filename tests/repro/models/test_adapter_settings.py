@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from repro.models.adapter_files import CONFIG, TENSORS, adapter_tensors, load_adapted
-from repro.models.adapter_settings import read_settings, settings_of
+from repro.models.files.adapter_files import CONFIG, TENSORS, adapter_tensors, load_adapted
+from repro.models.files.adapter_settings import read_settings, settings_of
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy
-from repro.models.tensor_files import CheckpointError
 
 WHERE = Path("adapter_config.json")
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, write_quantized
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy, load_policy
-from repro.models.tensor_files import CheckpointError
 from tests.repro.models.conftest import quantized_linears
 
 # A multiple of NF4's block of 64 everywhere.

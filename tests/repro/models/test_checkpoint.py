@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, verify, write_quantized
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import SUMMARY_FILE
 from repro.models.policy import Policy, load_policy
-from repro.models.tensor_files import CheckpointError
 from tests.repro.models.conftest import quantized_linears
 
 # Another project's implementation of the layout, which ours must equal bit for bit.

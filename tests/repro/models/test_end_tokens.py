@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
-from repro.models.tensor_files import CheckpointError
 from repro.procedures.train import train_and_evaluate
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.models.conftest import random_model
 from tests.repro.procedures.test_together import SCALE, make_run, silent

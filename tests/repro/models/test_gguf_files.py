@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repro.__main__ import FINE, USAGE, main
-from repro.models import gguf_files
 from repro.models.checkpoint import checkpoint_inputs, resolve
+from repro.models.files import gguf_files
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy
-from repro.models.tensor_files import CheckpointError
 from repro.run.select import model_source
 from repro.spec.hub import gguf_copy, snapshots, user_cache
 from repro.spec.shapes import shape_of_checkpoint

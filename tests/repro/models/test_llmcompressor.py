@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from repro.models.checkpoint import MANIFEST, write_quantized
-from repro.models.compressed_tensors import quantization_config, stored_format
+from repro.models.files.compressed_tensors import quantization_config, stored_format
 from tests.repro.architectures import CLASSES
 from tests.repro.models.llmcompressor_oracle import FACTS, digest
 from tests.repro.models.odd_checkpoints import write_odd

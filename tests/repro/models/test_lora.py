@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
-from repro.models.adapter_files import adapter_tensors, save_adapter
+from repro.models.files.adapter_files import adapter_tensors, save_adapter
 from repro.models.lora import AdapterLinear, adapter_layers, effective_weight
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear

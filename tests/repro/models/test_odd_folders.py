@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from repro.__main__ import USAGE, main
 from repro.models.checkpoint import TINY_FOLDER, write_quantized
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy, load_tokenizer
-from repro.models.tensor_files import CheckpointError
 
 
 @pytest.fixture

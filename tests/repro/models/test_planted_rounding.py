@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from repro.models.files.tensor_files import TensorFolder
 from repro.models.loading import read_description
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import round_to_integers
 from repro.models.policy import Policy, load_policy
-from repro.models.tensor_files import TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
 from repro.spec.arm import PlantedRounding, WeightFormat
 

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import CheckpointError
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from repro.models.files.tensor_files import TensorSpec, write_tensors
 from repro.models.loading import build_on_meta, expected_specs
-from repro.models.tensor_files import TensorSpec, write_tensors
 
 MiB = 2**20
 SHARDS = 5
@@ -24,7 +24,8 @@ CHILD = """
 import ctypes, gc, json, sys, time
 from pathlib import Path
 import torch
-from repro.models import checkpoint, policy, tensor_files
+from repro.models import checkpoint, policy
+from repro.models.files import tensor_files
 torch.set_num_threads(1)
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from repro.models.tensor_files import (
+from repro.models.files.tensor_files import (
     DTYPES,
     CheckpointError,
     TensorFile,

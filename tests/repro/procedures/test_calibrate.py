@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repro.models.checkpoint import MANIFEST, TINY_FOLDER, verify, write_quantized
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import CheckpointError
 from repro.procedures import calibrate
 from tests.repro.models.conftest import random_model
 from tests.repro.models.llmcompressor_oracle import FACTS

@@ -12,7 +12,7 @@ import pytest
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Record, read_record
 from repro.run.carry_out import keep, procedure_named
 from repro.spec.arm import NoiseConfig, PlantedRounding
@@ -66,7 +66,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) -> None:
-    assert refusals(record) == []
+    assert violations(record) == []
     assert set(record.metrics) >= {
         "accuracy", "accuracy_greedy", "accuracy_greedy_start", "gain_greedy", "heldout_area",
         "heldout_last", "solution_loss_start", "solution_loss", "train_loss_first",
@@ -92,13 +92,13 @@ def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) 
 def test_a_record_of_nothing_is_refused(
     record: Record, spoiled: dict[str, Any], words: str
 ) -> None:
-    reasons = refusals(dataclasses.replace(record, effects=record.effects | spoiled))
+    reasons = violations(dataclasses.replace(record, effects=record.effects | spoiled))
     assert any(words in reason for reason in reasons), reasons
 
 
 def test_a_record_without_losses_is_refused(record: Record) -> None:
     series = {name: values for name, values in record.series.items() if name != "loss"}
-    reasons = refusals(dataclasses.replace(record, series=series))
+    reasons = violations(dataclasses.replace(record, series=series))
     assert "series loss does not show a loss at every step" in reasons
 
 
@@ -124,7 +124,7 @@ def test_a_seed_is_a_rounding_draw_of_one_function(tmp_path: Path) -> None:
     for name, run in (("bf16", permuted), ("int2", coarse)):
         for seed in (0, 1):
             record = carry_out(dataclasses.replace(run, seed=seed), tmp_path / f"{name}-{seed}")
-            assert refusals(record) == []
+            assert violations(record) == []
             starts[name, seed] = record.value("solution_loss_start")
     # The order of channels is no change of the function, and another rounding in each order.
     assert starts["bf16", 1] == pytest.approx(starts["bf16", 0], abs=1e-4)

@@ -13,7 +13,7 @@ import pytest
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Stopped
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record
 from repro.procedures import together as module
 from repro.procedures.finetune import fine_tune_and_evaluate
@@ -147,7 +147,7 @@ def test_each_run_has_the_result_that_it_has_alone(tmp_path: Path, alone: Alone)
     for run, many in zip(RUNS, together, strict=True):
         assert isinstance(many, Measured)
         require_same(alone(run), many)
-        assert refusals(recorded(run, many, tmp_path)) == []
+        assert violations(recorded(run, many, tmp_path)) == []
     sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
@@ -164,7 +164,7 @@ def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(
         assert many.effects["together"]["allocator_retries"] == 0
         assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
         assert many.metrics["solution_loss"].value != many.metrics["solution_loss_start"].value
-        assert refusals(recorded(run, many, tmp_path)) == []
+        assert violations(recorded(run, many, tmp_path)) == []
 
 
 def recorded(run: RunConfig, measured: Measured, folder: Path) -> Record:

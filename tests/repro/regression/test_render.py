@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
-from repro.evidence.compare import Judgement, Side, compare
+from repro.evidence.verdicts.compare import Judgement, Side, compare
 from repro.regression.render import junit_text, plain_lines, print_judgement
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.statistics import Interval
+from repro.evidence.verdicts.statistics import Interval
 from repro.report.doses import dose_rows, doses, paper_rises, treatment, untrained_rows
 from repro.report.tables import NOTHING
 from repro.spec.tier import Tier

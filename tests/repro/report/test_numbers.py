@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repro.evidence.expectation import Expectation
+from repro.evidence.verdicts.expectation import Expectation
 from repro.report.numbers import (
     bar_text,
     cell_text,

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from repro.evidence.verdict import Status, Verdict
+from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.verdicts import (
     BAR_WORDS,

@@ -21,7 +21,7 @@ from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rl.rows import Rows
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import draw, draw_exploring, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.spec.arm import Arm, Exploration

@@ -18,7 +18,7 @@ import json, sys
 sys.path.insert(0, {root!r})
 import torch, torch.distributed as dist
 from torch import nn
-from repro.rl.distributed import share_counts, sum_gradients
+from repro.rl.single_run.distributed import share_counts, sum_gradients
 from repro.rl.loss import StepCounts, policy_loss
 from repro.spec.arm import LossConfig
 

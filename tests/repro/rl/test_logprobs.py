@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from repro.models import norms
-from repro.rl import logprobs as module
 from repro.rl.diagnostics import token_mean
-from repro.rl.logprobs import completion_logprobs
 from repro.rl.rows import Rows, make_rows
+from repro.rl.single_run import padded as module
+from repro.rl.single_run.padded import completion_logprobs
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.rl.optimizer import (
+from repro.rl.single_run.optimizers import (
     build_optimizer,
     gradient_step,
     optimizer_tensors,

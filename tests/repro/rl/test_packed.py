@@ -16,10 +16,10 @@ from repro.models.lora import adapter_layers
 from repro.models.memory_plan import padded
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
-from repro.rl import packed
-from repro.rl.logprobs import completion_logprobs
-from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
+from repro.rl.single_run import packed
+from repro.rl.single_run.packed import packed_logprobs
+from repro.rl.single_run.padded import completion_logprobs
 from tests.repro.rl.uneven_rows import (
     LENGTHS,
     PROMPTS,

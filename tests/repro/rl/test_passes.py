@@ -11,10 +11,11 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.rl import passes, step
-from repro.rl.for_policy import CopySampler, sampler_for
-from repro.rl.packed import packed_logprobs
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl import step
+from repro.rl.single_run import passes
+from repro.rl.single_run.for_policy import CopySampler, sampler_for
+from repro.rl.single_run.packed import packed_logprobs
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import RELEASED_BNPO

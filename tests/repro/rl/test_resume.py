@@ -17,42 +17,14 @@ import pytest
 
 from repro.evidence.provenance import source_states
 from repro.models.policy import trainable_parameters
-from repro.rl.optimizer import build_optimizer
+from repro.rl.single_run.optimizers import build_optimizer
 from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
-from repro.spec.arm import LossConfig, NoiseConfig
+from repro.spec.arm import NoiseConfig
 from repro.spec.config import LearningRates, OptimizerConfig
 from tests.repro.rl.damage import DAMAGE, drop_a_moment, rewrite_state
 from tests.repro.small_runs import equal, weights
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
-
-
-@pytest.mark.parametrize("training", ["lora", "full"])
-def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_to_the_bit(
-    go: Any, training: str
-) -> None:
-    settings = {
-        "training": training, "noise": NOISE, "loss": LossConfig(beta=0.01),
-    }  # fmt: skip
-    whole, first, _ = go(**settings)
-    answers = iter([False, False, False, True])
-    half, _, _ = go(**settings, folder="b", call={"should_stop": lambda: next(answers)})
-    assert (half.finished, half.step) == (False, 3)
-    rest, second, _ = go(**settings, folder="b")
-    assert (rest.finished, rest.step) == (True, 6)
-    assert equal(weights(first), weights(second))
-    assert rest.series == whole.series
-    for effects in (whole.effects, rest.effects):
-        effects.pop("seconds")
-    assert rest.effects == whole.effects
-
-
-def test_a_finished_run_returns_at_once(go: Any) -> None:
-    whole, first, _ = go(steps=2)
-    again, second, sampler = go(steps=2)
-    assert sampler.calls == 0
-    assert again.series == whole.series
-    assert equal(weights(first), weights(second))
 
 
 CHILD = """
@@ -68,7 +40,7 @@ spec.loader.exec_module(fixtures)
 from pathlib import Path
 from repro.models.policy import load_policy
 from tests.repro.small_runs import equal, weights, train_alone
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 
 unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
 run = unwrap(fixtures.make_run)()(checkpoint_every=2)
@@ -108,12 +80,6 @@ def test_a_killed_process_goes_on_from_its_last_checkpoint(
     assert equal(weights(first), weights(second))
 
 
-def test_a_checkpoint_of_another_configuration_raises(go: Any) -> None:
-    go(steps=1)
-    with pytest.raises(ValueError, match="belongs to configuration"):
-        go(steps=2)
-
-
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     go: Any, tmp_path: Path, damage: Any
@@ -129,17 +95,6 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert sentence.endswith("training went on from step-00000001")
     third, _, _ = go(steps=2, checkpoint_every=1)
     assert third.effects["checkpoints_refused"] == [sentence]
-
-
-def test_without_a_good_checkpoint_each_is_named_and_nothing_starts_over(
-    go: Any, tmp_path: Path
-) -> None:
-    go(steps=2, checkpoint_every=1)
-    for step in (1, 2):
-        broken = tmp_path / "a" / f"step-{step:08d}" / "parameters.safetensors"
-        broken.write_bytes(broken.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"step-00000002: .*step-00000001: .* to start again"):
-        go(steps=2, checkpoint_every=1)
 
 
 def test_a_refused_checkpoint_changes_nothing_of_the_policy(

@@ -14,11 +14,11 @@ from torch import Tensor
 from kernels import dispatch
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl import step
-from repro.rl.logprobs import completion_logprobs
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.micro_batches import split_by_tokens, token_budget
-from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
+from repro.rl.single_run.packed import packed_logprobs
+from repro.rl.single_run.padded import completion_logprobs
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
 from repro.spec.arm import DAPO, GRPO, RELEASED_BNPO, LossConfig
 from repro.spec.config import RunConfig

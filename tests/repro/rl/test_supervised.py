@@ -13,8 +13,8 @@ import torch
 from repro.data.generator import generate_problems
 from repro.models.norms import block_norms
 from repro.models.policy import Policy
-from repro.rl import single
 from repro.rl.lessons import SFTExample, lessons_of, mean_loss, rows_of
+from repro.rl.single_run import policy as single
 from repro.spec.arm import Exploration, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.small_runs import equal, tune_alone, weights

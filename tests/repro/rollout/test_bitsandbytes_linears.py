@@ -26,7 +26,7 @@ SHAPE = {
 
 
 def test_its_weights_and_products_are_ours_to_the_bit() -> None:
-    from repro.rollout.bitsandbytes_linears import foreign_weight
+    from repro.rollout.gpu.bitsandbytes_linears import foreign_weight
 
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(128, 192, generator=generator).bfloat16()
@@ -42,7 +42,7 @@ def test_its_weights_and_products_are_ours_to_the_bit() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
-    from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
+    from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 
     policy = random_policy(
         SHAPE, weight_format="nf4", lora_rank=16, compute_dtype="bfloat16", seed=0, device="cpu"
@@ -67,7 +67,7 @@ def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
 
 
 def test_other_weights_are_refused() -> None:
-    from repro.rollout.bitsandbytes_linears import BitsandbytesGroup, foreign_weight
+    from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup, foreign_weight
 
     with pytest.raises(ValueError, match="need NF4 codes; found Linear"):
         BitsandbytesGroup([torch.nn.Linear(64, 64, bias=False)])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import repro.rollout.engine as engine_module
-import repro.rollout.graphs as graphs_module
+import repro.rollout.gpu.graphs as graphs_module
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
@@ -27,7 +27,7 @@ from repro.rollout.eager import Prefills, Steps
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.forward import Forward
-from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
+from repro.rollout.gpu.graphs import CapturedPrefills, CapturedSteps, Captures
 from repro.rollout.ops import TILE, Operations
 from repro.rollout.prefill import BUCKETS, exact_shape, numbers_of, padded_shape, tokens_of
 from repro.rollout.sampler import RolloutBatch

@@ -17,7 +17,7 @@ from repro.models.shapes import random_policy
 from repro.rollout.eager import EagerPrefills, Prefills
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.graphs import CapturedPrefills
+from repro.rollout.gpu.graphs import CapturedPrefills
 from repro.rollout.scheduler import Group, Row, Segment
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from repro.rollout.graphs import Captures
+from repro.rollout.gpu.graphs import Captures
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ import torch
 
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import NoiseConfig

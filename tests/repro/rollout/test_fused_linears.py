@@ -22,7 +22,7 @@ from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.rollout.fused_linears import PackedGroup
+from repro.rollout.gpu.fused_linears import PackedGroup
 from repro.rollout.linears import Product
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

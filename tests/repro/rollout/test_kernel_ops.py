@@ -23,8 +23,8 @@ builder = importlib.util.module_from_spec(spec); spec.loader.exec_module(builder
 from repro.rollout import backend
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.graphs import CapturedPrefills
-from repro.rollout.kernel_ops import kernel_operations
+from repro.rollout.gpu.graphs import CapturedPrefills
+from repro.rollout.gpu.kernel_ops import kernel_operations
 from repro.spec.config import SamplingConfig
 
 class Again:

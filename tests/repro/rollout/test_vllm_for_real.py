@@ -24,7 +24,7 @@ from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import sampling_logprobs
 from repro.rollout.parity import (
     Parity,

@@ -15,7 +15,7 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.plans import KeptPlan, keep_plans, plan_line
 from repro.evidence.record import Record, failed_record
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import check_selection
 from repro.judge.gathering import gather
 from repro.run import analysis_plan as plans

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
 from repro.procedures.together import memory_of, take_device
 from repro.run.carry_out import carry_out
@@ -133,7 +133,7 @@ def test_a_device_that_is_not_there_leaves_its_runs_to_the_other(tmp_path: Path)
     for run in runs:
         record = read_record(find_record(run, tmp_path) or tmp_path)
         assert record.environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0"
-        assert refusals(record) == []
+        assert violations(record) == []
 
 
 def test_two_workers_share_a_device_and_its_memory(tmp_path: Path) -> None:

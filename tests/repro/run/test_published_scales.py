@@ -29,7 +29,7 @@ from repro.data.public import PUBLIC_SETS
 from repro.evidence.record import find_record, read_record
 from repro.judge.check import check_selection
 from repro.models.checkpoint import resolve
-from repro.models.tensor_files import CheckpointError
+from repro.models.files.tensor_files import CheckpointError
 from repro.run import data_check
 from repro.run import preflight as preflights
 from repro.run.carry_out import carry_out

@@ -12,9 +12,9 @@ from repro.data.generator import generate_problems
 from repro.data.tiny_corpus import tiny_prompt
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.rl.logprobs import completion_logprobs
 from repro.rl.rows import make_rows
-from repro.rl.torch_sampler import TorchSampler, sampler_of_rollouts
+from repro.rl.single_run.padded import completion_logprobs
+from repro.rl.single_run.torch_sampler import TorchSampler, sampler_of_rollouts
 from repro.spec.arm import Arm, Exploration, NoiseConfig
 from repro.spec.config import SamplingConfig
 

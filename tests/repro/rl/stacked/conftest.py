@@ -17,12 +17,12 @@ from repro.models.policy import Policy, end_token_ids, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.rl.torch_sampler import TorchSampler
 from repro.rl.trainer import train
 from repro.spec.config import (
     DataConfig,

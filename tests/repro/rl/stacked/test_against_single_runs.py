@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from repro.models.policy import Policy
-from repro.rl import single
+from repro.rl.single_run import policy as single
 from repro.spec.arm import DAPO, RELEASED_BNPO, Exploration, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig
 from tests.repro.rl.stacked import conftest as small

@@ -97,68 +97,11 @@ def test_a_program_error_is_not_taken_for_the_failure_of_a_run(
         together(RUNS, score=score)
 
 
-def test_a_stopped_and_resumed_ensemble_equals_an_uninterrupted_one_to_the_bit(
-    together: Callable[..., Any],
-) -> None:
-    whole = together(RUNS)
-    half = together(RUNS, folder="parts", should_stop=_after(2))
-    assert [(t.result.finished, t.result.step) for t in half] == [(False, 2)] * 3
-    rest = together(RUNS, folder="parts")
-    for one, many in zip(whole, rest, strict=True):
-        assert (many.result.finished, many.result.step) == (True, 3)
-        assert equal(one.parameters, many.parameters)
-        assert many.result.series == one.result.series
-        for result in (one.result, many.result):
-            result.effects.pop("seconds")
-        assert many.result.effects == one.result.effects
-
-
 def test_a_failure_survives_a_stop(together: Callable[..., Any]) -> None:
     together(RUNS, prepare=poison, should_stop=_after(1))
     rest = together(RUNS)
     assert isinstance(rest[1].result, FailedRun)
     assert rest[0].result.finished
-
-
-def test_a_finished_ensemble_returns_at_once(together: Callable[..., Any]) -> None:
-    whole = together(RUNS)
-
-    def never(asked: Sequence[Any]) -> list[Rewards | None]:
-        raise AssertionError("nothing is left to sample")
-
-    again = together(RUNS, score=never)
-    assert [t.result.series for t in again] == [t.result.series for t in whole]
-
-
-def test_a_checkpoint_of_other_runs_is_refused(
-    together: Callable[..., Any], tmp_path: Path
-) -> None:
-    together(RUNS)
-    with pytest.raises(ValueError, match="other runs"):
-        together([RUNS[1], RUNS[0], RUNS[2]])
-
-
-def test_an_ensemble_goes_on_from_the_checkpoint_before_a_damaged_one(
-    together: Callable[..., Any], tmp_path: Path
-) -> None:
-    scale = small.with_steps(small.SCALE, checkpoint_every=1)
-    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, noise=NOISE)]
-    whole = together(runs, folder="whole")
-    together(runs)
-    newest, before = (tmp_path / "together" / f"step-{step:08d}" for step in (3, 2))
-    stored = bytearray((newest / "ensemble.safetensors").read_bytes())
-    stored[-1] ^= 1
-    (newest / "ensemble.safetensors").write_bytes(stored)
-    for one, many in zip(whole, together(runs), strict=True):
-        assert equal(one.parameters, many.parameters)
-        assert many.result.series == one.result.series
-        (sentence,) = many.result.effects["checkpoints_refused"]
-        assert "step-00000003 was refused (ensemble.safetensors has SHA-256" in sentence
-        assert sentence.endswith("training went on from step-00000002")
-    for folder in (newest, before):
-        (folder / "ensemble.safetensors").write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"step-00000003.*bytes changed.*step-00000002.*to start"):
-        together(runs)
 
 
 def test_an_ensemble_that_trains_other_shapes_does_not_go_on(

@@ -23,7 +23,7 @@ from torch.nn import functional
 from kernels.formats import QuantizedWeight
 from repro.models.lora import base_linear
 from repro.models.quantized_linear import QuantizedLinear
-from repro.rollout.fused_linears import Factors
+from repro.rollout.gpu.fused_linears import Factors
 from repro.rollout.linears import Product
 from repro.spec.arm import require
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.eager import EagerPrefills, EagerSteps, Prefills, Steps
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
-from repro.rollout.fused_linears import DenseGroup, PackedGroup, takes_packed
-from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
-from repro.rollout.kernel_ops import kernel_operations
+from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
+from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
+from repro.rollout.gpu.graphs import CapturedPrefills, CapturedSteps, Captures
+from repro.rollout.gpu.kernel_ops import kernel_operations
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.arm import require

@@ -9,9 +9,9 @@ from typing import Any, Final
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight
-from repro.models import bitsandbytes_files, compressed_tensors
 from repro.models.decoder import is_projection
-from repro.models.tensor_files import TensorSpec, WeightSource
+from repro.models.files import bitsandbytes_files, compressed_tensors
+from repro.models.files.tensor_files import TensorSpec, WeightSource
 
 # The layout's name by format.
 LAYOUTS: Final[Mapping[str, str]] = {

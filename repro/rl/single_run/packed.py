@@ -4,8 +4,8 @@ The prompts of a pass lie end to end, each once, and behind them all completions
 prompt side by side: S tokens in one sequence. Products, norms and the vocabulary see S tokens and
 nothing else; attention is one call a block whatever the rows (`kernels.packed_attention`), in which
 a completion sees its prompt and itself. The G completions of a prompt share its work, in backward
-too. This is how a policy is trained on a GPU; `repro.rl.logprobs` holds the layouts for small ones
-on a CPU, and `repro.rl.step` cuts a whole step into such passes.
+too. This is how a policy is trained on a GPU; `repro.rl.single_run.padded` holds the layouts for
+small ones on a CPU, and `repro.rl.step` cuts a whole step into such passes.
 
 The last `kept_blocks` blocks keep their activations; earlier ones keep only their input and are
 computed again in backward, from the same weights.
@@ -33,9 +33,9 @@ from kernels.segments import Segments, segments, sent
 from repro.models.memory_plan import padded
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
-from repro.rl.logprobs import require_rows, through_head
-from repro.rl.packed_blocks import groups_of, image_of, run_block
 from repro.rl.rows import Rows
+from repro.rl.single_run.packed_blocks import groups_of, image_of, run_block
+from repro.rl.single_run.padded import require_rows, through_head
 
 
 def packed_logprobs(

@@ -25,7 +25,7 @@ from repro.models.memory_plan import CACHE_SHARE
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.models.training_memory import MOST_SLOTS
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler

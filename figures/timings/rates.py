@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from figures.palette import colour, order, short
-from repro.evidence.expectation import Expectation
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
-from repro.evidence.statistics import Interval, mean_interval
+from repro.evidence.verdicts.expectation import Expectation
+from repro.evidence.verdicts.statistics import Interval, mean_interval
 
 Bars = Mapping[tuple[str, str], Expectation]
 Place = tuple[str, str, int]

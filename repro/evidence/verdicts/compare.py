@@ -29,9 +29,9 @@ from typing import Literal
 
 from repro.evidence.origins import devices_of, refusal, without_seed
 from repro.evidence.record import Record
-from repro.evidence.sizes import Pair
-from repro.evidence.statistics import holm
-from repro.evidence.two_samples import difference
+from repro.evidence.verdicts.sizes import Pair
+from repro.evidence.verdicts.statistics import holm
+from repro.evidence.verdicts.two_samples import difference
 from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
 from repro.spec.effect import ALPHA
 from repro.spec.target import Target

@@ -28,9 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from repro.evidence import statistics as st
-from repro.evidence.expectation import Expectation
-from repro.evidence.sizes import MINIMUM_DRAWS, Pair
+from repro.evidence.verdicts import statistics as st
+from repro.evidence.verdicts.expectation import Expectation
+from repro.evidence.verdicts.sizes import MINIMUM_DRAWS, Pair
 from repro.spec.claim import Metric
 from repro.spec.effect import ALPHA
 

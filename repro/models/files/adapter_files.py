@@ -29,7 +29,9 @@ from typing import cast, get_args
 import torch
 from torch import nn
 
-from repro.models.adapter_settings import (
+from repro.models.checkpoint import write_json
+from repro.models.decoder import BLOCK_NORMS
+from repro.models.files.adapter_settings import (
     A_LEAF,
     B_LEAF,
     PREFIX,
@@ -38,13 +40,11 @@ from repro.models.adapter_settings import (
     read_settings,
     stored_tensors,
 )
-from repro.models.checkpoint import write_json
-from repro.models.decoder import BLOCK_NORMS
+from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
-from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
 from repro.spec.arm import PlantedRounding, WeightFormat
 
 TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "qerl_adapter.json"
@@ -178,7 +178,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     Raises
     ------
     CheckpointError
-        When a file is missing or broken, or as `repro.models.adapter_settings.read_settings`.
+        When a file is missing or broken, or as `repro.models.files.adapter_settings.read_settings`.
     """
     path = Path(folder) / CONFIG
     config = read_json(path)
@@ -262,7 +262,7 @@ def load_adapter(policy: Policy, folder: str | Path, settings: AdapterSettings) 
     Raises
     ------
     CheckpointError
-        As `repro.models.adapter_settings.stored_tensors`.
+        As `repro.models.files.adapter_settings.stored_tensors`.
     """
     parameters = adapter_tensors(policy)
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}

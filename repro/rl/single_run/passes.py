@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from repro.models.policy import Policy
-from repro.rl.logprobs import completion_logprobs, padded_hidden
-from repro.rl.packed import packed_hidden, packed_logprobs
 from repro.rl.rows import Rows
+from repro.rl.single_run.packed import packed_hidden, packed_logprobs
+from repro.rl.single_run.padded import completion_logprobs, padded_hidden
 
 
 def row_logprobs(

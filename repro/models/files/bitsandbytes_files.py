@@ -41,7 +41,7 @@ from torch import Tensor
 
 from kernels.formats import FORMATS, NESTED_BLOCK, QuantizedWeight, dynamic_codebook, swap_nibbles
 from repro.models.decoder import projection_names
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource
 
 NAME: Final = "bitsandbytes-nf4"
 METHOD: Final = "bitsandbytes"

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from repro.models.files.tensor_files import CheckpointError, read_object, write_json, write_tensors
 from repro.models.loading import build_on_meta, expected_specs, read_description
-from repro.models.tensor_files import CheckpointError, read_object, write_json, write_tensors
 from repro.spec.hub import gguf_copy
 from repro.spec.whole_files import appearing, sha256_of
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator
 
 from figures.layout import frame, new_figure, tidy
 from figures.palette import colour
-from figures.rates import (
+from figures.timings.rates import (
     Bars,
     RateRow,
     arms,
@@ -29,7 +29,7 @@ from figures.rates import (
 )
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
-from repro.evidence.statistics import mean_interval
+from repro.evidence.verdicts.statistics import mean_interval
 
 NAME = "throughput"
 BASE = "bf16_lora"

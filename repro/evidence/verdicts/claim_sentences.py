@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from repro.evidence.comparison import RANKED, Compared
-from repro.evidence.sizes import Sizes
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdicts.comparison import RANKED, Compared
+from repro.evidence.verdicts.sizes import Sizes
+from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.claim import Claim, Test
 
 _ONE_ARM = ("gain", "no_gain")

@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 
 from repro.models.decoder import BLOCK_NORMS, PROJECTIONS
+from repro.models.files.tensor_files import CheckpointError, WeightSource, read_object
 from repro.models.peft_parts import LoraConfig, check_target_module_exists, get_pattern_key
-from repro.models.tensor_files import CheckpointError, WeightSource, read_object
 
 PREFIX: Final = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from repro.evidence.statistics import t_cdf, t_quantile
-from repro.evidence.verdict import MINIMUM_REPEATS
+from repro.evidence.verdicts.statistics import t_cdf, t_quantile
+from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
 
 _CONFIDENCE = 0.95
 

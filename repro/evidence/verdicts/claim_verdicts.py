@@ -1,7 +1,7 @@
 """Claims judged: a comparison each, one correction over the family, one status each.
 
-The statuses and what leads to each stand in `repro.evidence.verdict`, sizes and assays in
-`repro.evidence.sizes`, the tests in `repro.evidence.comparison`.
+The statuses and what leads to each stand in `repro.evidence.verdicts.verdict`, sizes and assays in
+`repro.evidence.verdicts.sizes`, the tests in `repro.evidence.verdicts.comparison`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from repro.evidence import statistics as st
-from repro.evidence.claim_sentences import could_show, measured, sized
-from repro.evidence.comparison import RANKED, Compared, blocks_of, compare, values_and_bound
-from repro.evidence.sizes import Pair, Sizes, Values, not_testable, sizes_of
-from repro.evidence.verdict import (
+from repro.evidence.verdicts import statistics as st
+from repro.evidence.verdicts.claim_sentences import could_show, measured, sized
+from repro.evidence.verdicts.comparison import (
+    RANKED,
+    Compared,
+    blocks_of,
+    compare,
+    values_and_bound,
+)
+from repro.evidence.verdicts.sizes import Pair, Sizes, Values, not_testable, sizes_of
+from repro.evidence.verdicts.verdict import (
     MINIMUM_REPEATS,
     MINIMUM_SEEDS,
     Status,

@@ -21,12 +21,13 @@ from repro.rl.diagnostics import token_mean
 from repro.rl.lessons import SFTExample, mean_loss
 from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.optimizer import build_optimizer, scheduled_step
-from repro.rl.passes import row_logprobs
 from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
+from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
+from repro.rl.single_run.passes import row_logprobs
+from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
@@ -37,7 +38,6 @@ from repro.rl.step import (
     within_memory,
     zero_missing_gradients,
 )
-from repro.rl.torch_sampler import sampler_of_rollouts
 from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.rollout.sampler import Completion, Sampler
 from repro.spec.config import RunConfig, TrainScale

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import projection_names
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource
 
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
 # compressed-tensors' release whose layout this module follows; a field of config.json.

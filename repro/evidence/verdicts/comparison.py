@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from repro.evidence import statistics as st
-from repro.evidence.sizes import Values
+from repro.evidence.verdicts import statistics as st
+from repro.evidence.verdicts.sizes import Values
 from repro.spec.claim import Claim, Test
 from repro.spec.effect import ALPHA
 

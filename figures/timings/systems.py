@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from figures import memory, protocol, ranks, steps, throughput
-from figures.rates import Bars
+from figures import protocol, ranks
+from figures.timings import memory, steps, throughput
+from figures.timings.rates import Bars
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.targets import TARGETS

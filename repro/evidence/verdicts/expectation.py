@@ -6,7 +6,8 @@ Three ways in, each from a place of its own:
   `repro.evidence.paper`.
 * `derived`: the suite's bars, typed with the formula or the reason (`expected/bars/<tier>.toml`);
   read here.
-* `measured`: computed from the blessed records by `repro.evidence.measured`, and stored nowhere.
+* `measured`: computed from the blessed records by `repro.evidence.verdicts.measured`, and stored
+  nowhere.
 
 The question that decides whether an expectation is worth having: would a wrong implementation fall
 outside?

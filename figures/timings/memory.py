@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 from figures.layout import frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
-from figures.rates import Bars
+from figures.timings.rates import Bars
 from repro.evidence.record import Record
 
 NAME = "memory"

@@ -1,0 +1,1 @@
+"""Pictures of what was timed: rollouts, steps, kernels, memory."""

@@ -1,0 +1,1 @@
+"""One run by its own policy: passes over padded and packed rows, its sampler, its optimiser."""

@@ -1,0 +1,126 @@
+"""Going on from checkpoints: one run by its own policy, and many as one ensemble."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.data.problem import Problem
+from repro.models.policy import trainable_parameters
+from repro.reward.score import Rewards
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rl.stacked.masters import plain_name
+from repro.spec.arm import LossConfig, NoiseConfig
+from repro.spec.config import RunConfig
+from tests.repro.rl.stacked import conftest as small
+from tests.repro.small_runs import equal, train_alone
+
+FOLDER = "together"
+STEPS = small.SCALE.steps
+ARM: dict[str, Any] = {
+    "noise": NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3),
+    "loss": LossConfig(beta=0.01),
+}
+CASES: dict[str, list[RunConfig]] = {
+    "lora": [small.make_run(seed=0, weight_format="nvfp4", **ARM)],
+    "full": [small.make_run(seed=0, training="full", **ARM)],
+    "stacked": [
+        small.make_run(seed=0),
+        small.make_run(seed=1, weight_format="nvfp4", noise=ARM["noise"]),
+        small.make_run(seed=2, weight_format="nf4", loss=ARM["loss"]),
+    ],
+}
+Start = Callable[..., list[small.Trained]]
+
+
+@pytest.fixture(params=CASES)
+def runs(request: pytest.FixtureRequest) -> list[RunConfig]:
+    return CASES[request.param]
+
+
+@pytest.fixture
+def start(runs: list[RunConfig], problems: list[Problem], together: Start, tmp_path: Path) -> Start:
+    """Return what trains runs: one by itself, several as one ensemble."""
+
+    def alone(
+        asked: Sequence[RunConfig], *, folder: str = FOLDER, score: Any = small.score, **hooks: Any
+    ) -> list[small.Trained]:
+        (run,) = asked
+        policy = small.load(run)
+        result = train_alone(
+            run, policy, TorchSampler(policy), problems, score, folder=tmp_path / folder, **hooks
+        )
+        parameters = trainable_parameters(policy).items()
+        return [small.Trained(result, {plain_name(name): p.detach() for name, p in parameters})]
+
+    return together if len(runs) > 1 else alone
+
+
+def at_every_step(runs: Sequence[RunConfig]) -> list[RunConfig]:
+    scale = small.with_steps(small.SCALE, checkpoint_every=1)
+    return [dataclasses.replace(run, scale=scale) for run in runs]
+
+
+def never(*asked: Any) -> list[Rewards | None]:
+    raise AssertionError("nothing is left to sample")
+
+
+def test_what_was_stopped_and_resumed_equals_what_was_not_to_the_bit(
+    start: Start, runs: list[RunConfig]
+) -> None:
+    whole = start(runs, folder="whole")
+    answers = iter([False, False, True])
+    half = start(runs, should_stop=lambda: next(answers))
+    assert {(one.result.finished, one.result.step) for one in half} == {(False, 2)}
+    for one, rest in zip(whole, start(runs), strict=True):
+        assert (rest.result.finished, rest.result.step) == (True, STEPS)
+        assert equal(one.parameters, rest.parameters)
+        assert rest.result.series == one.result.series
+        for result in (one.result, rest.result):
+            result.effects.pop("seconds")
+        assert rest.result.effects == one.result.effects
+
+
+def test_what_has_finished_returns_at_once(start: Start, runs: list[RunConfig]) -> None:
+    whole = start(runs)
+    for one, again in zip(whole, start(runs, score=never), strict=True):
+        assert again.result.series == one.result.series
+        assert equal(one.parameters, again.parameters)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(
+    start: Start, runs: list[RunConfig]
+) -> None:
+    start(runs)
+    others = [dataclasses.replace(run, seed=run.seed + 1) for run in runs]
+    with pytest.raises(ValueError, match=r"belongs to configuration|other runs"):
+        start(others)
+
+
+def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
+    start: Start, runs: list[RunConfig], tmp_path: Path
+) -> None:
+    runs = at_every_step(runs)
+    whole = start(runs, folder="whole")
+    start(runs)
+    newest, before = (tmp_path / FOLDER / f"step-{step:08d}" for step in (STEPS, STEPS - 1))
+    damaged = next(newest.glob("*.safetensors"))
+    stored = bytearray(damaged.read_bytes())
+    stored[-1] ^= 1
+    damaged.write_bytes(stored)
+    for one, again in zip(whole, start(runs), strict=True):
+        assert equal(one.parameters, again.parameters)
+        assert again.result.series == one.result.series
+        (sentence,) = again.result.effects["checkpoints_refused"]
+        assert f"{newest.name} was refused ({damaged.name} has SHA-256" in sentence
+        assert sentence.endswith(f"training went on from {before.name}")
+    for folder in (newest, before):
+        next(folder.glob("*.safetensors")).write_bytes(b"broken")
+    named = f"{newest.name}: .*{before.name}: .* to start again"
+    with pytest.raises(ValueError, match=re.compile(named, re.DOTALL)):
+        start(runs)
