@@ -12,6 +12,7 @@ from repro.evidence import printed
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
+from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import comparisons, printed_rates, ratio_span
@@ -111,6 +112,10 @@ def _entropy(checks: Checks, expected: Path) -> Cells:
     arms = (NVFP4_LORA.name, BF16_LORA.name)
     values = next(iter(printed.differences(expected, "dose_coder_0_5b", [arms]).values()))
     measured, verdict = _on_checkpoints(checks, {"": "nvfp4_more_entropy_finished"})
+    measured_at = checks.get("dose_coder_0_5b")
+    if measured_at is not None and measured:
+        rise = doses(measured_at)[NVFP4_LORA.name].rise
+        measured += f" (0.5B; treatment {treatment(rise, expected)})"
     return f"{values[arms]:+.2g} nats (NVFP4)", measured, verdict
 
 

@@ -349,7 +349,7 @@ def test_what_is_left_out_is_named_and_refused_where_it_is_not(
 def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
     expected = expected_folder(None)
     sources = blessed_sources(expected)
-    assert {source.tier for source in sources} == {"smoke", "systems"}
+    assert {source.tier for source in sources} == {"smoke", "systems", "mini"}
     for source in sources:
         for tier, name in source.targets():
             arms = {arm.name for arm in find(name).arms}

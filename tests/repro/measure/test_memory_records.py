@@ -35,6 +35,7 @@ class Peak:
     weight_format: Any
     rank: int
     point: StepPoint
+    optimizer: Any
     values: dict[str, Any]
 
 
@@ -60,7 +61,9 @@ def measured() -> list[Peak]:
             for way, values in record.effects["points"].get(point.name, {}).items():
                 gave_up = values["fallbacks"] or values.get("slot_fallbacks")
                 if way in WEIGHT_FORMATS and not gave_up:
-                    peak = Peak(source, device_bytes, way, point.lora_rank or rank, point, values)
+                    optimizer = record.config["scale"].get("optimizer", "adamw")
+                    rank_here = point.lora_rank or rank
+                    peak = Peak(source, device_bytes, way, rank_here, point, optimizer, values)
                     # A baseline stands in the records of every arm that it was compared with.
                     peaks[source, way, point.name] = peak
     return list(peaks.values())
@@ -81,7 +84,7 @@ def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
     "peak", MEASURED, ids=[f"{p.source}-{p.point.name}-{p.weight_format}" for p in MEASURED]
 )
 def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None:
-    scale = StepScale(points=(peak.point,))
+    scale = StepScale(points=(peak.point,), optimizer=peak.optimizer)
     budget = peak.point.budget_bytes or peak.device_bytes
     if "kept_blocks" not in peak.values:
         pytest.skip("measured when every block was computed again; made anew by `regress`")
