@@ -24,9 +24,9 @@ KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 70_700,
     "lines of tests": 42_000,
-    "words of docs": 38_000,
-    "pictures in docs": 24,
-    "bytes of expected/": 500_000,
+    "words of docs": 39_700,
+    "pictures in docs": 25,
+    "bytes of expected/": 675_000,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
