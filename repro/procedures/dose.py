@@ -26,6 +26,7 @@ tokens at a time reaches the vocabulary.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -116,7 +117,11 @@ def measure_dose(
     metrics |= answers.estimates() | answers.at_k(scale.evaluation.at)
     return Measured(
         metrics=metrics,
-        series={f"{name}_by_prompt": [*values] for name, values in by_prompt.items()},
+        series={
+            # A prompt of which no completion ended says nothing of those that did.
+            f"{name}_by_prompt": [None if math.isnan(value) else value for value in values]
+            for name, values in by_prompt.items()
+        },
         effects=dict(policy.effects)
         | {
             "noise_at_start": _noise_effects(receipt),
@@ -219,8 +224,6 @@ def _of_distributions(
         values["entropy_own"] += _by_prompt(rows, torch.cat(entropy))
         values["choice"] += _by_prompt(rows, torch.cat(choice))
         values["entropy_finished"] += _by_prompt(rows, torch.cat(entropy), finished=True)
-    # A prompt of which no completion ended says nothing of those that did.
-    values["entropy_finished"] = [x for x in values["entropy_finished"] if x == x] or [0.0]
     return values
 
 
@@ -311,4 +314,8 @@ def _noise_effects(receipt: NoiseReceipt) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float], unit: str) -> Estimate:
-    return mean_of_problems(values, unit, "mean over prompts of the token mean; 95 % t interval")
+    method = "mean over prompts of the token mean; 95 % t interval"
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Estimate(value=None, unit=unit, n=0, method=method)
+    return mean_of_problems(known, unit, method)
