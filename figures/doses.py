@@ -8,7 +8,7 @@ rounding beyond exploring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -47,12 +47,13 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
     entropy = values_of(records, "entropy_finished")
     accuracy = values_of(records, "accuracy_lenient")
     arms = [arm for arm in order([*entropy]) if arm != _BASE]
+    tempered = {record.arm for record in records if record.config["arm"].get("exploration")}
     if _BASE not in entropy or not arms:
         return None
     figure = new_figure(11.0, 1.9 + 0.29 * len(arms))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _rises(left, entropy, [arm for arm in arms if not _is_tempered(arm)], _paper(cells))
-    _costs(right, entropy, accuracy, arms)
+    _rises(left, entropy, [arm for arm in arms if arm not in tempered], _paper(cells))
+    _costs(right, entropy, accuracy, arms, tempered)
     keys = [
         Line2D([], [], color="#444444", marker="o", label="mean, 95 % interval over draws"),
         Line2D([], [], color="#444444", marker="|", linestyle="", label="a draw of the rounding"),
@@ -86,15 +87,17 @@ def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str,
     tidy_rows(axes)
 
 
-def _costs(axes: Axes, entropy: Values, accuracy: Values, arms: Sequence[str]) -> None:
+def _costs(
+    axes: Axes, entropy: Values, accuracy: Values, arms: Sequence[str], tempered: Collection[str]
+) -> None:
     points = {
         arm: (fmean(entropy[arm].values()), fmean(accuracy[arm].values()))
         for arm in [_BASE, *arms]
         if accuracy.get(arm)
     }
-    tempered = sorted(points[arm] for arm in points if arm == _BASE or _is_tempered(arm))
-    axes.plot(*zip(*tempered, strict=True), color=colour(_BASE), linewidth=1.4)
-    widest = max(x for arm, (x, _) in points.items() if not _is_tempered(arm))
+    line = sorted(points[arm] for arm in points if arm == _BASE or arm in tempered)
+    axes.plot(*zip(*line, strict=True), color=colour(_BASE), linewidth=1.4)
+    widest = max(x for arm, (x, _) in points.items() if arm not in tempered)
     shown = {arm: point for arm, point in points.items() if point[0] <= widest + 0.05}
     heights = [y for _, y in shown.values()]
     left, low, high = min(x for x, _ in shown.values()), min(heights), max(heights)
@@ -108,7 +111,3 @@ def _costs(axes: Axes, entropy: Values, accuracy: Values, arms: Sequence[str]) -
     axes.set_xlabel("entropy, nats; line: BF16 by temperature")
     axes.set_ylabel("right, percent of completions at T = 1")
     tidy(axes)
-
-
-def _is_tempered(arm: str) -> bool:
-    return arm.startswith("bf16_t") and arm.removeprefix("bf16_t").isdigit()
