@@ -19,7 +19,7 @@ from repro.models.files import gguf_files
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy
 from repro.run.select import model_source
-from repro.spec.hub import gguf_copy, snapshots, user_cache
+from repro.spec.hub import PINNED_BYTES, gguf_copy, snapshots, user_cache
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.whole_files import sha256_of
 from tests.repro.architectures import CLASSES
@@ -393,6 +393,26 @@ def test_a_file_of_the_hub_is_found_in_its_cache(
     assert model_source(name) == name
     with pytest.raises(CheckpointError, match=r"q4\.gguf"):
         resolve("owner/model:q4.gguf")
+
+
+def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
+    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = llama()
+    pinned, name = f"{PINNED_BYTES}{sha256_of(path)}", "owner/model:elsewhere.gguf"
+    with pytest.raises(CheckpointError, match=r"elsewhere\.gguf"):
+        resolve(name, pinned)
+    made = resolve(path)
+    assert resolve(name, pinned) == made
+    model = tmp_path / "hub" / "models--owner--model"
+    (model / "snapshots" / ("b" * 40)).mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("b" * 40)
+    shutil.copy(path, model / "snapshots" / ("b" * 40) / "elsewhere.gguf")
+    with pytest.raises(CheckpointError, match=f"{PINNED_BYTES}{'0' * 64} is needed"):
+        resolve(name, f"{PINNED_BYTES}{'0' * 64}")
 
 
 def test_commands_take_a_file_for_a_folder(
