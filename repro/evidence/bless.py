@@ -49,7 +49,6 @@ _DIGITS_OF_QUARTERS = 3
 # Diagnostics of a run under way, which no receipt asks for.
 _DIAGNOSTICS = frozenset(
     {
-        "entropy_finished",
         "entropy_truncated",
         "importance_weight",
         "sampler_trainer_abs_diff_max",

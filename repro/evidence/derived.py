@@ -16,8 +16,8 @@ among all that each rollout sampled, at the temperature of rollouts (1, Table 4)
 noise that the arm adds, against the tokens sampled. It costs nothing, has a point per rollout, and
 is what the paper's Figures 7 and 12 show. `take_off_steps` is the time to the threshold on the
 axis of those figures, `take_off_tokens` the same in tokens sampled, `took_off` whether it was
-reached, `train_area` the mean over the budget of tokens, `collapsed` whether the end fell below
-half of the best.
+reached, `train_area` the mean over the budget of tokens, `collapsed` whether the run broke: its end
+fell below half of its best, or completions were cut, shrank or lost all certainty (`_collapsed`).
 
 Easy to get wrong: a rollout shows the policy as it was *before* the rollout's tokens were learnt
 from, so an area places it there; a moving mean is known only when its last rollout was sampled, so
@@ -44,6 +44,10 @@ MOVING_ROLLOUTS = 5
 # Of the last and of the best stretch: as long as two moving means, so that one bad rollout is none.
 COLLAPSE_ROLLOUTS = 10
 COLLAPSED_BELOW = 0.5
+# Share of completions that are cut, tokens a completion, and entropy in units of its start.
+COLLAPSED_CUT, COLLAPSED_TOKENS, COLLAPSED_ENTROPY = 0.3, 60.0, 2.0
+# Of the entropy's rise: the paper's falls from .055 to .008 by step 100 (Fig. 5).
+EARLY_STEPS = 50
 # Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
 _ROUNDING = 1e-4
 
@@ -143,6 +147,7 @@ def training_metrics(
         more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
         more |= _heldout_rise(series)
         more["informative_first"] = _informative(series)
+        more |= _start(series)
         if evaluation.get("at"):
             more |= _train_rise(series)
     return more | {
@@ -152,6 +157,20 @@ def training_metrics(
         "train_seconds": _seconds(
             effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
         ),
+    }
+
+
+def _start(series: Series) -> dict[str, Estimate]:
+    """Return what the policy is like before it has learnt much.
+
+    Entropy is that of completions that ended by themselves: what is cut is often a loop.
+    """
+    first, early = slice(0, EDGE_STEPS), slice(0, EARLY_STEPS)
+    finished, at = "entropy_finished", f"the first {EDGE_STEPS} steps"
+    return {
+        "entropy_start": _over(series, finished, first, "nats", at),
+        "entropy_early": _over(series, finished, early, "nats", f"the first {EARLY_STEPS} steps"),
+        "accuracy_start": _over(series, "accuracy_sampled", first, "share", at),
     }
 
 
@@ -238,7 +257,7 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
             n=len(heights),
             method=f"1 where the {smoothed} reached {threshold:g} %, else 0",
         ),
-        "collapsed": _collapsed(heights),
+        "collapsed": _collapsed(series, heights),
     }
     if token_budget and heights:
         derived["train_area"] = Estimate(
@@ -295,17 +314,34 @@ def _first_reaching(
     return None
 
 
-def _collapsed(heights: Sequence[float]) -> Estimate:
-    """Return whether the end of a curve lies below half of its best stretch."""
+def _collapsed(series: Series, heights: Sequence[float]) -> Estimate:
+    """Return whether a run broke, by any of four signs over `COLLAPSE_ROLLOUTS` rollouts.
+
+    The end of the curve lies below half of its best stretch; 30 % of completions were cut for a
+    stretch and more than at the start; completions of fewer than 60 tokens earn less than at the
+    start; or entropy stood above twice its start.
+    """
     width = min(COLLAPSE_ROLLOUTS, len(heights))
     means = _moving_means(heights, width) if width else []
-    fell = means and means[-1] < COLLAPSED_BELOW * max(means) - _ROUNDING
+    signs = [means[-1] < COLLAPSED_BELOW * max(means) - _ROUNDING] if means else []
+    cut, tokens, entropy = (
+        _moving_means([value or 0.0 for value in series.get(name, ())], COLLAPSE_ROLLOUTS)
+        for name in ("truncation_rate", "completion_tokens", "entropy")
+    )
+    if cut:
+        signs.append(max(cut[1:], default=0.0) > max(COLLAPSED_CUT, cut[0]))
+    if tokens and means:
+        signs.append(tokens[-1] < COLLAPSED_TOKENS and means[-1] < means[0] - _ROUNDING)
+    if entropy and series["entropy"][0]:
+        signs.append(max(entropy) > COLLAPSED_ENTROPY * float(series["entropy"][0]))
     return Estimate(
-        value=float(bool(fell)) if means else None,
+        value=float(any(signs)) if means else None,
         unit="share",
         n=len(heights),
-        method=f"1 where the mean training accuracy of the last {width} rollouts is below "
-        f"{COLLAPSED_BELOW:g} of the best such mean, else 0",
+        method=f"over {width} rollouts: 1 where the last training accuracy is below "
+        f"{COLLAPSED_BELOW:g} of the best, or over {100 * COLLAPSED_CUT:g} % are cut, or fewer "
+        f"than {COLLAPSED_TOKENS:g} tokens earn less than at the start, or entropy is above "
+        f"{COLLAPSED_ENTROPY:g} times its start; else 0",
     )
 
 

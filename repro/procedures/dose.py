@@ -101,7 +101,7 @@ def measure_dose(
     progress("loading", {})
     policy = load_arm(run, _device(run.tier))
     explored = run.arm.exploration
-    temperature = scale.rollout.temperature * (explored.temperature if explored else 1.0)
+    temperature = run.rollout.temperature * (explored.temperature if explored else 1.0)
     with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
         progress("sampling its own", {})
         own = _sampled(policy, common.asked, scale, run.seed, temperature)

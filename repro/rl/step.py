@@ -209,7 +209,7 @@ def carry_out(
     counting
         (B, T) bool; tokens that the loss counts.
     """
-    rows, temperature = rollout.rows, run.scale.rollout.temperature
+    rows, temperature = rollout.rows, run.rollout.temperature
     results, passed = [], []
     for index, counts in plan.micro_batches:
         part = rows.select(index)

@@ -359,6 +359,10 @@ class Arm:
         A multiple of a format's rounding error on BF16 weights; a dose.
     exploration
         Rollouts at another temperature than the policy's; a control.
+    temperature_factor
+        Multiplies the scale's temperature of training: the policy itself is warmer, in rollouts and
+        in every log-probability that the loss takes, so its tokens are on-policy. Entropy without a
+        rounding's damage; a dose, not in the paper.
     """
 
     name: str
@@ -377,6 +381,7 @@ class Arm:
     rounding: PlantedRounding | None = field(default=None, metadata=LATER)
     exploration: Exploration | None = field(default=None, metadata=LATER)
     learning_rate: float | None = field(default=None, metadata=LATER)
+    temperature_factor: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.name.isidentifier(), f"arm name {self.name!r} must be a Python identifier")
@@ -409,6 +414,16 @@ class Arm:
             self.rounding is None or (self.weight_format == "bf16" and self.weight_noise is None),
             f"arm {self.name}: a planted rounding goes with bf16 weights without weight noise, not "
             f"with {self.weight_format} and {self.weight_noise}",
+        )
+        require(
+            0 < self.temperature_factor < float("inf"),
+            f"arm {self.name}: temperature_factor is {self.temperature_factor}; it must be above 0 "
+            "and finite",
+        )
+        require(
+            self.temperature_factor == 1 or self.training != "none",
+            f"arm {self.name}: an untrained arm has no rollouts; temperature_factor must be 1, not "
+            f"{self.temperature_factor}",
         )
         self._require_explorable()
         self._require_one_rate()

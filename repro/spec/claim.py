@@ -8,11 +8,12 @@ was drawn again from pair to pair. What numbers should be is an expectation's bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from repro.spec.arm import require, require_choice
 from repro.spec.effect import Assay, Effect, Unit
+from repro.spec.resolve import LATER
 from repro.spec.tier import Tier
 
 ClaimKind = Literal[
@@ -25,6 +26,7 @@ ClaimKind = Literal[
     "order",
     "interaction",
     "ratio",
+    "slope",
 ]
 Pairing = Literal["seed", "prompt", "repeat"]
 Test = Literal["t", "sign_flip", "mcnemar"]
@@ -41,6 +43,7 @@ _ARMS_OF_KIND: dict[str, int | None] = {
     "order": None,
     "interaction": 4,
     "ratio": 2,
+    "slope": None,
 }
 # Units of what belongs to the machine, and which way is better.
 BETTER_OF_UNIT: dict[str, Better] = {
@@ -50,9 +53,9 @@ BETTER_OF_UNIT: dict[str, Better] = {
 }
 _KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio")
 # Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
-SIZED_KINDS = ("difference", "trend", "order", "interaction")
+SIZED_KINDS = ("difference", "trend", "order", "interaction", "slope")
 # Kinds whose estimate may be a logarithm, of a quotient or of a quotient of two.
-_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent")
+_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent", "slope")
 # What is drawn again from pair to pair, where a claim does not say otherwise.
 _UNIT_OF_PAIRING: dict[str, Unit] = {
     "seed": "training seed",
@@ -125,7 +128,8 @@ class Claim:
         gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
         highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
         `interaction`: (A - B) - (C - D) > 0, or (A / B) / (C / D) > 1 where its effect is a ratio.
-        `ratio`: A / B > margin.
+        `ratio`: A / B > margin. `slope`: the line through the arms of a seed, of the metric (of its
+        logarithm, where the effect is a ratio) over `against`, times `dose`, > 0.
     arms
         A, or A and B, or the order from lowest to highest, or A, B, C and D.
     metric
@@ -143,6 +147,9 @@ class Claim:
         `SIZED_KINDS` that are not about the machinery.
     assays
         What must hold in the same records before the claim is judged.
+    against, given, dose
+        Of a slope: the metric that it is over, metrics held fixed beside it (linear regression over
+        the arms of a seed), and the change of `against` that it is given for.
     unit, draws
         What the statement speaks of more than one of, and how many of it the design draws, where
         that is not one per pair. A statement about a rounding that rests on one draw of it is not
@@ -177,6 +184,9 @@ class Claim:
     test: Test = "t"
     tiers: tuple[Tier, ...] = ()
     mechanism: bool = False
+    against: str = field(default="", metadata=LATER)
+    given: tuple[str, ...] = field(default=(), metadata=LATER)
+    dose: float = field(default=0.0, metadata=LATER)
 
     @property
     def unit_of_replication(self) -> Unit:
@@ -192,7 +202,7 @@ class Claim:
     @property
     def baseline(self) -> str:
         """The arm that sizes are shares of: the one subtracted, or the lowest of an order."""
-        if self.kind in ("trend", "order"):
+        if self.kind in ("trend", "order", "slope"):
             return self.arms[0]
         return self.arms[-1]
 
@@ -208,6 +218,7 @@ class Claim:
             f"{where}: kind {self.kind} relates {count or 'two or more'} arms; found {arm_count}",
         )
         require(len(set(self.arms)) == arm_count, f"{where}: an arm is named twice in {self.arms}")
+        self._require_slope(where)
         needs_margin = self.kind in _KINDS_WITH_MARGIN
         require(
             (self.margin is not None) == needs_margin,
@@ -217,6 +228,21 @@ class Claim:
         require(
             not needs_margin or bool(self.because),
             f"{where}: its margin of {self.margin} has no reason; fill `because`",
+        )
+
+    def _require_slope(self, where: str) -> None:
+        slope = self.kind == "slope"
+        require(
+            slope == bool(self.against and self.dose) and (slope or not self.given),
+            f"{where}: kind {self.kind}, against {self.against!r}, given {self.given}, dose "
+            f"{self.dose:g}; a slope needs against and a dose other than 0, other kinds take none",
+        )
+        # A line through as many arms as it has numbers fits whatever they are.
+        needed = 3 + len(self.given)
+        require(
+            not slope or len(self.arms) >= needed,
+            f"{where}: a slope given {len(self.given)} metrics needs {needed} arms; found "
+            f"{len(self.arms)}",
         )
 
     def _require_size(self, where: str) -> None:

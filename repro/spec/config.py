@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from repro.spec.arm import (
@@ -378,6 +378,13 @@ class RunConfig:
     arm: Arm
     scale: Any
     seed: int
+
+    @property
+    def rollout(self) -> SamplingConfig:
+        """How completions of training are drawn: the scale's way, at the arm's temperature."""
+        sampling: SamplingConfig = self.scale.rollout
+        factor = self.arm.temperature_factor
+        return replace(sampling, temperature=sampling.temperature * factor)
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON values, sorted by the writer."""

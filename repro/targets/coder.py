@@ -96,6 +96,15 @@ STRONG_AQN = _own(
 TWICE_RATE = _own(
     BF16, name="bf16_lora_twice_rate", label="BF16, LoRA at twice the rate", learning_rate_factor=2
 )
+COOL, WARM = (
+    _own(
+        BF16,
+        name=f"bf16_lora_t{round(100 * factor)}",
+        label=f"BF16, LoRA at temperature {factor:g}",
+        temperature_factor=factor,
+    )
+    for factor in (0.9, 1.1)
+)
 RANDOM = table1.RANDOM_REWARD
 _TEMPERED = tuple(
     _own(
@@ -106,7 +115,7 @@ _TEMPERED = tuple(
     )
     for temperature in (0.9, 1.1, 1.2)
 )
-_TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, TWICE_RATE, NF4, MXFP4, FULL)
+_TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, WARM, COOL, TWICE_RATE, NF4, MXFP4, FULL)
 
 
 def _scale(size: str) -> TrainScale:
@@ -157,6 +166,9 @@ METRICS = (
     *table1.METRICS,
     Metric(name="take_off_steps", unit="steps", title="steps to the threshold", better="lower"),
     Metric(name="took_off", unit="share", title="reached the threshold", better="higher"),
+    Metric(name="collapsed", unit="share", title="broke down", better="lower"),
+    Metric(name="entropy_start", unit="nats", title="entropy, finished, first", better="neither"),
+    Metric(name="accuracy_start", unit="share", title="right at the start", better="neither"),
 )
 _DOSE_METRICS = (
     Metric(
@@ -387,6 +399,70 @@ def _table(size: str) -> Target:
     )
 
 
+# What NVFP4's entropy is above BF16's in the paper's Fig. 5, step 0: .297 - .242.
+_PAPERS_DOSE = 0.055
+_GRADED = (BF16, NVFP4, HALF, DOUBLE, WARM, COOL)
+
+
+def _per_entropy(
+    name: str, statement: str, metric: str, dose: float, effect: Effect, *given: str
+) -> Claim:
+    """Return the claim that a metric follows the entropy that a seed's arms start with."""
+    return Claim(
+        name=name,
+        statement=statement,
+        source="Figs. 4, 5 and Table 1 together; section 3.2",
+        kind="slope",
+        arms=tuple(arm.name for arm in _GRADED),
+        metric=metric,
+        factor=("weight_format", "rounding", "temperature_factor"),
+        effect=effect,
+        against="entropy_start",
+        given=given,
+        dose=dose,
+    )
+
+
+def _response(table: Target) -> Target:
+    """Return the answer to the paper's chain: what the paper's rise of entropy is worth here."""
+    sooner, higher = (
+        "where the policy starts with less entropy, it takes more steps to take off",
+        "the more entropy a policy starts with, the more accurate it ends",
+    )
+    apart = "accuracy at the start held fixed"
+    speed, end = paper_effects.FORMAT_TAKE_OFF["bf16"], _end(2.7, "90.8 - 88.1, as if all of it")
+    return Target(
+        name=table.name.replace("table1", "dose_response"),
+        title=table.title.replace("Table 1's contrast", "What a rise of entropy is worth"),
+        statement="entropy at the start, by rounding or by temperature, speeds learning up",
+        source="section 3.2",
+        arms=_GRADED,
+        metrics=METRICS,
+        claims=(
+            _per_entropy("sooner", sooner, "take_off_steps", -_PAPERS_DOSE, speed),
+            _per_entropy(
+                "sooner_given_start",
+                f"{sooner}, {apart}",
+                "take_off_steps",
+                -_PAPERS_DOSE,
+                speed,
+                "accuracy_start",
+            ),
+            _per_entropy("ends_higher", higher, "accuracy_lenient", _PAPERS_DOSE, end),
+            _per_entropy(
+                "ends_higher_given_start",
+                f"{higher}, {apart}",
+                "accuracy_lenient",
+                _PAPERS_DOSE,
+                end,
+                "accuracy_start",
+            ),
+        ),
+        headline="take_off_steps",
+        records_of=table.name,
+    )
+
+
 def _tags(size: str) -> Target:
     """Return the paper's own template and reward on such a checkpoint."""
     return Target(
@@ -434,8 +510,10 @@ def _spoken(size: str) -> str:
     return size.replace("_", ".").upper()
 
 
+_SMALL = _table("0_5b")
 CODER_TARGETS = (
-    _table("0_5b"),
+    _SMALL,
+    _response(_SMALL),
     _dose("0_5b"),
     _untrained("0_5b", "boxed"),
     _untrained("0_5b", "paper"),

@@ -36,6 +36,9 @@ DERIVED = (
     "train_rise",
     "informative_first",
     "collapsed",
+    "entropy_start",
+    "entropy_early",
+    "accuracy_start",
 )
 # Times are written to the second, at both ends.
 _CLOCK_SECONDS = 2.0

@@ -47,6 +47,9 @@ def _contrast(claim: Claim) -> str:
     """Return what is compared with what; empty for an arm's own gain."""
     if claim.kind in RANKED:
         return "slope per place "
+    if claim.kind == "slope":
+        given = f", given {' and '.join(claim.given)}" if claim.given else ""
+        return f"at {claim.dose:+g} of {claim.against}{given}: "
     if claim.kind == "interaction":
         sign = "/" if claim.is_ratio else "-"
         first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))

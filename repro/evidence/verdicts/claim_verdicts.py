@@ -110,7 +110,7 @@ def _test(
     for arm in claim.arms:
         if arm in absent:
             return replace(verdict, sentence=absent[arm])
-    blocks = blocks_of(claim, by_arm)
+    blocks = blocks_of(claim, {**values, claim.metric: by_arm})
     if not blocks:
         sentence = f"no {claim.paired_by} has {claim.metric} for {', '.join(claim.arms)}"
         return replace(verdict, sentence=sentence)

@@ -2,14 +2,14 @@
 
 Each kind of claim is one number per pair and a bound that it is tested against: a difference
 against 0 (or minus the margin), the logarithm of a ratio against that of its margin, the slope over
-an order of arms, whose test is by ranks. A share of runs (of those that collapse, say) is compared
-by the pairs in which one of two arms has it and the other has not.
+another metric, the slope over an order of arms, whose test is by ranks. A share of runs (of those
+that collapse, say) is compared by the pairs in which one of two arms has it and the other has not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -82,12 +82,12 @@ def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
     Parameters
     ----------
     blocks : sequence of (arms,) sequences
-        The metric of the claim's arms, one block per pair, two blocks or more.
+        As `blocks_of` returns them, two or more.
 
     Raises
     ------
     ValueError
-        For a ratio of values that are not positive.
+        For a ratio of values that are not positive, or a slope over what hardly differs.
     """
     if claim.kind in RANKED:
         return _ranked(claim, blocks)
@@ -118,6 +118,8 @@ def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[l
     """Return the value per pair that is tested, and the bound that it is tested against."""
     if claim.kind in RANKED:
         return [st.trend_slope(block) for block in blocks], 0.0
+    if claim.kind == "slope":
+        return [_slope(claim, block) for block in blocks], 0.0
     if claim.kind in ("gain", "no_gain"):
         return [block[0] for block in blocks], claim.margin or 0.0
     if claim.is_ratio:
@@ -133,10 +135,56 @@ def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[l
     return [a - b for a, b in blocks], 0.0 - (margin or 0.0)
 
 
-def blocks_of(claim: Claim, by_arm: Values) -> list[list[float]]:
-    """Return the values of the claim's arms, one block per pair that all arms have."""
-    pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in claim.arms)))
-    return [[by_arm[arm][pair] for arm in claim.arms] for pair in pairs]
+def blocks_of(claim: Claim, values: Mapping[str, Values]) -> list[list[float]]:
+    """Return the values of the claim's arms, one block per pair for which none is missing.
+
+    Parameters
+    ----------
+    values
+        {metric: {arm: {pair: value}}}. A slope's block has its metric of each arm, then the one
+        that it is over, then those that are given.
+    """
+    metrics = [values.get(name, {}) for name in (claim.metric, *_over(claim))]
+    columns = [metric.get(arm, {}) for metric in metrics for arm in claim.arms]
+    pairs = sorted(set.intersection(*(set(column) for column in columns)))
+    return [[column[pair] for column in columns] for pair in pairs]
+
+
+def _over(claim: Claim) -> tuple[str, ...]:
+    return (claim.against, *claim.given) if claim.kind == "slope" else ()
+
+
+def _slope(claim: Claim, block: Sequence[float]) -> float:
+    """Return the first slope of a block by least squares, times the claim's dose.
+
+    What is given is taken out of the doses first; the slope on what is left is the partial one
+    (Frisch and Waugh, 1933).
+    """
+    count = len(claim.arms)
+    heights, *over = (block[at : at + count] for at in range(0, len(block), count))
+    if claim.is_ratio:
+        if min(heights) <= 0:
+            raise ValueError(f"claim {claim.name}: a ratio needs positive values")
+        heights = [math.log(height) for height in heights]
+    axes: list[list[float]] = []
+    for column in reversed(over):
+        mean = fmean(column)
+        left = [value - mean for value in column]
+        size = _dot(left, left)
+        for axis in axes:
+            share = _dot(left, axis) / _dot(axis, axis)
+            left = [value - share * part for value, part in zip(left, axis, strict=True)]
+        if _dot(left, left) <= 1e-9 * size:
+            raise ValueError(
+                f"claim {claim.name}: arms {', '.join(claim.arms)} do not differ in "
+                f"{' and '.join(_over(claim))} by themselves; a slope needs arms of other doses"
+            )
+        axes.append(left)
+    return _dot(axes[-1], heights) / _dot(axes[-1], axes[-1]) * claim.dose
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(first, second, strict=True))
 
 
 def _by_sign_flips(values: Sequence[float]) -> Compared:

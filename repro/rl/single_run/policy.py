@@ -98,7 +98,7 @@ class SinglePolicy:
         """Sample the one run's completions; see `Policies.sample`."""
         request, scale = _only(asked), self.run.scale
         batch = self.sampler.sample(
-            request.prompts, scale.rollout, group_size=scale.group_size, seeds=request.seeds
+            request.prompts, self.run.rollout, group_size=scale.group_size, seeds=request.seeds
         )
         return [batch.completions]
 
@@ -113,7 +113,7 @@ class SinglePolicy:
         state: RunStates,
     ) -> list[Tensor | None]:
         """See `Policies.old_logprobs`."""
-        rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
+        rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
         into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
         for part in _only(parts)[1:]:
             budget = self._micro_tokens(rows, part, state)
@@ -129,7 +129,7 @@ class SinglePolicy:
         """See `Policies.reference_logprobs`."""
         if self.run.arm.loss.beta == 0:
             return [None]
-        rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
+        rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
         budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
         logprobs, fitting = reference_logprobs(
             self.policy, rows, temperature, self.parameters, self.reference, micro_tokens=budget

@@ -138,6 +138,7 @@ def kind_of(run: RunConfig) -> str:
     if not isinstance(scale, TrainScale):
         raise TypeError(f"{run.target}: an ensemble needs a TrainScale, not a {type(scale)}")
     plain = dataclasses.asdict(scale)
+    plain["rollout"] = dataclasses.asdict(run.rollout)
     plain["optimizer"].pop("learning_rates")
     plain.pop("seeds")
     draws_again = arm.loss.dynamic_sampling if run.procedure == "train" else 0

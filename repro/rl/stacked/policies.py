@@ -115,7 +115,7 @@ class StackedPolicies:
             for run, one in zip(self.runs, asked, strict=True)
         ]
         sampled = self.sampler.sample(
-            requests, self.scale.rollout, group_size=self.scale.group_size
+            requests, self.runs[0].rollout, group_size=self.scale.group_size
         )
         return [None if batch is None else batch.completions for batch in sampled]
 
@@ -220,7 +220,7 @@ class StackedPolicies:
         return Passes(
             stack=self.stack,
             rotary=self.sampler.rotary,
-            temperature=self.scale.rollout.temperature,
+            temperature=self.runs[0].rollout.temperature,
             group_size=self.scale.group_size,
             tokens_at_once=tokens,
             noise=self._on_passes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -510,3 +511,91 @@ def test_shares_of_runs_are_compared_by_the_pairs_that_differ() -> None:
     assert few.status == "excluded"
     with pytest.raises(ValueError, match="values of 0 or 1"):
         collapse([0.5] * 8, [0.0] * 8)
+
+
+DOSED = ("a", "b", "c", "d")
+DOSES = [0.20, 0.24, 0.30, 0.45]
+TIMES = Effect(paper=2.0, smallest=1.1, measure="ratio", place="p", because="b")
+
+
+def _graded(
+    height: Callable[[float, float, int], float], **more: Any
+) -> tuple[Claim, dict[str, dict[str, dict[int, float]]]]:
+    """Return a slope claim, and values of four arms by five seeds.
+
+    Parameters
+    ----------
+    height
+        Of the dose, the start and the seed.
+    """
+    stated = {"effect": HALF, "against": "entropy", "dose": 0.1} | more
+    starts = [[0.3, 0.1, 0.25, 0.2], [0.1, 0.3, 0.2, 0.35]]
+    a_claim = claim("slope", DOSED, **stated)
+    by_metric: dict[str, dict[str, dict[int, float]]] = {"accuracy": {}, "entropy": {}, "start": {}}
+    for place, arm in enumerate(DOSED):
+        for seed in range(5):
+            dose, start = DOSES[place] + 0.01 * seed, starts[seed % 2][place]
+            by_metric["entropy"].setdefault(arm, {})[seed] = dose
+            by_metric["start"].setdefault(arm, {})[seed] = start
+            by_metric["accuracy"].setdefault(arm, {})[seed] = height(dose, start, seed)
+    return a_claim, by_metric
+
+
+def _judged(a_claim: Claim, by_metric: dict[str, dict[str, dict[int, float]]]) -> Verdict:
+    return judge([a_claim], METRICS, by_metric, {}, {})[0]
+
+
+def test_a_slope_is_what_the_metric_gains_by_a_dose_within_each_seed() -> None:
+    # 40 a unit, and a seed's own level, which is no slope.
+    a_claim, by_metric = _graded(lambda dose, start, seed: 40 * dose + 3 * seed + 0.01 * (seed % 2))
+    verdict = _judged(a_claim, by_metric)
+    assert verdict.n == 5
+    assert verdict.effect == pytest.approx(4.0)
+
+
+def test_what_is_held_fixed_takes_nothing_from_a_slope() -> None:
+    def height(dose: float, start: float, seed: int) -> float:
+        return 40 * dose + 100 * start + seed
+
+    plain, given = (_judged(*_graded(height, **more)) for more in ({}, {"given": ("start",)}))
+    assert plain.effect != pytest.approx(4.0, abs=0.5)
+    assert given.effect == pytest.approx(4.0)
+
+
+def test_a_slope_of_logarithms_is_a_quotient_and_a_dose_may_be_negative() -> None:
+    a_claim, by_metric = _graded(
+        lambda dose, start, seed: 100 * 3 ** (-10 * dose) * (1 + 0.01 * seed),
+        effect=TIMES,
+        dose=-0.1,
+    )
+    verdict = _judged(a_claim, by_metric)
+    assert (verdict.unit, verdict.effect) == ("x", pytest.approx(3.0))
+
+
+def test_arms_of_one_dose_give_no_slope() -> None:
+    a_claim, by_metric = _graded(lambda dose, start, seed: dose)
+    flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
+    with pytest.raises(ValueError, match="do not differ in"):
+        _judged(a_claim, by_metric | {"entropy": flat})
+
+
+@pytest.mark.parametrize(
+    ("kind", "arms", "more", "words"),
+    [
+        ("slope", DOSED, {}, "needs against and a dose"),
+        ("slope", DOSED, {"against": "entropy"}, "needs against and a dose"),
+        ("difference", ("a", "b"), {"against": "entropy", "dose": 1.0}, "other kinds take none"),
+        ("slope", ("a", "b"), {"against": "entropy", "dose": 1.0}, "needs 3 arms; found 2"),
+        (
+            "slope",
+            DOSED[:3],
+            {"against": "entropy", "dose": 1.0, "given": ("start",)},
+            "needs 4 arms; found 3",
+        ),
+    ],
+)
+def test_a_slope_says_over_what_it_is(
+    kind: str, arms: tuple[str, ...], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        claim(kind, arms, **more)

@@ -150,6 +150,41 @@ def test_a_run_whose_end_is_below_half_of_its_best_has_collapsed() -> None:
         assert curve_metrics(curve(shares), 50.0, 0)["collapsed"].value == fell
 
 
+@pytest.mark.parametrize(
+    ("more", "fell"),
+    [
+        ({}, 0.0),
+        ({"truncation_rate": [0.1] * 10 + [0.35] * 10}, 1.0),
+        ({"truncation_rate": [0.4] * 20}, 0.0),
+        ({"completion_tokens": [300.0] * 10 + [50.0] * 10}, 0.0),
+        ({"entropy": [0.2] * 5 + [0.5] * 10 + [0.1] * 5}, 1.0),
+        ({"entropy": [0.2] * 5 + [0.39] * 15}, 0.0),
+    ],
+)
+def test_a_run_that_breaks_in_another_way_has_collapsed(
+    more: dict[str, list[float | None]], fell: float
+) -> None:
+    series = curve([0.2] * 10 + [0.3] * 10) | more
+    assert curve_metrics(series, 50.0, 0)["collapsed"].value == fell
+
+
+def test_short_completions_that_earn_less_than_at_the_start_are_a_collapse() -> None:
+    series = curve([0.3] * 10 + [0.2] * 10) | {"completion_tokens": [300.0] * 10 + [50.0] * 10}
+    assert curve_metrics(series, 50.0, 0)["collapsed"].value == 1.0
+
+
+def test_the_start_is_read_off_finished_completions() -> None:
+    series = curve([0.2] * 5 + [0.6] * 55) | {
+        "reward": [0.1] * 60,
+        "entropy": [9.0] * 60,
+        "entropy_finished": [0.3, 0.3, 0.3, 0.3, 0.8] + [0.5] * 55,
+    }
+    metrics = training_metrics(series, {}, {"threshold": 50.0})
+    assert metrics["entropy_start"].value == pytest.approx(0.4)
+    assert metrics["entropy_early"].value == pytest.approx((5 * 0.4 + 45 * 0.5) / 50)
+    assert metrics["accuracy_start"].value == pytest.approx(0.2)
+
+
 def test_a_count_of_tokens_that_falls_is_no_curve() -> None:
     series = curve([0.5] * 6) | {"tokens_sampled": [100.0, 200.0, 150.0, 400.0, 500.0, 600.0]}
     with pytest.raises(ValueError, match=r"series\.tokens_sampled falls from 200"):

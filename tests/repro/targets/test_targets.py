@@ -105,6 +105,19 @@ def test_exploration_that_explores_nothing_is_refused(
         Exploration(temperature=temperature, opening_tokens=opening)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature_factor": 0.0}, "temperature_factor is 0.0"),
+        ({"temperature_factor": float("inf")}, "temperature_factor is inf"),
+        ({"temperature_factor": 1.1, "training": "none"}, "must be 1, not 1.1"),
+    ],
+)
+def test_a_policy_of_no_temperature_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Arm(name="warm", label="warm", **changes)
+
+
 def test_opening_tokens_are_those_of_short_completions_too() -> None:
     opening, every = Exploration(temperature=2.0, opening_tokens=3), Exploration(temperature=2.0)
     assert [opening.tokens_of(length) for length in (1, 3, 9)] == [1, 3, 3]

@@ -169,6 +169,19 @@ def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
     assert max(explored.series["sampler_trainer_kl"]) < 1e-6
 
 
+def test_a_warmer_policy_is_on_policy(
+    alone_once: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    warm = [make_run(seed=seed, temperature_factor=1.5) for seed in (0, 1)]
+    require_equal(warm, alone_once, together)
+    plain, warmer = (alone_once(run).result for run in (make_run(seed=0), warm[0]))
+    assert warmer.series["completion_tokens"] != plain.series["completion_tokens"]
+    assert warmer.series["entropy"][0] > plain.series["entropy"][0]
+    # What is drawn from is what the gradient is taken of.
+    assert max(warmer.series["sampler_trainer_abs_diff_max"]) < 1e-4
+    assert "exploration" not in warmer.effects
+
+
 def test_noise_of_their_own_for_the_projections_behind_a_norm(
     alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:

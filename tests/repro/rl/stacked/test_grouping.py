@@ -54,6 +54,7 @@ def test_what_changes_the_computation_goes_apart() -> None:
         make_run(),
         make_run(training="full"),
         make_run(norms_trained=True),
+        make_run(temperature_factor=1.1),
         make_run(loss=DAPO),
         make_run(noise=NoiseConfig(sharing="projection")),
         make_run(scale=small.with_steps(small.SCALE, steps=4)),
