@@ -87,6 +87,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="together with what is blessed already: more seeds, or arms that targets share",
     )
+    bless.add_argument(
+        "--unfinished",
+        action="store_true",
+        help="where learning is planned: the seeds that there are, before the rest is run (then "
+        "--add); claims stay undecided until then",
+    )
     bless.set_defaults(command=_bless)
 
     add_commands(commands)

@@ -66,6 +66,7 @@ def bless(
     problems: Sequence[str],
     expected: Path,
     failed: Sequence[Record] = (),
+    unfinished: bool = False,
 ) -> list[Path]:
     """Write the records to their place in the store, with rounded series; return the paths.
 
@@ -74,6 +75,8 @@ def bless(
     records
         By arm and seed, those of shared arms among them: they are compared, and kept by the target
         that ran them.
+    unfinished
+        Whether planned seeds or arms may still be missing.
 
     Raises
     ------
@@ -82,7 +85,7 @@ def bless(
     """
     compared = [record for by_seed in records.values() for record in by_seed.values()]
     records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
-    _require_fit(target, tier, [*compared, *failed], problems)
+    _require_fit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
     failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
@@ -104,6 +107,8 @@ def _require_fit(
     tier: Tier,
     every: Sequence[Record],
     problems: Sequence[str],
+    *,
+    unfinished: bool,
 ) -> None:
     where = f"{target.name} at the {tier.value} tier is not blessed"
     if all(arm.name in target.shared for arm in target.arms):
@@ -113,7 +118,10 @@ def _require_fit(
         raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
     if problems:
         raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
-    _require_enough(target, tier, where, [item for item in every if item.target == target.name])
+    own = [record for record in every if record.target == target.name]
+    if not own:
+        raise BlessError(f"{where}: no run of its own is recorded")
+    _require_enough(target, tier, where, own, unfinished=unfinished)
     dirty = sorted({record.arm for record in every if not is_clean(record)})
     if dirty:
         raise BlessError(
@@ -129,13 +137,15 @@ def _require_fit(
         raise BlessError(f"{where}: the records name the devices {devices}; needs one")
 
 
-def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Record]) -> None:
+def _require_enough(
+    target: Target, tier: Tier, where: str, every: Sequence[Record], *, unfinished: bool
+) -> None:
     """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
     planned = len(target.scales[tier].seeds) if tier in PLANNED else MINIMUM_SEEDS
     least = 1 if target.timed_repeats else min(MINIMUM_SEEDS, planned)
     own = [arm.name for arm in target.arms if arm.name not in target.shared]
     seeds = {name: {record.seed for record in every if record.arm == name} for name in own}
-    lacking = [name for name in own if len(seeds[name]) < least]
+    lacking = [name for name in own if len(seeds[name]) < least and not unfinished]
     if lacking:
         raise BlessError(f"{where}: fewer than {least} seeds recorded for {', '.join(lacking)}")
     short = sorted(

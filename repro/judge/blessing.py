@@ -33,12 +33,17 @@ def main_bless(args: argparse.Namespace) -> int:
     folder, _ = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     for selection in selections_of(args):
+        require(
+            not args.unfinished or selection.tier in PLANNED,
+            f"--unfinished at the {selection.tier.value} tier: only where claims wait for planned "
+            f"seeds may some be missing ({', '.join(tier.value for tier in PLANNED)})",
+        )
         evidence = gather(selection, folder, expected)
         if args.add:
             _require_new(selection, evidence, folder)
             both = with_blessed(folder, expected, selection.tier, evidence)
             evidence = gather(selection, both, expected)
-        paths = _bless(selection, evidence, folder, expected)
+        paths = _bless(selection, evidence, folder, expected, unfinished=args.unfinished)
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
     return 0
@@ -54,7 +59,10 @@ def main_bless_device(args: argparse.Namespace) -> int:
     int
         0 when something was blessed, else 2.
     """
-    require(not args.add, "--device blesses whole targets; leave out --add")
+    require(
+        not (args.add or args.unfinished),
+        "--device blesses whole targets; leave out --add and --unfinished",
+    )
     folder, _ = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
@@ -85,7 +93,14 @@ def _require_new(selection: Selection, evidence: Evidence, runs: Path) -> None:
         raise BlessError(f"{name} at the {tier} tier has nothing to add: {where}")
 
 
-def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:
+def _bless(
+    selection: Selection,
+    evidence: Evidence,
+    runs: Path,
+    expected: Path,
+    *,
+    unfinished: bool = False,
+) -> list[Path]:
     # Where learning is planned, a run that fails is a result like any other, and is kept as one.
     counts = selection.tier in PLANNED
     problems = [why for _, why in (*evidence.refused, *([] if counts else evidence.failed))]
@@ -93,7 +108,8 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
         selection.source,
         selection.tier,
         evidence.records,
-        problems=problems + incomplete(selection, evidence),
+        problems=problems + ([] if unfinished else incomplete(selection, evidence)),
+        unfinished=unfinished,
         failed=evidence.failed_records if counts else (),
         expected=expected,
     )

@@ -32,7 +32,7 @@ Maker = Callable[..., Record]
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
-def go(target: str, runs: Path, expected: Path) -> None:
+def go(target: str, runs: Path, expected: Path, **how: bool) -> None:
     args = argparse.Namespace(
         targets=[target],
         tier="mini",
@@ -41,7 +41,9 @@ def go(target: str, runs: Path, expected: Path) -> None:
         runs=str(runs),
         expected=str(expected),
         add=False,
+        unfinished=False,
     )
+    vars(args).update(how)
     assert main_bless(args) == 0
 
 
@@ -78,6 +80,28 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     ]
     assert checked.evidence.failed_arms == {"aqn_linear": 1}
     assert checked.sound
+
+
+def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    runs, rest = tmp_path / "runs", tmp_path / "rest"
+    write("study", runs, planned_record)
+    whole = len(list((runs / "mini" / "study").glob("*/seed-*.json")))
+    arm = runs / "mini" / "study" / "nvfp4_lora"
+    later = rest / arm.relative_to(runs)
+    later.mkdir(parents=True)
+    for path in sorted(arm.glob("seed-*.json"))[2:]:
+        path.rename(later / path.name)
+    with pytest.raises(BlessError, match="planned seeds of nvfp4_lora have no record"):
+        go("study", runs, expected)
+    go("study", runs, expected, unfinished=True)
+    (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "study"]
+    touched = [v for v in checked.verdicts if "of nvfp4_lora have no record" in v.sentence]
+    assert touched
+    assert {v.status for v in touched} == {"inconclusive"}
+    go("study", rest, expected, add=True)
+    assert len(blessed_records(expected, Tier.MINI, "study")) == whole
 
 
 def test_the_blessed_plan_is_the_one_made_before_the_runs(
