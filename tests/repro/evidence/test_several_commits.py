@@ -98,7 +98,7 @@ def write(made: Callable[..., Path]) -> Writer:
 
 
 def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
-    line: dict[str, Any] = {"data": None, "steps": None, "add": False} | more
+    line: dict[str, Any] = {"data": None, "steps": None, "add": False, "unfinished": False} | more
     named = argparse.Namespace(targets=[target], tier="mini", runs=str(runs), **line)
     named.expected = str(expected)
     assert main_bless(named) == 0
