@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +148,8 @@ def _is_asked(target: str, named: str | None) -> bool:
 
 
 def _behind_title(tier: str, target: str) -> str:
-    return f"; {target.replace('_', ' ')}, {tier} tier"
+    spoken = re.sub(r"(\d)_(\d)b\b", r"\1.\2B", target).replace("_", " ")
+    return f"; {spoken}, {tier} tier"
 
 
 def readers(source: Source, args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:

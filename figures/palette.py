@@ -79,6 +79,8 @@ _DOSES = {
     "nvfp4_x2": Style("twice NVFP4's error", _NVFP4, _DASH_DOT),
     "nvfp4_lora_aqn_x5": Style("NVFP4 LoRA + 5 x AQN", _AQN, _DASH_DOTS),
     "bf16_lora_twice_rate": Style("BF16 LoRA, 2 x rate", _BF16, _DASH_DOT),
+    "bf16_lora_t90": Style("BF16 LoRA, T 0.9", _TEAL, _DOTS),
+    "bf16_lora_t110": Style("BF16 LoRA, T 1.1", _TEAL, _DASHES),
     "bf16_t90": Style("BF16, T 0.9", _BF16, _DOTS),
     "bf16_t110": Style("BF16, T 1.1", _TEAL, _DOTS),
     "bf16_t120": Style("BF16, T 1.2", _PINK, _DOTS),

@@ -22,6 +22,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.tables import NOTHING, table
+from repro.report.training import signed
 from repro.spec.arm import Arm
 from repro.spec.target import Target
 
@@ -186,12 +187,7 @@ def _mean(checked: Checked, metric: str, arm: str) -> float:
 
 
 def _interval(interval: Interval | None, digits: int) -> str:
-    if interval is None:
-        return ""
-    said = f"{interval.value:+.{digits}f}"
-    if interval.low is None or interval.high is None:
-        return said
-    return f"{said} ({interval.low:+.{digits}f} to {interval.high:+.{digits}f})"
+    return "" if interval is None else signed(interval, digits)
 
 
 def _temperature(dose: Dose, target: Target) -> str:

@@ -15,6 +15,7 @@ from repro.report.doses import dose_rows, untrained_rows
 from repro.report.kernels import kernel_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
+from repro.report.training import training_rows
 from repro.spec.whole_files import replace_text
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
@@ -67,6 +68,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "results": lambda: target_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
+        "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
         ),
