@@ -465,7 +465,7 @@ def _dose(args: argparse.Namespace) -> int:
     from repro.evaluate.flags import dosing_of
 
     formats, sigmas = dosing_of(args)
-    from repro.measure.dose_command import main_dose
+    from repro.measure.dose import main_dose
 
     return main_dose(args, formats, sigmas)
 

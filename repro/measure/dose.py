@@ -24,19 +24,28 @@ Easy mistakes
 * Prompt tokens: a policy never samples them, and its distributions there are not those of its own
   completions. Both are reported.
 
+`python -m repro dose` prints both, layer by layer (`main_dose`).
+
 Source: arXiv 2510.11696 section 3.3, Eq. 8 to 12.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from torch import Tensor
 
 from kernels import dispatch
@@ -53,14 +62,16 @@ from repro.models.loading import (
     read_description,
     read_rounded,
 )
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy, device_named, load_policy
 from repro.models.weight_noise import mean_kl, token_logprobs
 from repro.rl.noise import perturbed
 from repro.rl.single_run.for_policy import sampler_for
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
+from repro.spec.whole_files import replace_text
 
 _DRAWS = 8
+_SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,3 +324,88 @@ def _kl_where(
         [row[part] for row, part in zip(clean, counted, strict=True)],
         [row[part] for row, part in zip(changed, counted, strict=True)],
     )
+
+
+def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
+    """Print the doses of formats and strengths of noise; return 0.
+
+    Raises
+    ------
+    ValueError
+        If a flag or the checkpoint cannot be used; nothing is written then.
+    """
+    device = device_named(args.device)
+    prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
+    console = Console()
+    total = read_description(checkpoints.resolve(args.model)).config.num_hidden_layers * len(
+        READERS
+    )
+    doses = list(
+        track(norm_doses(args.model, formats, device), "norms", total=total, transient=True)
+    )
+    console.print(_layers(doses, sigmas))
+    console.print(summary(doses, sigmas[0]), highlight=False)
+    kls: list[Divergence] = []
+    if prompts:
+        changes = divergences(
+            args.model, formats, sigmas,
+            prompts=prompts, new_tokens=args.new_tokens, device=device,
+        )  # fmt: skip
+        total = len(formats) + len(sigmas)
+        kls = list(track(changes, "divergences", total=total, transient=True))
+        console.print(_kls(kls))
+    else:
+        console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
+    if args.out:
+        replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
+    return 0
+
+
+def summary(doses: Sequence[NormDose], sigma: float) -> str:
+    """Return a sentence per format: the median ratio of AQN's dose to the rounding's."""
+    lines = []
+    for kind in doses[0].rounding:
+        ratios = [sigma * dose.noise_per_sigma / dose.rounding[kind] for dose in doses]
+        lines.append(
+            f"AQN at sigma {sigma:g} is {median(ratios):.2g} of {kind}'s own rounding "
+            f"({min(ratios):.2g} to {max(ratios):.2g} over {len(ratios)} norms)."
+        )
+    return "\n".join(lines)
+
+
+def as_json(model: str, doses: Sequence[NormDose], kls: Sequence[Divergence]) -> dict[str, Any]:
+    """Return everything as JSON values."""
+    return {
+        "model": str(model),
+        "norms": [dataclasses.asdict(dose) for dose in doses],
+        "nats_per_token": [dataclasses.asdict(kl) for kl in kls],
+    }
+
+
+def _layers(doses: Sequence[NormDose], sigmas: Sequence[float]) -> Table:
+    table = Table(title="relative change of what the projections return, %", title_justify="left")
+    for name in ("layer", "into", "median |gain|"):
+        table.add_column(name, justify="right")
+    for sigma in sigmas:
+        table.add_column(f"AQN {sigma:g}", justify="right")
+    for kind in doses[0].rounding:
+        table.add_column(kind, justify="right")
+    for dose in doses:
+        noise = [sigma * dose.noise_per_sigma for sigma in sigmas]
+        table.add_row(
+            str(dose.layer),
+            _SHORT[dose.norm],
+            f"{dose.gain:.3g}",
+            *(f"{100 * value:.3g}" for value in [*noise, *dose.rounding.values()]),
+        )
+    return table
+
+
+def _kls(kls: Sequence[Divergence]) -> Table:
+    table = Table(title="KL from the 16-bit policy, nats per token", title_justify="left")
+    table.add_column("change")
+    table.add_column("prompts", justify="right")
+    table.add_column("own completions", justify="right")
+    for kl in kls:
+        table.add_row(kl.change, f"{kl.prompt:.3g}", f"{kl.completion:.3g}")
+    return table

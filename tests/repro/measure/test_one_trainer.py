@@ -18,8 +18,9 @@ import pytest
 
 from repro.evidence.procedure import Measured
 from repro.measure import step_measure
-from repro.measure.step_ledger import StepLedger
+from repro.measure.fresh_process import LeftOut
 from repro.measure.step_measure import Bench
+from repro.measure.step_metrics import StepResults
 from repro.models.policy import Policy
 from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
@@ -175,8 +176,8 @@ def test_a_measured_step_is_the_trainers_step(
         micro_tokens=100,
     )  # fmt: skip
     scale = StepScale(points=(point,), warm_up=1, warm_up_tokens=4, steps=2)
-    ledger = StepLedger(tmp_path / "steps.json", scale)
-    bench = Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+    results = StepResults(scale.steps, LeftOut(tmp_path))
+    bench = Bench(scale=scale, seed=0, pool=pool, results=results, should_stop=lambda: False)
     counted = calls_in(lambda: step_measure._measure(bench, NVFP4, point, policy, 10**10))
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
     require_passes_of_one_policy(counted, scale.warm_up + scale.steps)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from repro.measure import step_ledger, step_measure, step_time
-from repro.measure.step_ledger import StepLedger
-from repro.measure.step_metrics import metrics_of, series_of
+from repro.measure import step_measure, step_time
+from repro.measure.step_metrics import metrics_of, series_of, way_of
 from repro.measure.step_training import (
     RandomPrompts,
     begin,
@@ -32,9 +31,8 @@ from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
 from repro.targets.memory import (
-    CLAIM,
     MEMORY,
     MEMORY_BUDGETS,
     MEMORY_DENSE,
@@ -43,7 +41,6 @@ from repro.targets.memory import (
 from repro.targets.steps import (
     BF16,
     FULL,
-    NF4,
     NVFP4,
     POINTS_14B,
     RELEASED,
@@ -149,7 +146,7 @@ def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_second_start_times_the_steps_that_the_first_would_have(
+def test_a_run_goes_on_with_the_prompts_of_the_step_it_is_set_to(
     fresh_policy: Callable[[], Policy], pool: GraderPool
 ) -> None:
     def tokens(step: int, steps: int) -> list[Any]:
@@ -244,63 +241,16 @@ def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
         assert f"{name}_small" not in metrics
 
 
-def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scale = StepScale(points=(POINT,))
-    maker = {"commit": "a" * 40, "device": "one"}
-    monkeypatch.setattr(step_ledger, "made_by", lambda: dict(maker))
-    StepLedger(tmp_path / "l.json", scale).add(NVFP4, POINT, {"total": 1.0}, {"peak_bytes": 1})
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 0
-    longer = dataclasses.replace(POINT, completion_tokens=25)
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, longer) == 1
-    assert StepLedger(tmp_path / "l.json", scale).missing(RELEASED, POINT) == 1
-    other = dataclasses.replace(scale, warm_up_tokens=9)
-    assert StepLedger(tmp_path / "l.json", other).missing(NVFP4, POINT) == 1
-    maker["device"] = "two"
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 1
-
-
-def test_a_tree_with_changes_shares_no_entry_between_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, True))
-    first_source = step_ledger.made_by()
-    monkeypatch.setattr(step_ledger.os, "getpid", lambda: -1)
-    assert step_ledger.made_by() != first_source
-    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, False))
-    assert step_ledger.made_by()["commit"] == "a" * 40
-
-
-def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
-    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_32b").scales.values()
-    (memory,) = MEMORY.scales.values()
-    StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
-    raw = StepLedger(tmp_path / "l.json", memory)
-    assert CLAIM in memory.points
-    assert CLAIM.whole
-    assert raw.missing(step_arm(MEMORY.arms[0]), CLAIM) == 0
-    assert raw.missing(BF16, CLAIM) == 1
-
-
 def test_an_arms_ways_are_its_baseline_and_itself() -> None:
     scale = StepScale(points=(POINT,), baseline="bf16")
 
     def names(arm: StepArm) -> list[str]:
-        return [step_ledger.way_of(way) for way in step_time.ways_of(arm, scale)]
+        return [way_of(way) for way in step_time.ways_of(arm, scale)]
 
     assert names(NVFP4) == ["bf16", "nvfp4"]
     assert names(BF16) == ["bf16"]
     assert names(RELEASED) == ["bf16", "nvfp4_dequantised"]
     assert names(FULL) == ["bf16", "bf16_full"]
-
-
-def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
-    scale = StepScale(points=(POINT,), baseline="bf16")
-    ledger = StepLedger(tmp_path / "l.json", scale)
-    for arm in (NVFP4, NF4, RELEASED, FULL):
-        ledger.add(step_time.ways_of(arm, scale)[0], POINT, {"total": 1.0}, {"peak_bytes": 1})
-        assert ledger.missing(BF16, POINT) == 0
 
 
 def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
