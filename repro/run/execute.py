@@ -38,6 +38,7 @@ from repro.run.device_queue import (
     devices_of,
     ensemble_tasks,
     require_workers,
+    rows_of,
     sharing,
 )
 from repro.run.disk import DiskError, require_writable
@@ -303,7 +304,7 @@ def _tasks(
         )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(pending)
+        for group in carried_together(sorted(pending, key=rows_of, reverse=True))
     ]
 
 
