@@ -26,7 +26,7 @@ own, over a cache that is filled with random values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -182,6 +182,11 @@ def windows_of(point: ThroughputPoint) -> list[Window]:
 
 def warm_up(point: ThroughputPoint, batch: int, engine: Engine, prompts: list[list[int]]) -> None:
     """Compile, capture and run once what is timed next."""
+    if not point.windows:
+        # Short prompts are enough to capture the step; the prefill is warmed by a first one.
+        timed(engine, [prompt[:16] for prompt in prompts], min(4, point.new_tokens))
+        timed(engine, prompts, 1)
+        return
     timed(engine, prompts, 1)
     fill_rows(engine, batch, 0)
     time_steps(engine, batch, windows_of(point)[0].position, 1 + point.window_steps)
@@ -276,27 +281,7 @@ def time_host_share(point: ThroughputPoint, engine: Engine, repeats: Sequence[Re
         repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
 
 
-def _repeats(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    repeats: Sequence[Repeat],
-    should_stop: Callable[[], bool],
-) -> Iterator[tuple[bool, Repeat, list[list[int]]]]:
-    """Yield each repeat with its prompts and whether it is the first; raise `Stopped` if asked."""
-    decoder: Any = engine.policy.decoder
-    vocabulary = decoder.config.vocab_size
-    for number, repeat in enumerate(repeats):
-        if should_stop():
-            raise Stopped
-        yield (
-            number == 0,
-            repeat,
-            random_prompts(batch, point.prompt_tokens, vocabulary, repeat.seed),
-        )
-
-
-def time_by_windows(
+def time_batch(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
@@ -305,7 +290,12 @@ def time_by_windows(
     *,
     also_whole: bool,
 ) -> int:
-    """Time a batch by windows once per seed; also whole by seed 0 where asked.
+    """Time a batch once per seed: by windows where the point has them, else whole.
+
+    Parameters
+    ----------
+    also_whole
+        Whether seed 0 rolls a batch that is timed by windows out whole as well.
 
     Returns
     -------
@@ -317,50 +307,40 @@ def time_by_windows(
     Stopped
         When asked to stop between two seeds.
     """
-    before = 0
-    for is_first, repeat, prompts in _repeats(point, batch, engine, repeats, should_stop):
-        if is_first:
+    decoder: Any = engine.policy.decoder
+    prefill, before = 0.0, 0
+    for repeat in repeats:
+        if should_stop():
+            raise Stopped
+        tokens = point.prompt_tokens
+        prompts = random_prompts(batch, tokens, decoder.config.vocab_size, repeat.seed)
+        if repeat is repeats[0]:
             warm_up(point, batch, engine, prompts)
             before = retries()
+            # Of a batch that is rolled out whole the prefill is timed once for all seeds.
+            prefill = 0.0 if point.windows else timed(engine, prompts, 1)
+        if not point.windows:
+            _time_whole(point, batch, engine, repeat, prompts, prefill)
+            continue
         estimated = time_cell(point, batch, engine, repeat, prompts)
         if also_whole and repeat.seed == 0:
             compare_with_whole(point, batch, engine, repeat, prompts, estimated)
     return retries() - before
 
 
-def time_whole(
+def _time_whole(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
-    repeats: Sequence[Repeat],
-    should_stop: Callable[[], bool],
-) -> int:
-    """Time a batch whole once per seed, and its prefill once for all seeds.
-
-    Returns
-    -------
-    int
-        How often the allocator retried after the untimed start.
-
-    Raises
-    ------
-    Stopped
-        When asked to stop between two seeds.
-    """
-    new, name = point.new_tokens, cell_of(point, batch)
-    prefill, before = 0.0, 0
-    for is_first, repeat, prompts in _repeats(point, batch, engine, repeats, should_stop):
-        if is_first:
-            # Short prompts are enough to capture the step; the prefill is warmed by a first one.
-            timed(engine, [prompt[:16] for prompt in prompts], min(4, new))
-            timed(engine, prompts, 1)
-            before = retries()
-            prefill = timed(engine, prompts, 1)
-        whole = roll_out_whole(point, batch, engine, repeat, prompts)
-        metrics = repeat.metrics
-        metrics[f"tokens_per_second_{name}"] = estimate(batch * new / whole, "tokens per second")
-        metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
-        if new > 1:
-            step = (whole - prefill) / (new - 1)
-            metrics[f"step_seconds_{name}"] = estimate(step, "seconds")
-    return retries() - before
+    repeat: Repeat,
+    prompts: list[list[int]],
+    prefill: float,
+) -> None:
+    """Roll a batch out whole with the prompts and numbers of one seed."""
+    whole = roll_out_whole(point, batch, engine, repeat, prompts)
+    new, name, metrics = point.new_tokens, cell_of(point, batch), repeat.metrics
+    metrics[f"tokens_per_second_{name}"] = estimate(batch * new / whole, "tokens per second")
+    metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
+    if new > 1:
+        step = (whole - prefill) / (new - 1)
+        metrics[f"step_seconds_{name}"] = estimate(step, "seconds")

@@ -42,7 +42,7 @@ from kernels.timing import copy_rate, matmul_rate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
-from repro.measure.rollout_cells import Repeat, time_by_windows, time_host_share, time_whole
+from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
 from repro.measure.rollout_checks import CHECKS
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
@@ -308,17 +308,12 @@ def _point(
     whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
-
-        def time_batch(batch: int = batch) -> int:
-            if point.windows:
-                also = batch in whole
-                return time_by_windows(point, batch, engine, repeats, should_stop, also_whole=also)
-            return time_whole(point, batch, engine, repeats, should_stop)
-
+        timing = point, batch, engine, repeats, should_stop
         with arm.fit_or_left_out(cell):
             # What the allocator learnt under one timing may spare it the next; a batch that does
             # not get by without a retry is as one that does not fit, and costs no other.
-            count = time_batch() and time_batch()
+            count = time_batch(*timing, also_whole=batch in whole)
+            count = count and time_batch(*timing, also_whole=batch in whole)
         if count:
             sentence = f"the allocator retried {count} times under the clock, as it did before"
             arm.not_run[cell] = sentence

@@ -237,14 +237,14 @@ def test_a_batch_that_retried_is_timed_again_and_costs_no_other(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: bool
 ) -> None:
     timings: list[str] = []
-    whole = throughput.time_whole
+    time_batch = throughput.time_batch
 
-    def timed(point: Any, batch: int, *rest: Any) -> int:
-        whole(point, batch, *rest)
+    def timed(point: Any, batch: int, *rest: Any, also_whole: bool) -> int:
+        time_batch(point, batch, *rest, also_whole=also_whole)
         timings.append(f"{point.name}_{batch}")
         return 3 * (timings[-1] == "p_1" and (again or timings.count("p_1") == 1))
 
-    monkeypatch.setattr(throughput, "time_whole", timed)
+    monkeypatch.setattr(throughput, "time_batch", timed)
     results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     assert timings == ["p_1", "p_1", "p_2", "p_3", "q_1"]
     for result in results:
