@@ -18,13 +18,10 @@ from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
-from repro.rl.runs import RunStates
-from repro.rl.single_run.policy import SinglePolicy
-from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
 from repro.spec.resolve import plain_values
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
     BF16,
     LENGTH_POINTS,
@@ -35,6 +32,7 @@ from repro.targets.steps import (
     TABLE3_32B_RL,
     TABLE3_POINTS,
 )
+from tests.repro.measure.conftest import prepared
 
 FULL_SIZE = LENGTH_POINTS[0]
 SPREAD = StepPoint(
@@ -61,17 +59,6 @@ def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_toke
         assert len(set(equal)) == 1
         assert abs(sum(equal) - sum(spread)) <= len(spread) / 2
     assert set(TABLE3_POINTS[0].drawn_lengths(0)) == {2048}
-
-
-def prepared(
-    policy: Policy, pool: GraderPool, point: StepPoint, arm: StepArm = NVFP4
-) -> tuple[Training[SinglePolicy], RunStates, Engine]:
-    scale = StepScale(points=(point,), steps=3)
-    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
-    engine = Engine(policy, step_measure.engine_config(point, planned))
-    micro_tokens = planned.micro_tokens
-    t = training_of(policy, engine, pool, arm, point, scale, seed=0, micro_tokens=micro_tokens)
-    return t, begin(t), engine
 
 
 def completion_lengths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:

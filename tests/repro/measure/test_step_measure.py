@@ -26,6 +26,7 @@ from repro.rollout.engine import Engine
 from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
+from tests.repro.measure.conftest import bench_of
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
@@ -37,8 +38,7 @@ NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 @pytest.fixture
 def bench(tmp_path: Path, pool: GraderPool) -> Bench:
     scale = StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2)
-    results = StepResults(scale.steps, LeftOut(tmp_path))
-    return Bench(scale=scale, seed=0, pool=pool, results=results, should_stop=lambda: False)
+    return bench_of(scale, pool, tmp_path)
 
 
 def repeats(bench: Bench, policy: Policy, point: StepPoint = POINT) -> dict[str, Any]:
@@ -173,6 +173,17 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
     assert set(metrics_of(point, entry, None)) == {"peak_bytes_small"}
 
 
+def without_a_device(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None:
+    """Let points have a budget where there is no device."""
+
+    @contextlib.contextmanager
+    def budget(point: StepPoint) -> Iterator[int]:
+        yield budget_bytes
+
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
+    monkeypatch.setattr(step_measure, "_budget", budget)
+
+
 @pytest.mark.usefixtures("host_clock")
 def test_a_point_that_fails_costs_no_other(
     policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -182,14 +193,9 @@ def test_a_point_that_fails_costs_no_other(
             raise ValueError("planted\nmore")
         return measure(bench, arm, point, *rest)
 
-    @contextlib.contextmanager
-    def budget(point: StepPoint) -> Iterator[int]:
-        yield 10**10
-
     measure = step_measure._measure
-    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
+    without_a_device(monkeypatch, 10**10)
     monkeypatch.setattr(step_measure, "_measure", fails_once)
-    monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", lambda *a: policy)
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     other = dataclasses.replace(POINT, name="other")
@@ -206,10 +212,6 @@ def test_a_point_that_fails_costs_no_other(
 def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def budget(point: StepPoint) -> Iterator[int]:
-        yield 10**10
-
     def build(arm: StepArm, *rest: Any) -> Policy:
         try:
             raise torch.OutOfMemoryError("planted")
@@ -220,8 +222,7 @@ def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
     def fails(*args: Any) -> Policy:
         raise ValueError("planted")
 
-    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
-    monkeypatch.setattr(step_measure, "_budget", budget)
+    without_a_device(monkeypatch, 10**10)
     monkeypatch.setattr(step_measure, "build_policy", build)
     monkeypatch.setattr(step_measure, "needs_by_allocator", lambda error: NEEDS)
     for arm in (NVFP4, BF16):
@@ -277,27 +278,21 @@ def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(
     planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
     least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44, kept_blocks=0)).peak
     tried: list[str] = []
-    available = least
-
-    @contextlib.contextmanager
-    def budget(point: StepPoint) -> Iterator[int]:
-        yield available
 
     def build(arm: StepArm, *rest: Any) -> Policy:
         tried.append(arm.name)
         raise ValueError("planted")
 
-    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
-    monkeypatch.setattr(step_measure, "_budget", budget)
+    without_a_device(monkeypatch, least)
     monkeypatch.setattr(step_measure, "build_policy", build)
     assert step_measure.measure_points(bench, NVFP4, [POINT])
-    available = least // 2
+    without_a_device(monkeypatch, least // 2)
     assert step_measure.measure_points(bench, RELEASED, [POINT])
     assert tried == [NVFP4.name, RELEASED.name]  # of products without a plan nothing is known
     assert step_measure.measure_points(bench, NVFP4, [POINT])
     assert len(tried) == 2
     said = bench.results.entry(NVFP4, POINT)["out_of_memory"]
-    assert said == needs(least, available, "by the plan")
+    assert said == needs(least, least // 2, "by the plan")
 
 
 @pytest.mark.parametrize(("in_use", "left"), [(100 << 20, 854 << 20), (900 << 20, 900 << 20)])

@@ -13,22 +13,16 @@ from repro.measure import step_measure, step_time
 from repro.measure.step_metrics import metrics_of, series_of, way_of
 from repro.measure.step_training import (
     RandomPrompts,
-    begin,
     go_to,
     parameter_image,
     timed_step,
-    training_of,
     warm_up,
 )
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
-from repro.rl.runs import RunStates
 from repro.rl.single_run import policy as single
-from repro.rl.single_run.policy import SinglePolicy
-from repro.rl.trainer import Training
-from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
@@ -47,6 +41,7 @@ from repro.targets.steps import (
     STEP_TARGETS,
     TABLE3_POINTS,
 )
+from tests.repro.measure.conftest import prepared
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
@@ -57,23 +52,11 @@ POINT = StepPoint(
 WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
 
 
-def prepared(
-    policy: Policy, pool: GraderPool, point: StepPoint = POINT, arm: StepArm = NVFP4
-) -> tuple[Training[SinglePolicy], RunStates, Engine]:
-    scale = StepScale(points=(point,), warm_up=1, steps=3)
-    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
-    engine = Engine(policy, step_measure.engine_config(point, planned))
-    t = training_of(
-        policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
-    )
-    return t, begin(t), engine
-
-
 @pytest.mark.usefixtures("host_clock")
 def test_a_step_samples_grades_and_moves_every_trained_tensor(
     policy: Policy, pool: GraderPool
 ) -> None:
-    t, state, engine = prepared(policy, pool)
+    t, state, engine = prepared(policy, pool, POINT)
     before = {name: p.detach().clone() for name, p in trainable_parameters(policy).items()}
     image = parameter_image(policy)
     steps = [timed_step(t, state) for _ in range(3)]
@@ -96,7 +79,7 @@ def test_the_sampler_and_the_trainers_pass_agree_after_updates(
 
 @pytest.mark.usefixtures("host_clock")
 def test_filled_rows_say_nothing_of_the_sampler(policy: Policy, pool: GraderPool) -> None:
-    t, state, _ = prepared(policy, pool)
+    t, state, _ = prepared(policy, pool, POINT)
     assert "sampler_trainer_abs_diff_mean" not in timed_step(t, state)
 
 
@@ -165,7 +148,7 @@ def test_a_run_goes_on_with_the_prompts_of_the_step_it_is_set_to(
 
 @pytest.mark.usefixtures("host_clock")
 def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
-    t, state, _ = prepared(policy, pool)
+    t, state, _ = prepared(policy, pool, POINT)
     seconds = timed_step(t, state)
     assert sum(seconds[name] for name in PHASES) == pytest.approx(seconds["total"], rel=1e-6)
     for name in ("rollout", "reward", "update", "optimizer"):
@@ -184,7 +167,7 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
         return plain(policy, rollout, index, *args, **settings)
 
     monkeypatch.setattr(single, "accumulate_step", watched)
-    t, state, engine = prepared(policy, pool)
+    t, state, engine = prepared(policy, pool, POINT)
     policies = dataclasses.replace(t.policies, micro_tokens=100)
     warm_up(dataclasses.replace(t, policies=policies), state, 4)
     assert engine.statistics.generated_tokens == 4 * 4
