@@ -1,4 +1,4 @@
-r"""How strong AQN is beside a format's own rounding, from a checkpoint's gains and weights.
+r"""How strong AQN is against a format's own rounding, from a checkpoint's gains and weights.
 
 Noise of standard deviation sigma on the gain w of an RMSNorm reaches the projections that read the
 norm as noise on their weights, the same for all rows of one input channel (Eq. 11 and 12):
@@ -20,7 +20,7 @@ Easy mistakes
 -------------
 * Comparing sigma with the relative error of W: a gain of 5 makes noise of 0.01 a change of 0.2 %.
 * Looking at q, k, v, gate and up alone and forgetting that rounding also falls on o and down, which
-  AQN does not reach: their error is left out of both sides here, and stands in `divergences`.
+  AQN does not reach: their error is left out of both sides here, but not of `divergences`.
 * Prompt tokens: a policy never samples them, and its distributions there are not those of its own
   completions. Both are reported.
 
@@ -223,19 +223,19 @@ def divergences(
         If a change has no effect on any token.
     """
     policy = _load(checkpoint, "bf16", device)
-    asked = _rendered(checkpoint, policy, prompts)
-    rows = own_completions(policy, asked, new_tokens, seed)
+    tokens = _rendered(checkpoint, policy, prompts)
+    rows = own_completions(policy, tokens, new_tokens, seed)
     clean = token_logprobs(policy, rows)
     for sigma in sigmas:
         # One draw's distributions at a time: a row holds a vocabulary per token.
-        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), asked) for draw in range(_DRAWS)]
+        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), tokens) for draw in range(_DRAWS)]
         yield _divergence(
             f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))
         )
     del policy
     for kind in formats:
         rounded = token_logprobs(_load(checkpoint, cast(WeightFormat, kind), device), rows)
-        yield _divergence(kind, *_by_part(clean, rounded, asked))
+        yield _divergence(kind, *_by_part(clean, rounded, tokens))
 
 
 def _divergence(change: str, prompt: float, completion: float) -> Divergence:
@@ -262,21 +262,21 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
 
 
 def own_completions(
-    policy: Policy, asked: Sequence[Sequence[int]], new_tokens: int, seed: int
+    policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
     """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
     sampler = sampler_for(
         policy,
-        rows=len(asked),
+        rows=len(prompts),
         max_new_tokens=new_tokens,
-        max_positions=max(map(len, asked)) + new_tokens,
+        max_positions=max(map(len, prompts)) + new_tokens,
     )
-    seeds = [derive_seed(seed, "dose", row) for row in range(len(asked))]
+    seeds = [derive_seed(seed, "dose", row) for row in range(len(prompts))]
     sampling = SamplingConfig(max_new_tokens=new_tokens)
-    batch = sampler.sample(asked, sampling, group_size=1, seeds=seeds)
+    batch = sampler.sample(prompts, sampling, group_size=1, seeds=seeds)
     return [
         [*prompt, *completion.token_ids]
-        for prompt, completion in zip(asked, batch.completions, strict=True)
+        for prompt, completion in zip(prompts, batch.completions, strict=True)
     ]
 
 
@@ -308,10 +308,10 @@ def completion_kl(
 
 
 def _by_part(
-    clean: Sequence[Tensor], changed: Sequence[Tensor], asked: Sequence[Sequence[int]]
+    clean: Sequence[Tensor], changed: Sequence[Tensor], prompts: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
     """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
-    lengths = [len(prompt) for prompt in asked]
+    lengths = [len(prompt) for prompt in prompts]
     prompt = _kl_where(clean, changed, [slice(0, length - 1) for length in lengths])
     return prompt, completion_kl(clean, changed, lengths)
 

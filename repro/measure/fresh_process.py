@@ -35,7 +35,7 @@ class FreshProcessNeededError(Exception):
 class LeftOut:
     """What of a run ran out of memory: by name, the sentence that its record has.
 
-    It stands in a file until the run is recorded, so that a fresh process does not try it again.
+    Kept in a file until the run is recorded, so that a fresh process does not try it again.
     What another state of the source or another kind of device noted counts for nothing.
 
     Parameters

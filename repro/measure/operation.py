@@ -5,8 +5,8 @@ Device time by events over CUDA graphs, weights rotated over several times the L
 operation is timed its result is compared with plain PyTorch's, and the largest difference is an
 effect of the record: a fast kernel that computes something else would show there.
 
-Arm `operations` times what stands around the linear layers, and the portable layer. Shares are of
-the copy rate that the same process measures: bytes that must move (each input read once, each
+Arm `operations` times the operations around the linear layers, and the portable layer. Shares are
+of the copy rate that the same process measures: bytes that must move (each input read once, each
 output written once) over time, over that rate.
 
 Easy to get wrong: a ratio of sums is not a mean of ratios; the small layers weigh little in it, as

@@ -18,7 +18,7 @@ of steps, which the windows do not have; so some cells are also rolled out whole
 
     window_gain_<point>_<batch>   percent by which the windows' rate exceeds the whole rollout's
 
-stands in the record, with a bar in the expectations.
+is a metric of the record, with a bar in the expectations.
 
 Each seed has a prefill of prompts of its own, and windows with tokens and random numbers of its
 own, over a cache that is filled with random values.

@@ -1,4 +1,4 @@
-"""What is measured of the engine beside its speed, on one loaded model, once per seed.
+"""Checks of the engine other than its speed, on one loaded model, once per seed.
 
     sharing         prefill of groups of 8 with one prompt of 1,024 tokens, shared and not
     long_tail       completions of long-tailed lengths, batched continuously and statically

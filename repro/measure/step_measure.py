@@ -4,8 +4,8 @@ A point for which the plan says that even one sequence at a time is far too much
 that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and where that does
 not help, with half as many sequences sampled at once, until one at a time fails, too. Rows that
 wait for a slot cost time, not correctness: their tokens and gradients are the same.
-What was given up stands in the facts of the point; what does not fit, with the bytes that it needs,
-in the results.
+The facts of the point list what was given up; for a point that does not fit, the results have the
+bytes that it needs.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
         except Exception as error:  # noqa: BLE001
             for point in missing:
                 if is_out_of_memory(error):
-                    said = f"{needs_by_allocator(error)}, for the weights alone"
-                    bench.results.out_of_memory(arm, point, said)
+                    sentence = f"{needs_by_allocator(error)}, for the weights alone"
+                    bench.results.out_of_memory(arm, point, sentence)
                 else:
                     _note_failure(bench, arm, point, error)
             return True
@@ -250,8 +250,8 @@ def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception
         When the device itself no longer answers.
     """
     traceback.print_exception(error)
-    said = (str(error).splitlines() or [""])[0]
-    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {said}")
+    message = (str(error).splitlines() or [""])[0]
+    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {message}")
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

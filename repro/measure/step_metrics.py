@@ -8,9 +8,9 @@ Per point `p`, the metrics are
     prediction_error_p (percent of the measured peak),
 
 and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
-time over the arm's, repeat by repeat. Spread rows beside equal ones have `rollout_over_equal_p`,
+time over the arm's, repeat by repeat. Spread rows with an equal twin have `rollout_over_equal_p`,
 `update_over_equal_p` and `step_over_equal_p`, the arm's own time over that with equal rows. Each
-metric is the median over the repeats, which stand in the record as a series of the metric's name. A
+metric is the median over the repeats, which the record has as a series of the metric's name. A
 point that samples part of its rows' tokens has no metric in which the rollout's time takes part;
 one that measures memory only has the last three.
 """

@@ -2,8 +2,8 @@
 
 A run goes through its points model by model. Each model is built once with the baseline's format
 and once with the arm's; every point gets an engine on those same weights and an optimiser, warms
-up, and is timed as often as the scale says. A run is kept when it is recorded, whole: one that was
-stopped is measured again from its beginning. What the metrics are: `repro.measure.step_metrics`.
+up, and is timed as often as the scale says. Only a finished run is kept, as a record; one that was
+stopped is measured again from its beginning. The metrics: `repro.measure.step_metrics`.
 
 A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
 another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.

@@ -18,10 +18,10 @@ is measured on the first shape (`rollout_checks`, `rollout_faults`).
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
-after, and the others stand. What ran out of memory measures nothing more: a fresh process measures
-the others (`repro.measure.fresh_process`). Runs are kept when they are recorded: those that were
-stopped are measured again from the beginning. `effects["timed_retries"]` counts how often the
-allocator retried under the clock.
+after; the other batches are measured all the same, by a fresh process where memory ran out
+(`repro.measure.fresh_process`). Only finished runs are kept, as records; those that were stopped
+are measured again from the beginning. `effects["timed_retries"]` counts how often the allocator
+retried under the clock.
 
 Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
 none does. A first rollout captures steps and compiles kernels: it is not timed.
@@ -153,7 +153,7 @@ class _ArmAtHand:
             raise FreshProcessNeededError(f"{', '.join(names)} {sentence}") from error
 
     def fitting(self, point: ThroughputPoint) -> list[int]:
-        """Return the batches of a point of which nothing says that they do not fit."""
+        """Return the batches of a point that are not known not to fit."""
         return [batch for batch in point.batches if cell_of(point, batch) not in self.not_run]
 
     def name_points_left_out(self) -> None:
@@ -265,7 +265,7 @@ def _check(
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Make the checks that are due on `policy`, each with the seeds that it asks for."""
+    """Make the checks that are due on `policy`, each with as many seeds as the scale says."""
     for what, count in due:
         repeats = [repeat for repeat in arm.repeats if repeat.seed < count]
         if not repeats:
@@ -358,7 +358,7 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
 
 
 def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:
-    """Count what stands in the model, and require the arm's adapter, and that it does something."""
+    """Count the model's linear layers, and require the arm's adapter with a nonzero B."""
     for kind, count in linears_of(policy).items():
         effects["linears"][kind] = effects["linears"].get(kind, 0) + count
     for name, layer in adapter_layers(policy.model):

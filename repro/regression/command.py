@@ -62,7 +62,7 @@ def main_compare(args: argparse.Namespace) -> int:
     _write(judgement, args.json, args.junit)
     if args.summary:
         _append(Path(args.summary), markdown(judgement))
-    return _said(judgement)
+    return _report(judgement)
 
 
 def main_check_regression(args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def main_check_regression(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json_text(judgement))
         return judgement.exit_status
-    return _said(judgement, sentence or "")
+    return _report(judgement, sentence or "")
 
 
 def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
@@ -142,7 +142,7 @@ def _measure(
     folder: Path,
     expected: Path,
 ) -> int:
-    """Run what has no record yet; where nobody watches, its progress goes to a log."""
+    """Run what has no record yet; without a terminal, its progress goes to a log."""
     worst = 0
     with contextlib.ExitStack() as stack:
         if not sys.stdout.isatty():
@@ -166,10 +166,10 @@ def _conclude(judgement: Judgement, folder: Path) -> int:
     (folder / "regress.md").write_text(text, encoding="utf-8")
     if os.environ.get(SUMMARY_VARIABLE):
         _append(Path(os.environ[SUMMARY_VARIABLE]), text)
-    return _said(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+    return _report(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
 
 
-def _said(judgement: Judgement, files: str = "") -> int:
+def _report(judgement: Judgement, files: str = "") -> int:
     """Print a judgement and return its exit status, though the reader (head) may leave early."""
     try:
         print_judgement(judgement, files)

@@ -66,8 +66,8 @@ def main_gpu_tests(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else runs_folder(None)[0] / _RECORD
     record = run_gpu_tests(root, out.parent)
     record.write(out)
-    losses = _tell_losses(root, out.parent, record)
-    _tell(record, out)
+    losses = _report_losses(root, out.parent, record)
+    _report(record, out)
     return 0 if record.green and not losses else 1
 
 
@@ -195,7 +195,7 @@ def run_pytest(
     return read_outcome(junit, done.returncode, time.monotonic() - begun)
 
 
-def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
+def _report_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
     """Print how a run's benchmarks compare with the device's stored ones; return the losses.
 
     A row that has lost is timed once more, by a process of its own: unchanged kernels have been up
@@ -225,7 +225,7 @@ def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
     return list(losses)
 
 
-def _tell(record: GpuTests, out: Path) -> None:
+def _report(record: GpuTests, out: Path) -> None:
     lines = [
         f"GPU tests on {record.device}: {record.tests}",
         f"benchmarks: {record.benchmarks}",
