@@ -1,4 +1,4 @@
-"""The commands `compare`, `check --regression` and `regress`; exit status 0, 1 or 2.
+"""The commands `compare` and `regress`; exit status 0, 1 or 2.
 
 0: nothing is shown to be worse. 1: something regressed. 2: could not judge: no GPU, nothing blessed
 on this kind of device, no records, or records that are refused, failed or of another configuration.
@@ -22,7 +22,7 @@ from repro.regression.render import json_text, junit_text, markdown, print_judge
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import CHANGING, select
+from repro.run.select import select
 from repro.spec.arm import require
 from repro.spec.tier import Tier
 
@@ -63,22 +63,6 @@ def main_compare(args: argparse.Namespace) -> int:
     if args.summary:
         _append(Path(args.summary), markdown(judgement))
     return _report(judgement)
-
-
-def main_check_regression(args: argparse.Namespace) -> int:
-    """Carry out `repro check --regression`: blessed records against those of `--runs`."""
-    refused = [name for name in ("blessed", *CHANGING) if vars(args).get(name)]
-    require(
-        not refused,
-        "--regression compares blessed records with those of --runs; leave out --"
-        + ", --".join(refused),
-    )
-    folder, sentence = runs_folder(args.runs)
-    judgement = judge(BLESSED, folder, args.targets, args.tier, expected_folder(args.expected))
-    if args.json:
-        sys.stdout.write(json_text(judgement))
-        return judgement.exit_status
-    return _report(judgement, sentence or "")
 
 
 def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
