@@ -223,7 +223,7 @@ def propose(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Time and store on this machine; `-- --benchmark-compare` fails on a loss since the last."""
+    """Time and store on this machine; `nox -s gpu` says which rows are slower than stored ones."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
 

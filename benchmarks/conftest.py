@@ -1,9 +1,9 @@
 """What every benchmark shares: the device, its limits, and where its timings are stored.
 
 `pytest benchmarks/ --benchmark-only` stores what it timed as pytest-benchmark's JSON under
-`benchmarks/<device>/`; with `--benchmark-compare` it compares with the device's last stored run by
-the rule of `benchmarks.regression`, and stores nothing: a run that lost must not become what the
-next one is compared with. Options of pytest-benchmark given by hand have their way.
+`benchmarks/<device>/`. With `--benchmark-compare` it stores nothing: a run that lost must not
+become what the next one is compared with. Which row has lost, `python -m repro gpu-tests` says
+(`repro.evidence.benchmarks`). Options of pytest-benchmark given by hand have their way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from pytest_benchmark.utils import get_current_time
 
 from benchmarks.device_time import Limits, device_slug, device_type, measured_limits
-from benchmarks.regression import LossBeyondNoise
 from repro.evidence.provenance import source_commit
 
 HERE = Path(__file__).resolve().parent
@@ -69,13 +68,6 @@ def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
     """Write a row's parameter as its name has it: its own text holds addresses of this process."""
     for row in output_json["benchmarks"]:
         row["params"] = dict.fromkeys(row["params"] or (), row["param"])
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold the run to the stored one that it is compared with, if there is one."""
-    benchmarks = getattr(session.config, "_benchmarksession", None)
-    if benchmarks is not None and benchmarks.compared_mapping and not benchmarks.compare_fail:
-        benchmarks.compare_fail = [LossBeyondNoise()]
 
 
 @pytest.fixture(scope="session")

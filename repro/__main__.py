@@ -198,11 +198,6 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="the records behind the expectations instead of --runs; needs no device",
     )
-    check.add_argument(
-        "--regression",
-        action="store_true",
-        help="compare with what is blessed on the same device instead, as `compare blessed RUNS`",
-    )
     check.set_defaults(command=_check)
 
 
@@ -398,10 +393,6 @@ def _carry_out(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    if args.regression:
-        from repro.regression.command import judged_or_not, main_check_regression
-
-        return judged_or_not(main_check_regression, args)
     from repro.report.console import main_check
 
     return main_check(args)
@@ -471,7 +462,7 @@ def _dose(args: argparse.Namespace) -> int:
     from repro.evaluate.flags import dosing_of
 
     formats, sigmas = dosing_of(args)
-    from repro.measure.dose_command import main_dose
+    from repro.measure.dose import main_dose
 
     return main_dose(args, formats, sigmas)
 

@@ -1,9 +1,9 @@
 """The state of the device before and after a measurement, and the demand that its memory is free.
 
-A measurement is worth what its device was doing besides. `device_state` says so in JSON values that
-go into the record (`effects["device"]`); `repro.evidence.receipts` refuses a record whose device
-was not its own, or was too hot. `require_clean` stands before a model is loaded: what others use,
-or what an earlier model left behind, is found then and not in the numbers.
+A measurement is worth no more than the device was free for it. `device_state` describes the device
+in JSON values for the record (`effects["device"]`); `repro.evidence.receipts` refuses a record
+whose device was shared, or too hot. `require_clean` runs before a model is loaded, so that memory
+in use by others, or left by an earlier model, is found before anything is timed.
 
     at              seconds since the epoch
     memory          free_bytes, total_bytes of the device; reserved_bytes of this process's
@@ -44,8 +44,8 @@ from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
 RESERVED_MOST = GIB // 2
-# In use beside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200.
-BESIDE_MOST = 3 * GIB // 2
+# In use outside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200.
+OTHER_MOST = 3 * GIB // 2
 # The driver takes a moment to take back the memory of a process that has just ended.
 _PATIENCE_SECONDS = 10.0
 
@@ -90,7 +90,7 @@ def device_state() -> dict[str, Any]:
 
 
 def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return what a record says of its device: both states, and the allocator between them."""
+    """Return the record's account of its device: both states, and the allocator between them."""
     span: dict[str, Any] = {"before": before, "after": after}
     counts = [state["allocator"].get("retries") for state in (before, after)]
     if None not in counts:
@@ -105,7 +105,7 @@ def require_clean(finished: int = 0) -> None:
     Parameters
     ----------
     finished
-        Parts of the task that are saved, should it have to go on in another process.
+        Parts of the task noted as not fitting, should it need another process.
 
     Raises
     ------
@@ -116,15 +116,15 @@ def require_clean(finished: int = 0) -> None:
     """
     release()
     ends = time.monotonic() + _PATIENCE_SECONDS
-    reserved, beside = _in_use()
-    while beside > BESIDE_MOST and time.monotonic() < ends:
+    reserved, other = _in_use()
+    while other > OTHER_MOST and time.monotonic() < ends:
         time.sleep(0.5)
-        reserved, beside = _in_use()
-    if reserved <= RESERVED_MOST and beside <= BESIDE_MOST:
+        reserved, other = _in_use()
+    if reserved <= RESERVED_MOST and other <= OTHER_MOST:
         return
     sentence = (
         f"the device's memory is not free: {reserved} bytes are reserved by this process, at most "
-        f"{RESERVED_MOST} allowed; {beside} are in use beside, at most {BESIDE_MOST} allowed"
+        f"{RESERVED_MOST} allowed; {other} are in use besides, at most {OTHER_MOST} allowed"
     )
     if torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) > 0:
         raise FreshProcessNeededError(sentence, finished)
@@ -186,7 +186,7 @@ def _memory() -> dict[str, int]:
 
 
 def _in_use() -> tuple[int, int]:
-    """Return the bytes that the allocator of this process reserves, and those in use beside."""
+    """Return the bytes that the allocator of this process reserves, and all others in use."""
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
     return reserved, total - free - reserved

@@ -1,4 +1,4 @@
-r"""How strong AQN is beside a format's own rounding, from a checkpoint's gains and weights.
+r"""How strong AQN is against a format's own rounding, from a checkpoint's gains and weights.
 
 Noise of standard deviation sigma on the gain w of an RMSNorm reaches the projections that read the
 norm as noise on their weights, the same for all rows of one input channel (Eq. 11 and 12):
@@ -20,23 +20,32 @@ Easy mistakes
 -------------
 * Comparing sigma with the relative error of W: a gain of 5 makes noise of 0.01 a change of 0.2 %.
 * Looking at q, k, v, gate and up alone and forgetting that rounding also falls on o and down, which
-  AQN does not reach: their error is left out of both sides here, and stands in `divergences`.
+  AQN does not reach: their error is left out of both sides here, but not of `divergences`.
 * Prompt tokens: a policy never samples them, and its distributions there are not those of its own
   completions. Both are reported.
+
+`python -m repro dose` prints both, layer by layer (`main_dose`).
 
 Source: arXiv 2510.11696 section 3.3, Eq. 8 to 12.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from torch import Tensor
 
 from kernels import dispatch
@@ -53,14 +62,16 @@ from repro.models.loading import (
     read_description,
     read_rounded,
 )
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy, device_named, load_policy
 from repro.models.weight_noise import mean_kl, token_logprobs
 from repro.rl.noise import perturbed
 from repro.rl.single_run.for_policy import sampler_for
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
+from repro.spec.whole_files import replace_text
 
 _DRAWS = 8
+_SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +223,19 @@ def divergences(
         If a change has no effect on any token.
     """
     policy = _load(checkpoint, "bf16", device)
-    asked = _rendered(checkpoint, policy, prompts)
-    rows = own_completions(policy, asked, new_tokens, seed)
+    tokens = _rendered(checkpoint, policy, prompts)
+    rows = own_completions(policy, tokens, new_tokens, seed)
     clean = token_logprobs(policy, rows)
     for sigma in sigmas:
         # One draw's distributions at a time: a row holds a vocabulary per token.
-        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), asked) for draw in range(_DRAWS)]
+        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), tokens) for draw in range(_DRAWS)]
         yield _divergence(
             f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))
         )
     del policy
     for kind in formats:
         rounded = token_logprobs(_load(checkpoint, cast(WeightFormat, kind), device), rows)
-        yield _divergence(kind, *_by_part(clean, rounded, asked))
+        yield _divergence(kind, *_by_part(clean, rounded, tokens))
 
 
 def _divergence(change: str, prompt: float, completion: float) -> Divergence:
@@ -251,21 +262,21 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
 
 
 def own_completions(
-    policy: Policy, asked: Sequence[Sequence[int]], new_tokens: int, seed: int
+    policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
     """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
     sampler = sampler_for(
         policy,
-        rows=len(asked),
+        rows=len(prompts),
         max_new_tokens=new_tokens,
-        max_positions=max(map(len, asked)) + new_tokens,
+        max_positions=max(map(len, prompts)) + new_tokens,
     )
-    seeds = [derive_seed(seed, "dose", row) for row in range(len(asked))]
+    seeds = [derive_seed(seed, "dose", row) for row in range(len(prompts))]
     sampling = SamplingConfig(max_new_tokens=new_tokens)
-    batch = sampler.sample(asked, sampling, group_size=1, seeds=seeds)
+    batch = sampler.sample(prompts, sampling, group_size=1, seeds=seeds)
     return [
         [*prompt, *completion.token_ids]
-        for prompt, completion in zip(asked, batch.completions, strict=True)
+        for prompt, completion in zip(prompts, batch.completions, strict=True)
     ]
 
 
@@ -297,10 +308,10 @@ def completion_kl(
 
 
 def _by_part(
-    clean: Sequence[Tensor], changed: Sequence[Tensor], asked: Sequence[Sequence[int]]
+    clean: Sequence[Tensor], changed: Sequence[Tensor], prompts: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
     """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
-    lengths = [len(prompt) for prompt in asked]
+    lengths = [len(prompt) for prompt in prompts]
     prompt = _kl_where(clean, changed, [slice(0, length - 1) for length in lengths])
     return prompt, completion_kl(clean, changed, lengths)
 
@@ -313,3 +324,88 @@ def _kl_where(
         [row[part] for row, part in zip(clean, counted, strict=True)],
         [row[part] for row, part in zip(changed, counted, strict=True)],
     )
+
+
+def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
+    """Print the doses of formats and strengths of noise; return 0.
+
+    Raises
+    ------
+    ValueError
+        If a flag or the checkpoint cannot be used; nothing is written then.
+    """
+    device = device_named(args.device)
+    prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
+    console = Console()
+    total = read_description(checkpoints.resolve(args.model)).config.num_hidden_layers * len(
+        READERS
+    )
+    doses = list(
+        track(norm_doses(args.model, formats, device), "norms", total=total, transient=True)
+    )
+    console.print(_layers(doses, sigmas))
+    console.print(summary(doses, sigmas[0]), highlight=False)
+    kls: list[Divergence] = []
+    if prompts:
+        changes = divergences(
+            args.model, formats, sigmas,
+            prompts=prompts, new_tokens=args.new_tokens, device=device,
+        )  # fmt: skip
+        total = len(formats) + len(sigmas)
+        kls = list(track(changes, "divergences", total=total, transient=True))
+        console.print(_kls(kls))
+    else:
+        console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
+    if args.out:
+        replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
+    return 0
+
+
+def summary(doses: Sequence[NormDose], sigma: float) -> str:
+    """Return a sentence per format: the median ratio of AQN's dose to the rounding's."""
+    lines = []
+    for kind in doses[0].rounding:
+        ratios = [sigma * dose.noise_per_sigma / dose.rounding[kind] for dose in doses]
+        lines.append(
+            f"AQN at sigma {sigma:g} is {median(ratios):.2g} of {kind}'s own rounding "
+            f"({min(ratios):.2g} to {max(ratios):.2g} over {len(ratios)} norms)."
+        )
+    return "\n".join(lines)
+
+
+def as_json(model: str, doses: Sequence[NormDose], kls: Sequence[Divergence]) -> dict[str, Any]:
+    """Return everything as JSON values."""
+    return {
+        "model": str(model),
+        "norms": [dataclasses.asdict(dose) for dose in doses],
+        "nats_per_token": [dataclasses.asdict(kl) for kl in kls],
+    }
+
+
+def _layers(doses: Sequence[NormDose], sigmas: Sequence[float]) -> Table:
+    table = Table(title="relative change of what the projections return, %", title_justify="left")
+    for name in ("layer", "into", "median |gain|"):
+        table.add_column(name, justify="right")
+    for sigma in sigmas:
+        table.add_column(f"AQN {sigma:g}", justify="right")
+    for kind in doses[0].rounding:
+        table.add_column(kind, justify="right")
+    for dose in doses:
+        noise = [sigma * dose.noise_per_sigma for sigma in sigmas]
+        table.add_row(
+            str(dose.layer),
+            _SHORT[dose.norm],
+            f"{dose.gain:.3g}",
+            *(f"{100 * value:.3g}" for value in [*noise, *dose.rounding.values()]),
+        )
+    return table
+
+
+def _kls(kls: Sequence[Divergence]) -> Table:
+    table = Table(title="KL from the 16-bit policy, nats per token", title_justify="left")
+    table.add_column("change")
+    table.add_column("prompts", justify="right")
+    table.add_column("own completions", justify="right")
+    for kl in kls:
+        table.add_row(kl.change, f"{kl.prompt:.3g}", f"{kl.completion:.3g}")
+    return table

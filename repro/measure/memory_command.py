@@ -26,7 +26,7 @@ from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
-# The flags of a step, with what stands for those that are not given.
+# The flags of a step, with their defaults.
 _STEP: dict[str, Any] = {
     "format": "nvfp4",
     "rank": 32,
@@ -42,7 +42,7 @@ _STEP: dict[str, Any] = {
     "no_checkpointing": False,
     "json": False,
 }
-# What a parsed line holds beside its flags.
+# What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")
 
 
@@ -93,14 +93,14 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def asks_for_bytes(args: argparse.Namespace) -> bool:
-    """Whether `plan` is asked for the bytes of a step rather than for a target's runs.
+    """Whether `plan` is to print the bytes of a step rather than a target's runs.
 
     `memory` is a target, too; with `--model` its plan is that of a model's size.
 
     Raises
     ------
     ValueError
-        If flags of the one stand beside the other.
+        If flags of the one are given with the other.
     """
     asks = args.targets == ["memory"] and args.model is not None
     given = [name for name, value in vars(args).items() if value is not None and value is not False]
@@ -116,36 +116,36 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
 
 def main_memory(args: argparse.Namespace) -> int:
     """Print the plan; return 0 when the step fits its budget, 1 when it does not."""
-    asked: dict[str, Any] = _STEP | {
+    flags: dict[str, Any] = _STEP | {
         name: value for name, value in vars(args).items() if name in _STEP
     }
-    budget = parse_bytes(asked["budget"])
+    budget = parse_bytes(flags["budget"])
     shape = shape_named(args.model)
-    rows = asked["prompts"] * asked["group"]
-    row_tokens = asked["prompt_tokens"] + asked["completion_tokens"]
-    slots, micro_tokens = asked["slots"], asked["micro_tokens"]
+    rows = flags["prompts"] * flags["group"]
+    row_tokens = flags["prompt_tokens"] + flags["completion_tokens"]
+    slots, micro_tokens = flags["slots"], flags["micro_tokens"]
     step = StepShape(
         shape=shape,
-        weight_format=asked["format"],
-        rank=asked["rank"],
-        prompts=asked["prompts"],
-        group=asked["group"],
-        prompt_tokens=asked["prompt_tokens"],
-        completion_tokens=asked["completion_tokens"],
+        weight_format=flags["format"],
+        rank=flags["rank"],
+        prompts=flags["prompts"],
+        group=flags["group"],
+        prompt_tokens=flags["prompt_tokens"],
+        completion_tokens=flags["completion_tokens"],
         slots=rows if slots is None else slots,
         micro_tokens=row_tokens if micro_tokens is None else micro_tokens,
-        optimizer=asked["optimizer"],
-        cache=asked["cache"],
-        kept_blocks=shape.layers if asked["no_checkpointing"] else 0,
+        optimizer=flags["optimizer"],
+        cache=flags["cache"],
+        kept_blocks=shape.layers if flags["no_checkpointing"] else 0,
     )
     if slots is None:
         step = fit_slots(step, budget)
     if micro_tokens is not None:
         step = dataclasses.replace(step, micro_tokens=micro_tokens)
-    elif slots is not None and not asked["no_checkpointing"]:
+    elif slots is not None and not flags["no_checkpointing"]:
         step = fit_update(step, int(budget * FILLED_SHARE))
     plan = plan_memory(step)
-    text = json.dumps(plan_json(plan, budget), indent=1) if asked["json"] else _text(plan, budget)
+    text = json.dumps(plan_json(plan, budget), indent=1) if flags["json"] else _text(plan, budget)
     sys.stdout.write(text + "\n")
     return 0 if plan.peak <= budget else 1
 

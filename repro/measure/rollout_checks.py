@@ -1,4 +1,4 @@
-"""What is measured of the engine beside its speed, on one loaded model, once per seed.
+"""Checks of the engine other than its speed, on one loaded model, once per seed.
 
     sharing         prefill of groups of 8 with one prompt of 1,024 tokens, shared and not
     long_tail       completions of long-tailed lengths, batched continuously and statically
@@ -23,8 +23,8 @@ import torch
 from repro.data.load import load_problems
 from repro.data.prompts import render
 from repro.evidence.record import Estimate
+from repro.measure.rollout_cells import estimate, random_prompts, timed
 from repro.measure.rollout_faults import check_faults, check_noise
-from repro.measure.rollout_timing import estimate, random_prompts, timed
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy, load_policy
 from repro.rollout.engine import Engine

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from repro.evidence.record import Estimate
-from repro.measure.rollout_timing import estimate, random_prompts
+from repro.measure.rollout_cells import estimate, random_prompts
 from repro.models.norms import block_norms
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed

@@ -4,8 +4,8 @@ A point for which the plan says that even one sequence at a time is far too much
 that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and where that does
 not help, with half as many sequences sampled at once, until one at a time fails, too. Rows that
 wait for a slot cost time, not correctness: their tokens and gradients are the same.
-What was given up stands in the facts of the point; what does not fit, with the bytes that it needs,
-in the ledger.
+The facts of the point list what was given up; for a point that does not fit, the results have the
+bytes that it needs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from repro.measure.device_state import (
     slowed_us,
 )
 from repro.measure.memory_use import context_bytes
-from repro.measure.step_ledger import StepLedger, way_of
-from repro.measure.step_metrics import share_facts, step_line
+from repro.measure.step_metrics import StepResults, share_facts, step_line, way_of
 from repro.measure.step_training import (
     begin,
     go_to,
@@ -101,7 +100,7 @@ class Bench:
     scale: StepScale
     seed: int
     pool: GraderPool
-    ledger: StepLedger
+    results: StepResults
     should_stop: Stop
     progress: Progress = lambda text, values: None
     product_rate: float | None = None
@@ -211,11 +210,11 @@ def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
 
 
 def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
-    """Measure what the ledger lacks of some points of one model; return False when stopped."""
-    missing = [point for point in points if bench.ledger.missing(arm, point)]
+    """Measure some points of one model; return False when stopped."""
+    missing = [point for point in points if bench.results.missing(arm, point)]
     if not missing:
         return True
-    require_clean(finished=bench.ledger.finished)
+    require_clean(finished=bench.results.not_fitting)
     with _budget(missing[0]) as budget:
         missing = [point for point in missing if not _is_hopeless(bench, arm, point, budget)]
         if not missing:
@@ -225,8 +224,8 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
         except Exception as error:  # noqa: BLE001
             for point in missing:
                 if is_out_of_memory(error):
-                    said = f"{needs_by_allocator(error)}, for the weights alone"
-                    bench.ledger.out_of_memory(arm, point, said)
+                    sentence = f"{needs_by_allocator(error)}, for the weights alone"
+                    bench.results.out_of_memory(arm, point, sentence)
                 else:
                     _note_failure(bench, arm, point, error)
             return True
@@ -251,8 +250,8 @@ def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception
         When the device itself no longer answers.
     """
     traceback.print_exception(error)
-    said = (str(error).splitlines() or [""])[0]
-    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {said}")
+    message = (str(error).splitlines() or [""])[0]
+    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {message}")
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -308,12 +307,12 @@ def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budge
             if not is_out_of_memory(error):
                 raise
             needed = needs_by_allocator(error)
-            bench.ledger.begin_again(arm, point)
+            bench.results.begin_again(arm, point)
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
         release()
         if planned.slots == 1:
             tried = f"with {[*given_up, planned.slots]} rows at once"
-            bench.ledger.out_of_memory(arm, point, f"{needed}, {tried}")
+            bench.results.out_of_memory(arm, point, f"{needed}, {tried}")
             return True
         given_up.append(planned.slots)
         planned = dataclasses.replace(planned, slots=planned.slots // 2)
@@ -328,7 +327,7 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
     shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False)
     least = plan_memory(shape).peak
     if least > _HOPELESS * budget:
-        bench.ledger.out_of_memory(arm, point, needs(least, budget, "by the plan"))
+        bench.results.out_of_memory(arm, point, needs(least, budget, "by the plan"))
     return least > _HOPELESS * budget
 
 
@@ -340,7 +339,7 @@ def measure_repeats(
     planned: StepShape,
     given_up: list[int],
 ) -> bool:
-    """Warm up and measure the repeats that the ledger lacks; return False when stopped.
+    """Warm up and measure the repeats of a point; return False when stopped.
 
     Raises
     ------
@@ -367,10 +366,10 @@ def measure_repeats(
         state = begin(t)
         for _ in range(0 if point.memory_only else scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
-        while missing := bench.ledger.missing(arm, point):
+        while missing := bench.results.missing(arm, point):
             if bench.should_stop():
                 return False
-            # A second start goes on where the first one was, and a repeat is timed again as it was.
+            # A repeat that is timed again has the rows that it had.
             go_to(state, t, scale.warm_up + scale.steps - missing)
             retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
             seconds = timed_step(t, state, waves)
@@ -386,7 +385,7 @@ def measure_repeats(
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
-            bench.ledger.add(arm, point, seconds | {"slowed": slowed}, facts)
+            bench.results.add(arm, point, seconds | {"slowed": slowed}, facts)
     finally:
         sampler.close()
     return True

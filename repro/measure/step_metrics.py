@@ -1,4 +1,4 @@
-"""The metrics of measured steps.
+"""What a run has measured of steps, and the metrics that it comes to.
 
 Per point `p`, the metrics are
 
@@ -8,9 +8,9 @@ Per point `p`, the metrics are
     prediction_error_p (percent of the measured peak),
 
 and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
-time over the arm's, repeat by repeat. Spread rows beside equal ones have `rollout_over_equal_p`,
+time over the arm's, repeat by repeat. Spread rows with an equal twin have `rollout_over_equal_p`,
 `update_over_equal_p` and `step_over_equal_p`, the arm's own time over that with equal rows. Each
-metric is the median over the repeats, which stand in the record as a series of the metric's name. A
+metric is the median over the repeats, which the record has as a series of the metric's name. A
 point that samples part of its rows' tokens has no metric in which the rollout's time takes part;
 one that measures memory only has the last three.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from kernels.timing import copy_rate
 from repro.evidence.record import Estimate
-from repro.measure.step_ledger import StepLedger, way_of
+from repro.measure.fresh_process import LeftOut
 from repro.models.memory_plan import StepShape
 from repro.rl.clock import PHASES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
@@ -33,6 +33,65 @@ _OVER_EQUAL = {"rollout": "rollout", "update": "update", "step": "total"}
 # Metrics that say nothing where rows were filled up instead of sampled.
 _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup",
                    "rollout_ratio")  # fmt: skip
+
+
+def way_of(arm: StepArm) -> str:
+    """Return the name of an arm's way of training: its format, and what is unusual about it."""
+    name: str = arm.weight_format
+    if arm.linears != "kernels":
+        name += f"_{arm.linears}"
+    return name if arm.training == "lora" else f"{name}_{arm.training}"
+
+
+class StepResults:
+    """What one run has measured, by point and way of training.
+
+    Parameters
+    ----------
+    steps
+        Repeats of each point.
+    left_out
+        Points that do not fit, which a fresh process must know of.
+    """
+
+    def __init__(self, steps: int, left_out: LeftOut) -> None:
+        self._steps = steps
+        self._left_out = left_out
+        self._entries: dict[str, Entry] = {}
+
+    @property
+    def not_fitting(self) -> int:
+        """Points that were found not to fit."""
+        return len(self._left_out.sentences)
+
+    def entry(self, arm: StepArm, point: StepPoint) -> Entry:
+        """Return `repeats` (a list), `facts`, and `out_of_memory`: None, or what was needed."""
+        key = _key(arm, point)
+        entry = self._entries.get(key, {"repeats": [], "facts": {}})
+        return entry | {"out_of_memory": self._left_out.sentences.get(key)}
+
+    def missing(self, arm: StepArm, point: StepPoint) -> int:
+        """Return how many repeats are to be measured still."""
+        entry = self.entry(arm, point)
+        return 0 if entry["out_of_memory"] else max(0, self._steps - len(entry["repeats"]))
+
+    def add(self, arm: StepArm, point: StepPoint, repeat: Entry, facts: Entry) -> None:
+        """Add a repeat and renew the facts."""
+        repeats = [*self.entry(arm, point)["repeats"], repeat]
+        self._entries[_key(arm, point)] = {"repeats": repeats, "facts": facts}
+
+    def begin_again(self, arm: StepArm, point: StepPoint) -> None:
+        """Forget the repeats of a point, whose steps must be alike."""
+        self._entries.pop(_key(arm, point), None)
+
+    def out_of_memory(self, arm: StepArm, point: StepPoint, sentence: str) -> None:
+        """Note that a point does not fit."""
+        self.begin_again(arm, point)
+        self._left_out.note([_key(arm, point)], sentence)
+
+
+def _key(arm: StepArm, point: StepPoint) -> str:
+    return f"{point.name} {way_of(arm)}"
 
 
 def series_of(
@@ -127,7 +186,7 @@ def _unit(metric: str) -> str:
 
 
 def summary(
-    points: dict[str, dict[str, Any]], ledger: StepLedger, own: StepArm, scale: StepScale
+    points: dict[str, dict[str, Any]], results: StepResults, own: StepArm, scale: StepScale
 ) -> dict[str, Any]:
     """Return the receipts of the whole run: formats, adapters, and a rate that must be possible."""
     name = way_of(own)
@@ -137,7 +196,7 @@ def summary(
     seconds = 0.0
     nbytes = 0
     for point in scale.points:
-        entry = ledger.entry(own, point)
+        entry = results.entry(own, point)
         for repeat in entry["repeats"]:
             seconds += repeat["rollout"]
             # Every decode step reads every projection once.

@@ -2,10 +2,8 @@
 
 A run goes through its points model by model. Each model is built once with the baseline's format
 and once with the arm's; every point gets an engine on those same weights and an optimiser, warms
-up, and is timed as often as the scale says. Each timed step is written down at once
-(`repro.measure.step_ledger`): a run that was stopped goes on where it was, and an arm whose
-baseline another arm has measured takes it over. What the metrics are:
-`repro.measure.step_metrics`.
+up, and is timed as often as the scale says. Only a finished run is kept, as a record; one that was
+stopped is measured again from its beginning. The metrics: `repro.measure.step_metrics`.
 
 A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
 another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.
@@ -23,9 +21,9 @@ from kernels.timing import matmul_rate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
-from repro.measure.step_ledger import StepLedger, ledger_path, way_of
+from repro.measure.fresh_process import LeftOut
 from repro.measure.step_measure import Bench, measure_points, together
-from repro.measure.step_metrics import metrics_of, series_of, summary
+from repro.measure.step_metrics import StepResults, metrics_of, series_of, summary, way_of
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
 from repro.spec.config import RunConfig
@@ -40,7 +38,7 @@ def measure_steps(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Measure every point of the run's scale that the ledger does not hold yet.
+    """Measure every point of the run's scale.
 
     Raises
     ------
@@ -48,7 +46,9 @@ def measure_steps(
         Without a CUDA device, without the library that the arm multiplies by, or when every point
         failed.
     Stopped
-        When asked to stop between two steps; what was measured is kept.
+        When asked to stop between two steps; nothing is kept.
+    FreshProcessNeededError
+        When what a point left of the device's memory is not free for the next model.
     """
     if not torch.cuda.is_available():
         raise RuntimeError("step_time measures a GPU; this process has no CUDA device")
@@ -58,20 +58,20 @@ def measure_steps(
         raise RuntimeError(f"{own.name} {lacking}")
     torch.set_num_threads(threads)
     scale: StepScale = run.scale
-    ledger = StepLedger(ledger_path(folder, run.seed), scale)
+    results = StepResults(scale.steps, LeftOut(folder / "checkpoint"))
     ways = ways_of(own, scale)
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
     with GraderPool(workers=2) as pool:
-        bench = Bench(scale=scale, seed=run.seed, pool=pool, ledger=ledger, progress=progress,
+        bench = Bench(scale=scale, seed=run.seed, pool=pool, results=results, progress=progress,
                       should_stop=should_stop, product_rate=rate)  # fmt: skip
         for points in together(scale.points):
             for way in ways:
                 progress(f"{points[0].model} {way_of(way)}", {})
                 if not measure_points(bench, way, points):
                     raise Stopped
-    measured = measured_steps(own, ways, scale, ledger)
+    measured = measured_steps(own, ways, scale, results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
     measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries,
@@ -89,14 +89,14 @@ def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:
 
 
 def measured_steps(
-    own: StepArm, ways: list[StepArm], scale: StepScale, ledger: StepLedger
+    own: StepArm, ways: list[StepArm], scale: StepScale, results: StepResults
 ) -> Measured:
-    """Return what the ledger's entries come to."""
+    """Return what the results come to."""
     metrics: dict[str, Estimate] = {}
     series: dict[str, list[float | None]] = {}
     effects: dict[str, Any] = {"points": {}, "out_of_memory": []}
     for point in scale.points:
-        entries = {way_of(way): ledger.entry(way, point) for way in ways}
+        entries = {way_of(way): results.entry(way, point) for way in ways}
         _note_memory(effects, point, entries)
         timed_entries = {name: entry for name, entry in entries.items() if entry["repeats"]}
         effects["points"][point.name] = {
@@ -107,16 +107,16 @@ def measured_steps(
             continue
         base = timed_entries.get(way_of(ways[0])) if len(ways) > 1 else None
         twin = equal_twin(point, scale.points)
-        equal = ledger.entry(own, twin) if twin else None
+        equal = results.entry(own, twin) if twin else None
         metrics |= metrics_of(point, own_entry, base, equal)
         series |= series_of(point, own_entry, base, equal)
-    effects |= summary(effects["points"], ledger, own, scale)
+    effects |= summary(effects["points"], results, own, scale)
     slowed = [
         repeat["slowed"]
         for way in ways
         for point in scale.points
         if not point.memory_only
-        for repeat in ledger.entry(way, point)["repeats"]
+        for repeat in results.entry(way, point)["repeats"]
     ]
     # Where the driver counted around every repeat, its own and the baseline's.
     if slowed and all(slowed):

@@ -12,7 +12,7 @@ the largest that a rollout of this size can ask for.
 Easy mistakes
 -------------
 * Ending a phase by the host's clock without waiting for the device measures launches.
-* The last reserved byte counts, not the last allocated one, and the driver's context beside it.
+* The last reserved byte counts, not the last allocated one, and so does the driver's context.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> d
     Parameters
     ----------
     waves
-        How many iterations like this one stand for the step: seconds and tokens count so often.
+        How many iterations like this one make up the step: seconds and tokens are multiplied by it.
 
     Returns
     -------

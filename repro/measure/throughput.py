@@ -13,13 +13,15 @@ row to its limit, no prompt shared, prefill counted.
     host_share_<point>                     percent of a step at the smallest batch in which the
                                            device waits for the host
 
-A point with windows is not rolled out whole; see `rollout_windows`. What else the scale asks for
+A point with windows is not rolled out whole; see `rollout_cells`. What else the scale asks for
 is measured on the first shape (`rollout_checks`, `rollout_faults`).
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
-after, and the others stand. What ran out of memory measures nothing more: the rest is left to a
-fresh process. `effects["timed_retries"]` counts how often the allocator retried under the clock.
+after; the other batches are measured all the same, by a fresh process where memory ran out
+(`repro.measure.fresh_process`). Only finished runs are kept, as records; those that were stopped
+are measured again from the beginning. `effects["timed_retries"]` counts how often the allocator
+retried under the clock.
 
 Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
 none does. A first rollout captures steps and compiles kernels: it is not timed.
@@ -27,7 +29,8 @@ none does. A first rollout captures steps and compiles kernels: it is not timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -37,11 +40,10 @@ import torch
 
 from kernels.timing import copy_rate, matmul_rate
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.measure.device_state import release, require_clean
-from repro.measure.fresh_process import FreshProcessNeededError
-from repro.measure.rollout_cells import time_by_windows, time_host_share, time_whole
+from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
+from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
+from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
 from repro.measure.rollout_checks import CHECKS
-from repro.measure.rollout_parts import Parts, Repeat, open_parts
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.models.lora import adapter_layers
@@ -85,9 +87,9 @@ def measure_seeds(
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
     Stopped
-        When asked to stop; finished batches and checks are kept in `folder`.
+        When asked to stop; nothing is kept.
     FreshProcessNeededError
-        When the rest must be measured in another process; the same is kept.
+        When a part ran out of memory, which `folder` keeps: the others are for another process.
     DeviceBusyError
         When others use the device's memory.
     """
@@ -101,17 +103,17 @@ def measure_seeds(
     try:
         _measure_arms(arms, progress, should_stop)
     except FreshProcessNeededError as error:
-        error.finished = sum(len(arm.parts.done) for arm in arms)
+        error.finished = sum(len(arm.left_out.sentences) for arm in arms)
         raise
     for arm in arms:
         arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
     measured = {
         (arm.run.arm.name, repeat.seed): Measured(
-            metrics=repeat.metrics, effects=arm.parts.effects | _receipt(repeat, rates)
+            metrics=repeat.metrics, effects=arm.effects | _receipt(repeat, rates)
         )
         for arm in arms
-        for repeat in arm.parts.repeats
+        for repeat in arm.repeats
     }
     return [measured[run.arm.name, run.seed] for run in runs]
 
@@ -122,50 +124,70 @@ class _ArmAtHand:
 
     run: RunConfig
     products: Products
-    parts: Parts
+    repeats: list[Repeat]
+    effects: dict[str, Any]
+    left_out: LeftOut
 
-    def lacks(self, name: str) -> bool:
-        """Whether a point or check is neither finished nor left out."""
-        return name not in self.parts.done and name not in self.parts.effects["not_run"]
+    @property
+    def not_run(self) -> dict[str, str]:
+        """Batches, points and checks that are left out, each with why."""
+        left_out: dict[str, str] = self.effects["not_run"]
+        return left_out
+
+    @contextmanager
+    def fit_or_left_out(self, *names: str) -> Iterator[None]:
+        """Note parts whose work runs out of memory.
+
+        Raises
+        ------
+        FreshProcessNeededError
+            When it did: the other parts are measured in another process.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            sentence = needs_by_allocator(error)
+            self.left_out.note(names, sentence)
+            raise FreshProcessNeededError(f"{', '.join(names)} {sentence}") from error
 
     def fitting(self, point: ThroughputPoint) -> list[int]:
-        """Return the batches of a point of which nothing says that they do not fit."""
-        left_out = self.parts.effects["not_run"]
-        return [batch for batch in point.batches if cell_of(point, batch) not in left_out]
+        """Return the batches of a point that are not known not to fit."""
+        return [batch for batch in point.batches if cell_of(point, batch) not in self.not_run]
 
     def name_points_left_out(self) -> None:
         """Say of points without a batch that fits why they were not run."""
-        left_out = self.parts.effects["not_run"]
         for point in self.run.scale.points:
             if not self.fitting(point):
-                left_out[point.name] = left_out[cell_of(point, min(point.batches))]
+                self.not_run[point.name] = self.not_run[cell_of(point, min(point.batches))]
 
 
 def _measure_arms(
     arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    """Measure the remaining points and checks, each shape loaded once."""
+    """Measure all points and checks, each shape loaded once."""
     scale: ThroughputScale = arms[0].run.scale
     checks = scale.checks
     for shape, group in groupby(scale.points, key=lambda point: point.shape):
         points = list(group)
         policy: Policy | None = None
         for arm in arms:
-            left = [point for point in points if arm.lacks(point.name) and arm.fitting(point)]
-            due = [(what, count) for what, count in checks if arm.lacks(what)]
+            left = [point for point in points if arm.fitting(point)]
+            due = [(what, count) for what, count in checks if what not in arm.not_run]
             if not left and not due:
                 continue
             cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
-            with arm.parts.fit_or_left_out(*cells, *(what for what, _ in due)):
+            with arm.fit_or_left_out(*cells, *(what for what, _ in due)):
                 policy = _loaded(arm.run, shape) if policy is None else _exchanged(policy, arm.run)
-            _measure_shape(arm, shape, policy, left, due, progress, should_stop)
+            _measure_shape(arm, policy, left, due, progress, should_stop)
         checks = ()
         del policy
         release()
 
 
 def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
-    """Return the arms of the runs, in order, each with its parts in a folder of its own."""
+    """Return the arms of the runs, in order, each with what is known not to fit."""
     seeds: dict[str, list[int]] = {}
     for run in runs:
         seeds.setdefault(run.arm.name, []).append(run.seed)
@@ -174,40 +196,37 @@ def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
         first = next(run for run in runs if run.arm.name == name)
         foreign = name in first.scale.bitsandbytes
         products: Products = "bitsandbytes" if foreign else "own"
+        left_out = LeftOut(folder / name)
         effects = {
             "linears": {},
             "adapter_modules": 0,
             "products": products,
             "repeats_together": len(runs),
-            "not_run": {},
+            "not_run": left_out.sentences | not_fitting(first.scale, first.arm, total),
             "timed_retries": {},
         }
-        parts = open_parts(folder / name, numbers, effects)
-        parts.effects["not_run"] |= not_fitting(first.scale, first.arm, total)
-        arms.append(_ArmAtHand(run=first, products=products, parts=parts))
+        repeats = [Repeat(seed=seed) for seed in numbers]
+        arms.append(_ArmAtHand(run=first, products=products, repeats=repeats, effects=effects,
+                               left_out=left_out))  # fmt: skip
     return arms
 
 
 def _measure_shape(
     arm: _ArmAtHand,
-    shape: str,
     policy: Policy,
     left: Sequence[ThroughputPoint],
     due: Sequence[tuple[Check, int]],
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Measure the points of one shape that are left for an arm, and the checks that are due."""
-    parts, scale = arm.parts, arm.run.scale
-    if f"shape {shape}" not in parts.done:
-        _count(policy, arm.run, parts.effects)
-        parts.finish(f"shape {shape}")
+    """Measure the points of one shape that fit an arm, and the checks that are due."""
+    scale = arm.run.scale
+    _count(policy, arm.run, arm.effects)
     for point in left:
         number = 1 + scale.points.index(point)
         progress(f"{point.name}: {arm.run.arm.label}", {"step": number, "steps": len(scale.points)})
         _point(point, policy, arm, should_stop)
-        parts.finish(point.name)
-    _check(due, policy, parts, progress, should_stop)
+    _check(due, policy, arm, progress, should_stop)
 
 
 def _loaded(run: RunConfig, shape: str) -> Policy:
@@ -242,23 +261,22 @@ def _exchanged(policy: Policy, run: RunConfig) -> Policy:
 def _check(
     due: Sequence[tuple[Check, int]],
     policy: Policy,
-    parts: Parts,
+    arm: _ArmAtHand,
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Make the checks that are due on `policy`, each with the seeds that it asks for."""
+    """Make the checks that are due on `policy`, each with as many seeds as the scale says."""
     for what, count in due:
-        repeats = [repeat for repeat in parts.repeats if repeat.seed < count]
+        repeats = [repeat for repeat in arm.repeats if repeat.seed < count]
         if not repeats:
             continue
         if should_stop():
             raise Stopped
         progress(what, {})
-        with parts.fit_or_left_out(what):
+        with arm.fit_or_left_out(what):
             by_seed = CHECKS[what](policy, [repeat.seed for repeat in repeats])
         for repeat, metrics in zip(repeats, by_seed, strict=True):
             repeat.metrics |= metrics
-        parts.finish(what)
         release()
 
 
@@ -279,45 +297,45 @@ def _point(
     arm: _ArmAtHand,
     should_stop: Callable[[], bool],
 ) -> None:
-    parts, batches = arm.parts, arm.fitting(point)
-    repeats = [repeat for repeat in parts.repeats if point.timed_by(repeat.seed)]
+    batches = arm.fitting(point)
+    repeats = [repeat for repeat in arm.repeats if point.timed_by(repeat.seed)]
     if not repeats:
         return
-    with parts.fit_or_left_out(cell_of(point, max(batches))):
+    with arm.fit_or_left_out(cell_of(point, max(batches))):
         engine = _engine(point, max(batches), policy, arm.products)
         if point.windows:
             fill_cache(engine, repeats[0].seed)
     whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
-        if f"batch {cell}" in parts.done:
-            continue
-
-        def time_batch(batch: int = batch) -> int:
-            if point.windows:
-                also = batch in whole
-                return time_by_windows(point, batch, engine, repeats, should_stop, also_whole=also)
-            return time_whole(point, batch, engine, repeats, should_stop)
-
-        with parts.fit_or_left_out(cell):
+        timing = point, batch, engine, repeats, should_stop
+        with arm.fit_or_left_out(cell):
             # What the allocator learnt under one timing may spare it the next; a batch that does
             # not get by without a retry is as one that does not fit, and costs no other.
-            count = time_batch() and time_batch()
+            count = time_batch(*timing, also_whole=batch in whole)
+            count = count and time_batch(*timing, also_whole=batch in whole)
         if count:
             sentence = f"the allocator retried {count} times under the clock, as it did before"
-            parts.leave_out([cell], sentence)
+            arm.not_run[cell] = sentence
+            _forget(repeats, cell)
             continue
-        parts.effects["timed_retries"][cell] = count
-        parts.finish(f"batch {cell}")
+        arm.effects["timed_retries"][cell] = count
     share = f"host_share_{point.name}"
     smallest = min(point.batches)
-    timed = smallest in batches and cell_of(point, smallest) not in parts.effects["not_run"]
+    timed = smallest in batches and cell_of(point, smallest) not in arm.not_run
     smallest_timed = timed and not point.windows and point.new_tokens > 1
-    if smallest_timed and share not in parts.effects["not_run"]:
-        with parts.fit_or_left_out(share):
+    if smallest_timed and share not in arm.not_run:
+        with arm.fit_or_left_out(share):
             time_host_share(point, engine, repeats)
     engine.close()
     release()
+
+
+def _forget(repeats: Sequence[Repeat], cell: str) -> None:
+    """Take a batch's metrics out of what was measured."""
+    for repeat in repeats:
+        for name in [name for name in repeat.metrics if name.endswith(f"_{cell}")]:
+            del repeat.metrics[name]
 
 
 def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Products) -> Engine:
@@ -340,7 +358,7 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
 
 
 def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:
-    """Count what stands in the model, and require the arm's adapter, and that it does something."""
+    """Count the model's linear layers, and require the arm's adapter with a nonzero B."""
     for kind, count in linears_of(policy).items():
         effects["linears"][kind] = effects["linears"].get(kind, 0) + count
     for name, layer in adapter_layers(policy.model):

@@ -8,7 +8,7 @@ vocabulary, so that little else is timed. The products are gone through one afte
 the others as chosen so far; those that come out best are timed again in turn with what the table
 gives, which stays unless one of them is faster. A second round tries each product's best again, for
 the others have changed since. What comes out is for these sizes alone, and for ranks up to that of
-the adapter here: sizes beside and larger ranks have lost by it.
+the adapter here: neighbouring sizes and larger ranks have lost by it.
 
 Easy to get wrong: a step that is captured once goes on with the launches it was captured with.
 """

@@ -1,4 +1,4 @@
-"""Whether new records are worse than old ones: `compare`, `regress` and `check --regression`.
+"""Whether new records are worse than old ones: `compare` and `regress`.
 
 `sides` gathers the two sets of records, `repro.evidence.verdicts.compare` judges them, `render`
 writes the judgement down, and `command` is what the command line calls.

@@ -1,4 +1,4 @@
-"""The commands `compare`, `check --regression` and `regress`; exit status 0, 1 or 2.
+"""The commands `compare` and `regress`; exit status 0, 1 or 2.
 
 0: nothing is shown to be worse. 1: something regressed. 2: could not judge: no GPU, nothing blessed
 on this kind of device, no records, or records that are refused, failed or of another configuration.
@@ -22,7 +22,7 @@ from repro.regression.render import json_text, junit_text, markdown, print_judge
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import CHANGING, select
+from repro.run.select import select
 from repro.spec.arm import require
 from repro.spec.tier import Tier
 
@@ -62,23 +62,7 @@ def main_compare(args: argparse.Namespace) -> int:
     _write(judgement, args.json, args.junit)
     if args.summary:
         _append(Path(args.summary), markdown(judgement))
-    return _said(judgement)
-
-
-def main_check_regression(args: argparse.Namespace) -> int:
-    """Carry out `repro check --regression`: blessed records against those of `--runs`."""
-    refused = [name for name in ("blessed", *CHANGING) if vars(args).get(name)]
-    require(
-        not refused,
-        "--regression compares blessed records with those of --runs; leave out --"
-        + ", --".join(refused),
-    )
-    folder, sentence = runs_folder(args.runs)
-    judgement = judge(BLESSED, folder, args.targets, args.tier, expected_folder(args.expected))
-    if args.json:
-        sys.stdout.write(json_text(judgement))
-        return judgement.exit_status
-    return _said(judgement, sentence or "")
+    return _report(judgement)
 
 
 def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
@@ -142,7 +126,7 @@ def _measure(
     folder: Path,
     expected: Path,
 ) -> int:
-    """Run what has no record yet; where nobody watches, its progress goes to a log."""
+    """Run what has no record yet; without a terminal, its progress goes to a log."""
     worst = 0
     with contextlib.ExitStack() as stack:
         if not sys.stdout.isatty():
@@ -166,10 +150,10 @@ def _conclude(judgement: Judgement, folder: Path) -> int:
     (folder / "regress.md").write_text(text, encoding="utf-8")
     if os.environ.get(SUMMARY_VARIABLE):
         _append(Path(os.environ[SUMMARY_VARIABLE]), text)
-    return _said(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+    return _report(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
 
 
-def _said(judgement: Judgement, files: str = "") -> int:
+def _report(judgement: Judgement, files: str = "") -> int:
     """Print a judgement and return its exit status, though the reader (head) may leave early."""
     try:
         print_judgement(judgement, files)

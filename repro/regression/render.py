@@ -123,7 +123,7 @@ def provenance_text(judgement: Judgement) -> str:
 
 
 def _software(sides: Sequence[Side]) -> dict[str, str]:
-    """Return the versions of what timings depend on beside the source, by name."""
+    """Return the versions of the software that timings depend on, by name."""
     versions: dict[str, set[str]] = {name: set() for name in ("torch", "triton", "driver")}
     for record in (record for side in sides for record in side.every()):
         packages = record.environment.get("packages", {})
@@ -164,8 +164,8 @@ def print_judgement(judgement: Judgement, files: str = "", console: Console | No
         console.print(table)
     for problem in judgement.every_problem:
         console.print(f"[yellow]not judged[/] {escape(one_line(problem))}", highlight=False)
-    said = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
-    console.print(said, highlight=False)
+    verdict = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
+    console.print(verdict, highlight=False)
     for line in (counts_text(judgement), provenance_text(judgement), files):
         if line:
             console.print(line, highlight=False, markup=False)

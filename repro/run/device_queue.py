@@ -2,10 +2,9 @@
 
 Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
 queue hands one after another, the longest first, to one worker process per device, which sees its
-own device alone (`CUDA_VISIBLE_DEVICES`). The length of an ensemble is its runs' training steps
-added up. One that is longer than a device's equal share of all is cut into equal parts, and no
-further: part of a step's time does not depend on how many runs take it. Several workers to a device
-share its memory equally, and it gets as many ensembles.
+own device alone (`CUDA_VISIBLE_DEVICES`). How long one is, is counted and not estimated: training
+steps times the rows of a step. Where there are fewer ensembles than workers, the longest are
+halved. Several workers to a device share its memory equally, and it gets as many ensembles.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
 is done, so nothing that finished is done again. A device that no longer answers is left out
@@ -14,7 +13,6 @@ is done, so nothing that finished is done again. A device that no longer answers
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from repro.evidence.record import run_folder
 from repro.run.carry_out import is_ensemble
 from repro.run.worker import Task
 from repro.spec.arm import require
-from repro.spec.config import RunConfig, digest_of
+from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
@@ -183,35 +181,36 @@ def ensemble_tasks(
         alike = [run for run in together if run.scale.checkpoint == checkpoint]
         groups += [tuple(group) for group in (grouping(alike, fitting) if grouping else ())]
 
-    return [_task(group, runs) for group in cut(groups, devices * shared_by)] + [
-        Task(run=run, folder=run_folder(run, runs), runs=runs) for run in alone
+    return [_task(group, runs) for group in spread(groups, devices * shared_by)] + [
+        Task(run=run, folder=run_folder(run, runs), runs=runs)
+        for run in sorted(alone, key=rows_of, reverse=True)
     ]
 
 
-def cut(groups: Sequence[Group], workers: int) -> list[Group]:
-    """Return the groups, none longer than a worker's equal share of all steps, longest first.
+def spread(groups: Sequence[Group], workers: int) -> list[Group]:
+    """Return the groups longest first, the longest halved until every worker has one.
 
-    A cut keeps a seed's runs together as far as it goes: arms are compared within a seed.
+    A half keeps a seed's runs together as far as it goes: arms are compared within a seed.
     """
-    steps = sum(map(steps_of, groups))
-    parts: list[Group] = []
-    for group in groups:
-        parts += _in_parts(group, -(-steps_of(group) * workers // steps))
-    return sorted(parts, key=steps_of, reverse=True)
+    parts = sorted(groups, key=_rows_of_group, reverse=True)
+    while parts and len(parts) < workers and len(parts[0]) > 1:
+        by_seed = sorted(parts.pop(0), key=lambda run: run.seed)
+        middle = len(by_seed) // 2
+        parts += [tuple(by_seed[:middle]), tuple(by_seed[middle:])]
+        parts.sort(key=_rows_of_group, reverse=True)
+    return parts
 
 
-def steps_of(group: Group) -> int:
-    """Return the training steps of all runs of a group; a run without training counts as one."""
-    return sum(1 if run.procedure == "evaluate" else run.scale.steps for run in group)
+def _rows_of_group(group: Group) -> int:
+    return sum(map(rows_of, group))
 
 
-def _in_parts(group: Group, count: int) -> list[Group]:
-    count = min(count, len(group))
-    if count == 1:
-        return [group]
-    by_seed = sorted(group, key=lambda run: run.seed)
-    edges = [len(group) * part // count for part in range(count + 1)]
-    return [tuple(by_seed[a:b]) for a, b in itertools.pairwise(edges)]
+def rows_of(run: RunConfig) -> int:
+    """Return the rows that a run trains on, over all its steps; 0 where it trains on none."""
+    if run.procedure == "evaluate" or not isinstance(run.scale, TrainScale):
+        return 0
+    rows: int = run.scale.steps * run.scale.prompts_per_rollout * run.scale.group_size
+    return rows
 
 
 def _task(group: Group, runs: Path) -> Task:

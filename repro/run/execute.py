@@ -3,9 +3,10 @@
 A run is done when its record says so; nothing done is ever done again. Several starts on one folder
 of records share the work (`repro.run.shared_work`): each run is carried out by one of them. A run
 that failed leaves a record that says why beside the place of the record it did not write, and is
-tried again by the next start; one that was interrupted goes on from its own checkpoint. A disk that
-cannot be written fails no run: it ends the start (`repro.run.disk`). Results do not depend on how
-many workers there are, nor on which of them took a run.
+tried again by the next start; one that was interrupted goes on from its own checkpoint, or is
+measured again where it is a measurement. A disk that cannot be written fails no run: it ends the
+start (`repro.run.disk`). Results do not depend on how many workers there are, nor on which of them
+took a run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from repro.run.device_queue import (
     devices_of,
     ensemble_tasks,
     require_workers,
+    rows_of,
     sharing,
 )
 from repro.run.disk import DiskError, require_writable
@@ -303,7 +305,7 @@ def _tasks(
         )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(pending)
+        for group in carried_together(sorted(pending, key=rows_of, reverse=True))
     ]
 
 
@@ -344,7 +346,7 @@ def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
         nonlocal asked
         if asked is None:
             asked = time.monotonic()
-            console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
+            console.print("Stopping: what trains writes a checkpoint. Once more to stop at once.")
             pool.stop()
         elif time.monotonic() - asked > 0.5:
             pool.close()

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from repro.evidence.gpu_tests import (
     refusals,
 )
 from repro.evidence.provenance import PACKAGE, source_commit
-from repro.run.device_queue import visible_devices
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.tier import Tier
 
@@ -66,8 +64,8 @@ def main_gpu_tests(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else runs_folder(None)[0] / _RECORD
     record = run_gpu_tests(root, out.parent)
     record.write(out)
-    losses = _tell_losses(root, out.parent, record)
-    _tell(record, out)
+    losses = _report_losses(root, out.parent, record)
+    _report(record, out)
     return 0 if record.green and not losses else 1
 
 
@@ -122,8 +120,7 @@ def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
 
     Tests that need the device to themselves (marked `alone`) are a start of their own. The others
     spend most of their time compiling kernels, so several processes share the device where
-    pytest-xdist is installed. Where there are two devices, the tests that run alone have the first,
-    and all else goes to the second meanwhile.
+    pytest-xdist is installed. Every start sees all devices, for some tests need two.
     """
     files = gpu_test_files(root)
     alone = [file for file in files if "mark.alone" in (root / file).read_text(encoding="utf-8")]
@@ -133,22 +130,12 @@ def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
         processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
         # Each process would otherwise load the models that a file's tests share.
         shared = ["-n", str(processes), "--dist", "loadgroup"]
-    devices: Sequence[str | None] = visible_devices(None)[:2]
-    first, second = devices if len(devices) == 2 else (None, None)
-
-    def tests(names: Sequence[str], junit: str, *options: str, device: str | None) -> Outcome:
-        return run_pytest(root, [*options, "-m", "gpu", *names], folder / junit, device)
-
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        apart = executor.submit(tests, alone, "alone.xml", device=first)
-        if first is None:
-            apart.result()
-        rest = tests(together, "gpu_tests.xml", *shared, device=second)
-        # Not into the checkout: what is measured next would find it changed.
-        stored = (folder / _BENCHMARKS).resolve()
-        timed = [_BENCHMARKS, "--benchmark-only", f"--benchmark-storage=file://{stored}"]
-        benchmarks = run_pytest(root, timed, folder / "gpu_benchmarks.xml", second)
-        return apart.result() + rest, benchmarks
+    apart = run_pytest(root, ["-m", "gpu", *alone], folder / "alone.xml")
+    rest = run_pytest(root, [*shared, "-m", "gpu", *together], folder / "gpu_tests.xml")
+    # Not into the checkout: what is measured next would find it changed.
+    stored = (folder / _BENCHMARKS).resolve()
+    timed = [_BENCHMARKS, "--benchmark-only", f"--benchmark-storage=file://{stored}"]
+    return apart + rest, run_pytest(root, timed, folder / "gpu_benchmarks.xml")
 
 
 def keep_timings(stored: Path, root: Path, device: str) -> list[Path]:
@@ -172,17 +159,13 @@ def keep_timings(stored: Path, root: Path, device: str) -> list[Path]:
     return kept
 
 
-def run_pytest(
-    root: Path, arguments: Sequence[str], junit: Path, device: str | None = None
-) -> Outcome:
+def run_pytest(root: Path, arguments: Sequence[str], junit: Path) -> Outcome:
     """Run pytest in `root`, its output to this process's; return how it ended.
 
     Parameters
     ----------
     junit
         Where its results are written; those of an earlier run are removed first.
-    device
-        The one that it sees, as `CUDA_VISIBLE_DEVICES` names it; None leaves it all.
     """
     junit.parent.mkdir(parents=True, exist_ok=True)
     junit.unlink(missing_ok=True)
@@ -190,12 +173,11 @@ def run_pytest(
     options = [f"--junitxml={junit.resolve()}", "-o", "junit_family=xunit1"]
     command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", *options]
     begun = time.monotonic()
-    environment = os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
-    done = subprocess.run([*command, *arguments], cwd=root, check=False, env=environment)
+    done = subprocess.run([*command, *arguments], cwd=root, check=False)
     return read_outcome(junit, done.returncode, time.monotonic() - begun)
 
 
-def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
+def _report_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
     """Print how a run's benchmarks compare with the device's stored ones; return the losses.
 
     A row that has lost is timed once more, by a process of its own: unchanged kernels have been up
@@ -225,7 +207,7 @@ def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
     return list(losses)
 
 
-def _tell(record: GpuTests, out: Path) -> None:
+def _report(record: GpuTests, out: Path) -> None:
     lines = [
         f"GPU tests on {record.device}: {record.tests}",
         f"benchmarks: {record.benchmarks}",

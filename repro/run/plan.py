@@ -1,7 +1,7 @@
 """The plan as text: which runs a command would start, and what they would need, before they start.
 
-How long a run takes is said of arms that blessed records of the tier have timed: the median of what
-these took, on which device; of others the plan says that they are not timed.
+A time is quoted, never estimated: the median of what blessed records of an arm took, with their
+devices and commits. Arms without any are not timed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
+from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, find_record, read_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
@@ -41,7 +42,7 @@ class Timed:
     peak_bytes
         The largest peak of memory among them.
     basis
-        How many they are, and on which devices.
+        How many they are, on which devices and at which commits.
     """
 
     seconds: dict[tuple[str, str], tuple[float, int]]
@@ -245,7 +246,8 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
         taken = (_seconds_of(record), _runs_at_once(record))
         times.setdefault((record.target, record.arm), []).append(taken)
     devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
-    basis = f"median of {len(blessed)} blessed records of {', '.join(devices)}"
+    commits = ", ".join(commit[:7] for commit in commits_of(blessed))
+    basis = f"median of {len(blessed)} blessed records of {', '.join(devices)} at {commits}"
     return Timed(
         seconds={arm: median_low(taken) for arm, taken in times.items()},
         peak_bytes=max((int(record.value("peak_bytes") or 0) for record in blessed), default=0),

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from repro.evidence.form import without_controls
 from repro.run.worker import Event, Task
+from repro.spec.tier import Tier
 
 
 class Display:
@@ -78,7 +79,7 @@ class Display:
             "failed": ("[red]failed[/] ", _reason(event)),
             "elsewhere": ("[green]there[/]  ", "recorded meanwhile"),
             "disk": ("[red]no disk[/]", _reason(event)),
-            "stopped": ("[yellow]stopped[/]", "it resumes from its checkpoint"),
+            "stopped": ("[yellow]stopped[/]", _next_start(event.task)),
         }[event.kind]
         self._console.print(f"{label} {name:<34} {rest}", highlight=False)
 
@@ -96,6 +97,13 @@ class Display:
         for name, event in sorted(self._active.items()):
             table.add_row("  " + name, _plain(event.text), _numbers(event.values))
         return Group(table, self._progress)
+
+
+def _next_start(task: Task) -> str:
+    """Return what the next start does with a run that was stopped."""
+    if task.run.tier == Tier.SYSTEMS.value:
+        return "it is measured again from its beginning"
+    return "it resumes from its checkpoint"
 
 
 def _reason(event: Event) -> str:

@@ -51,7 +51,7 @@ class Task:
 
     `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`,
     `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it;
-    `finished` the parts that were saved when it last asked for a fresh process.
+    `finished` the parts that were known not to fit when it last needed a fresh process.
     """
 
     run: RunConfig
@@ -71,8 +71,8 @@ class Task:
 class Event:
     """What a worker says of its task.
 
-    `returned` is a task that goes back into the queue: its worker died, or it asked for a fresh
-    process to go on in; `values` then holds the number of `finished` parts. Else they are progress
+    `returned` is a task that goes back into the queue: its worker died, or it needs a fresh
+    process; `values` then holds the number of `finished` parts. Else they are progress
     numbers (`step`, `steps`, `reward`, ...). `text` is the phase, or the reason of a failure.
     `disk` is a task whose place cannot be written; `elsewhere` one that was recorded meanwhile.
     `last` says that the worker ends with this event: it takes one task alone, or its device no

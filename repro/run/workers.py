@@ -4,10 +4,10 @@ Each worker is a fresh process (`spawn`) with its own torch, a fixed number of t
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
 run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
 longer answers, costs its run only: the parent reports how it ended and starts another, on another
-device if one is idle. A device that answers no fresh process gets no more work. Each
-measurement has one worker, and continues in another where it asks for a fresh process. An interrupt
-is handled by the parent: workers ignore Ctrl-C, are asked to stop at the next step, and get `grace`
-seconds to write a checkpoint.
+device if one is idle. A device that answers no fresh process gets no more work. Each measurement
+has one worker, and is made again by another where it needs a fresh process. An interrupt is handled
+by the parent: workers ignore Ctrl-C, are asked to stop at the next step, and get `grace` seconds to
+write a checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.

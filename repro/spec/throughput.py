@@ -30,7 +30,7 @@ class ThroughputPoint:
         models take half a minute each, so not every seed repeats them.
     windows, window_steps
         In how many equal stretches the decode steps are cut, and how many steps in the middle of
-        each are timed: the rollout's time is their sum (`repro.measure.rollout_windows`). 0
+        each are timed: the rollout's time is their sum (`repro.measure.rollout_cells`). 0
         rolls out whole.
     """
 

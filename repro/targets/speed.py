@@ -6,7 +6,7 @@ BF16, and Table 9's batch-1 figures equal Tables 5 to 7's at batch 2. The ratios
 and are taken in one process on one device.
 
 Each cell is the paper's protocol, estimated once per seed from its prefill and from short windows
-of decode steps spread over all positions (`repro.measure.rollout_windows`): a verdict needs five
+of decode steps spread over all positions (`repro.measure.rollout_cells`): a verdict needs five
 paired repeats, and 2,048 tokens of a 32B take up to 40 seconds. One cell of each of Tables 5 to 8
 (batch 8), of Table 9 and of Fig. 11 (the smallest model, rank 32) is also rolled out whole, and
 what the windows gain over it has a bar.

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from repro.measure.fresh_process import LeftOut
+from repro.measure.step_measure import Bench, Stop, engine_config, step_shape
+from repro.measure.step_metrics import StepResults
+from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import RunStates
+from repro.rl.single_run.policy import SinglePolicy
+from repro.rl.trainer import Training
+from repro.rollout.engine import Engine
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
+from repro.targets.steps import NVFP4
 
 SHAPE = {
     "model_type": "qwen2",
@@ -24,6 +35,27 @@ SHAPE = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
+
+
+def prepared(
+    policy: Policy, pool: GraderPool, point: StepPoint, arm: StepArm = NVFP4
+) -> tuple[Training[SinglePolicy], RunStates, Engine]:
+    """Return a training at a point before its first step, and its engine."""
+    scale = StepScale(points=(point,), warm_up=1, steps=3)
+    planned = step_shape(point, "nvfp4", 16, scale, 10**10)
+    engine = Engine(policy, engine_config(point, planned))
+    t = training_of(
+        policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
+    )
+    return t, begin(t), engine
+
+
+def bench_of(
+    scale: StepScale, pool: GraderPool, folder: Path, should_stop: Stop = lambda: False
+) -> Bench:
+    """Return a bench without results, whose notes lie in `folder`."""
+    results = StepResults(scale.steps, LeftOut(folder))
+    return Bench(scale=scale, seed=0, pool=pool, results=results, should_stop=should_stop)
 
 
 class HostEvent:

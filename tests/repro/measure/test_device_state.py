@@ -170,7 +170,7 @@ def test_memory_that_a_process_without_any_cannot_have_left_is_the_others(
     driver(pids=("own", "4711"))
     monkeypatch.setattr(states, "_PATIENCE_SECONDS", 0.0)
     memory.beside = 30 * GIB
-    with pytest.raises(DeviceBusyError, match=f"{30 * GIB} are in use beside") as raised:
+    with pytest.raises(DeviceBusyError, match=f"{30 * GIB} are in use besides") as raised:
         require_clean()
     assert "4711" in str(raised.value)
 

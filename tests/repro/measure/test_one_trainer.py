@@ -18,8 +18,6 @@ import pytest
 
 from repro.evidence.procedure import Measured
 from repro.measure import step_measure
-from repro.measure.step_ledger import StepLedger
-from repro.measure.step_measure import Bench
 from repro.models.policy import Policy
 from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
@@ -42,6 +40,7 @@ from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1
+from tests.repro.measure.conftest import bench_of
 
 # Once per rollout, of however many runs.
 PER_ROLLOUT = (trainer.iterate, collect.collect)
@@ -175,8 +174,7 @@ def test_a_measured_step_is_the_trainers_step(
         micro_tokens=100,
     )  # fmt: skip
     scale = StepScale(points=(point,), warm_up=1, warm_up_tokens=4, steps=2)
-    ledger = StepLedger(tmp_path / "steps.json", scale)
-    bench = Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+    bench = bench_of(scale, pool, tmp_path)
     counted = calls_in(lambda: step_measure._measure(bench, NVFP4, point, policy, 10**10))
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
     require_passes_of_one_policy(counted, scale.warm_up + scale.steps)

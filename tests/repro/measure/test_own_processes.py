@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 import json
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TextIO
 
 import pytest
 from rich.console import Console
@@ -19,8 +21,9 @@ from repro.run.execute import Outcome, execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
-from repro.spec.target import plan
+from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
+from repro.targets import find
 from repro.targets.rollout import ROLLOUT
 from tests.planted import planted
 
@@ -29,6 +32,7 @@ from tests.planted import planted
 FAKE = """
 import json, os
 from datetime import UTC, datetime
+from repro.evidence.procedure import Stopped
 from repro.evidence.record import Estimate, record_of
 from repro.measure.fresh_process import FreshProcessNeededError
 
@@ -43,6 +47,10 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
     if (records / f"exhausts-{arm}").exists():
         import torch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    stops = records / f"stops-{arm}"
+    if stops.exists():
+        stops.unlink()
+        raise Stopped
     parts = records / f"parts-{arm}"
     if parts.exists():
         left, each = map(int, parts.read_text().split())
@@ -68,13 +76,20 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def go(runs: Path, fake: ModuleType, arms: list[str] | None = None) -> Outcome:
+def go(
+    runs: Path,
+    fake: ModuleType,
+    arms: list[str] | None = None,
+    *,
+    target: Target = ROLLOUT,
+    printed: TextIO | None = None,
+) -> Outcome:
     return execute(
-        planned(arms),
+        plan(target, Tier.SYSTEMS, 2, arms),
         runs,
         workers=1,
         threads=1,
-        console=Console(file=open(os.devnull, "w"), width=200),
+        console=Console(file=printed or open(os.devnull, "w"), width=200),
         carry_out=fake.carry_out,
     )
 
@@ -122,6 +137,22 @@ def test_an_arm_after_one_that_went_well_has_a_process_of_its_own_too(
     assert go(runs, fake).complete
     assert len({process for process, _ in calls(runs)}) == 2
     assert rates(runs, FIRST) == rates(runs, SECOND) == [11073.0, 11073.0]
+
+
+def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_beginning(
+    runs: Path, fake: ModuleType
+) -> None:
+    (runs / f"stops-{SECOND}").touch()
+    printed = io.StringIO()
+    outcome = go(runs, fake, target=find("table6"), printed=printed)
+    assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 2)
+    assert "it is measured again from its beginning" in printed.getvalue()
+    kept = {path: path.read_bytes() for path in iterate_records(runs, "systems", "table6")}
+    assert {path.parent.name for path in kept} == {FIRST}
+    outcome = go(runs, fake, target=find("table6"))
+    assert (outcome.before, outcome.finished, outcome.left) == (2, 2, 0)
+    assert [arm for _, arm in calls(runs)] == [FIRST, SECOND, SECOND]
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_a_task_that_gets_on_goes_on_in_fresh_processes_before_the_next_arm(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +10,10 @@ import pytest
 import torch
 
 from kernels import dispatch
-from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
-from repro.measure import rollout_windows, throughput
-from repro.measure.rollout_parts import Repeat
-from repro.measure.rollout_windows import compare_with_whole, time_cell, windows_of
+from repro.measure import rollout_cells, throughput
+from repro.measure.rollout_cells import Repeat, compare_with_whole, time_cell, windows_of
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
@@ -78,8 +75,8 @@ def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is
     def measured(engine: Engine, width: int, position: int, count: int) -> float:
         return sum(at(position + 1 + i) for i in range(count - 1)) / (count - 1)
 
-    monkeypatch.setattr(rollout_windows, "time_steps", measured)
-    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 0.05)
+    monkeypatch.setattr(rollout_cells, "time_steps", measured)
+    monkeypatch.setattr(rollout_cells, "timed", lambda *a, **k: 0.05)
     point = dataclasses.replace(PAPER, name="a", shape="a", batches=(2,))
     repeat = Repeat(seed=3)
     engine = engine_for(dataclasses.replace(POINT, batches=(2,)))
@@ -95,7 +92,7 @@ def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is
 
 
 def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 2.06)
+    monkeypatch.setattr(rollout_cells, "timed", lambda *a, **k: 2.06)
     repeat = Repeat(seed=0)
     compare_with_whole(POINT, 2, engine_for(), repeat, [[1] * 8] * 2, 2.0)
     assert repeat.metrics["window_gain_7b_2"].value == pytest.approx(3.0)
@@ -139,30 +136,6 @@ def test_every_rank_and_seed_gets_a_record_that_counts(
         assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
         assert violations(record) == []
         assert record.effects["timing"]["seconds"] > 0
-
-
-def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
-    loaded: list[str], tmp_path: Path
-) -> None:
-    runs = ranked_runs()
-    # Two batches of two seeds of the first rank, then the first of the second.
-    asked = iter([False] * 4 + [True])
-    with pytest.raises(Stopped):
-        throughput.measure_seeds(
-            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
-        )
-    done = {
-        path.parent.name: json.loads(path.read_text())["done"]
-        for path in (tmp_path / "checkpoint").glob("*/parts.json")
-    }
-    assert done == {
-        "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
-        "nvfp4_lora_r32": ["shape a"],
-    }
-    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
-    assert loaded == ["a", "a", "b"]
-    assert all("tokens_per_second_14b_2" in measured.metrics for measured in results)
-    assert {measured.effects["adapter_modules"] for measured in results} == {28}
 
 
 @pytest.mark.usefixtures("host_clock")

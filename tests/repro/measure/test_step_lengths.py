@@ -11,19 +11,17 @@ import pytest
 
 from repro.evidence.verdicts.expectation import load_bars
 from repro.measure import step_measure, step_metrics, step_time, step_training
-from repro.measure.step_ledger import StepLedger
+from repro.measure.fresh_process import LeftOut
+from repro.measure.step_metrics import StepResults
 from repro.measure.step_training import begin, go_to, timed_step, training_of, warm_up
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
-from repro.rl.runs import RunStates
-from repro.rl.single_run.policy import SinglePolicy
-from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
 from repro.spec.resolve import plain_values
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
     BF16,
     LENGTH_POINTS,
@@ -34,6 +32,7 @@ from repro.targets.steps import (
     TABLE3_32B_RL,
     TABLE3_POINTS,
 )
+from tests.repro.measure.conftest import prepared
 
 FULL_SIZE = LENGTH_POINTS[0]
 SPREAD = StepPoint(
@@ -60,17 +59,6 @@ def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_toke
         assert len(set(equal)) == 1
         assert abs(sum(equal) - sum(spread)) <= len(spread) / 2
     assert set(TABLE3_POINTS[0].drawn_lengths(0)) == {2048}
-
-
-def prepared(
-    policy: Policy, pool: GraderPool, point: StepPoint, arm: StepArm = NVFP4
-) -> tuple[Training[SinglePolicy], RunStates, Engine]:
-    scale = StepScale(points=(point,), steps=3)
-    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
-    engine = Engine(policy, step_measure.engine_config(point, planned))
-    micro_tokens = planned.micro_tokens
-    t = training_of(policy, engine, pool, arm, point, scale, seed=0, micro_tokens=micro_tokens)
-    return t, begin(t), engine
 
 
 def completion_lengths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -106,7 +94,7 @@ def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_al
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_second_start_draws_the_lengths_that_the_first_would_have(
+def test_a_step_timed_again_draws_the_same_lengths(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = completion_lengths(monkeypatch)
@@ -159,14 +147,14 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
 ) -> None:
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     scale = StepScale(points=(SPREAD, EQUAL), steps=3)
-    ledger = StepLedger(tmp_path / "l.json", scale)
+    results = StepResults(scale.steps, LeftOut(tmp_path))
     facts = {"generated_tokens": 96, "decode_steps": 9, "weight_bytes": 1, "linears": {},
-             "adapter_modules": 1, "parameters_trainable": 1}  # fmt: skip
+             "adapter_modules": 1, "parameters_trainable": 1, "peak_bytes": 0}  # fmt: skip
     for factor in (1.2, 1.3, 1.1):
         for point, seconds in ((SPREAD, 2 * factor), (EQUAL, 2.0)):
             times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
-            ledger.add(NVFP4, point, times | {"slowed": {}}, facts)
-    measured = step_time.measured_steps(NVFP4, [NVFP4], scale, ledger)
+            results.add(NVFP4, point, times | {"slowed": {}}, facts)
+    measured = step_time.measured_steps(NVFP4, [NVFP4], scale, results)
     for name in ("rollout", "update", "step"):
         estimate = measured.metrics[f"{name}_over_equal_few_spread"]
         assert (estimate.value, estimate.unit) == (pytest.approx(1.2), "ratio")

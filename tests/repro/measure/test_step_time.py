@@ -9,32 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from repro.measure import step_ledger, step_measure, step_time
-from repro.measure.step_ledger import StepLedger
-from repro.measure.step_metrics import metrics_of, series_of
+from repro.measure import step_measure, step_time
+from repro.measure.step_metrics import metrics_of, series_of, way_of
 from repro.measure.step_training import (
     RandomPrompts,
-    begin,
     go_to,
     parameter_image,
     timed_step,
-    training_of,
     warm_up,
 )
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
-from repro.rl.runs import RunStates
 from repro.rl.single_run import policy as single
-from repro.rl.single_run.policy import SinglePolicy
-from repro.rl.trainer import Training
-from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
 from repro.targets.memory import (
-    CLAIM,
     MEMORY,
     MEMORY_BUDGETS,
     MEMORY_DENSE,
@@ -43,13 +35,13 @@ from repro.targets.memory import (
 from repro.targets.steps import (
     BF16,
     FULL,
-    NF4,
     NVFP4,
     POINTS_14B,
     RELEASED,
     STEP_TARGETS,
     TABLE3_POINTS,
 )
+from tests.repro.measure.conftest import prepared
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
@@ -60,23 +52,11 @@ POINT = StepPoint(
 WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
 
 
-def prepared(
-    policy: Policy, pool: GraderPool, point: StepPoint = POINT, arm: StepArm = NVFP4
-) -> tuple[Training[SinglePolicy], RunStates, Engine]:
-    scale = StepScale(points=(point,), warm_up=1, steps=3)
-    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
-    engine = Engine(policy, step_measure.engine_config(point, planned))
-    t = training_of(
-        policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
-    )
-    return t, begin(t), engine
-
-
 @pytest.mark.usefixtures("host_clock")
 def test_a_step_samples_grades_and_moves_every_trained_tensor(
     policy: Policy, pool: GraderPool
 ) -> None:
-    t, state, engine = prepared(policy, pool)
+    t, state, engine = prepared(policy, pool, POINT)
     before = {name: p.detach().clone() for name, p in trainable_parameters(policy).items()}
     image = parameter_image(policy)
     steps = [timed_step(t, state) for _ in range(3)]
@@ -99,7 +79,7 @@ def test_the_sampler_and_the_trainers_pass_agree_after_updates(
 
 @pytest.mark.usefixtures("host_clock")
 def test_filled_rows_say_nothing_of_the_sampler(policy: Policy, pool: GraderPool) -> None:
-    t, state, _ = prepared(policy, pool)
+    t, state, _ = prepared(policy, pool, POINT)
     assert "sampler_trainer_abs_diff_mean" not in timed_step(t, state)
 
 
@@ -149,7 +129,7 @@ def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_second_start_times_the_steps_that_the_first_would_have(
+def test_a_run_goes_on_with_the_prompts_of_the_step_it_is_set_to(
     fresh_policy: Callable[[], Policy], pool: GraderPool
 ) -> None:
     def tokens(step: int, steps: int) -> list[Any]:
@@ -168,7 +148,7 @@ def test_a_second_start_times_the_steps_that_the_first_would_have(
 
 @pytest.mark.usefixtures("host_clock")
 def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
-    t, state, _ = prepared(policy, pool)
+    t, state, _ = prepared(policy, pool, POINT)
     seconds = timed_step(t, state)
     assert sum(seconds[name] for name in PHASES) == pytest.approx(seconds["total"], rel=1e-6)
     for name in ("rollout", "reward", "update", "optimizer"):
@@ -187,7 +167,7 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
         return plain(policy, rollout, index, *args, **settings)
 
     monkeypatch.setattr(single, "accumulate_step", watched)
-    t, state, engine = prepared(policy, pool)
+    t, state, engine = prepared(policy, pool, POINT)
     policies = dataclasses.replace(t.policies, micro_tokens=100)
     warm_up(dataclasses.replace(t, policies=policies), state, 4)
     assert engine.statistics.generated_tokens == 4 * 4
@@ -244,63 +224,16 @@ def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
         assert f"{name}_small" not in metrics
 
 
-def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scale = StepScale(points=(POINT,))
-    maker = {"commit": "a" * 40, "device": "one"}
-    monkeypatch.setattr(step_ledger, "made_by", lambda: dict(maker))
-    StepLedger(tmp_path / "l.json", scale).add(NVFP4, POINT, {"total": 1.0}, {"peak_bytes": 1})
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 0
-    longer = dataclasses.replace(POINT, completion_tokens=25)
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, longer) == 1
-    assert StepLedger(tmp_path / "l.json", scale).missing(RELEASED, POINT) == 1
-    other = dataclasses.replace(scale, warm_up_tokens=9)
-    assert StepLedger(tmp_path / "l.json", other).missing(NVFP4, POINT) == 1
-    maker["device"] = "two"
-    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 1
-
-
-def test_a_tree_with_changes_shares_no_entry_between_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, True))
-    first_source = step_ledger.made_by()
-    monkeypatch.setattr(step_ledger.os, "getpid", lambda: -1)
-    assert step_ledger.made_by() != first_source
-    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, False))
-    assert step_ledger.made_by()["commit"] == "a" * 40
-
-
-def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
-    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_32b").scales.values()
-    (memory,) = MEMORY.scales.values()
-    StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
-    raw = StepLedger(tmp_path / "l.json", memory)
-    assert CLAIM in memory.points
-    assert CLAIM.whole
-    assert raw.missing(step_arm(MEMORY.arms[0]), CLAIM) == 0
-    assert raw.missing(BF16, CLAIM) == 1
-
-
 def test_an_arms_ways_are_its_baseline_and_itself() -> None:
     scale = StepScale(points=(POINT,), baseline="bf16")
 
     def names(arm: StepArm) -> list[str]:
-        return [step_ledger.way_of(way) for way in step_time.ways_of(arm, scale)]
+        return [way_of(way) for way in step_time.ways_of(arm, scale)]
 
     assert names(NVFP4) == ["bf16", "nvfp4"]
     assert names(BF16) == ["bf16"]
     assert names(RELEASED) == ["bf16", "nvfp4_dequantised"]
     assert names(FULL) == ["bf16", "bf16_full"]
-
-
-def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
-    scale = StepScale(points=(POINT,), baseline="bf16")
-    ledger = StepLedger(tmp_path / "l.json", scale)
-    for arm in (NVFP4, NF4, RELEASED, FULL):
-        ledger.add(step_time.ways_of(arm, scale)[0], POINT, {"total": 1.0}, {"peak_bytes": 1})
-        assert ledger.missing(BF16, POINT) == 0
 
 
 def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:

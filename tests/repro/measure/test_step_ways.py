@@ -16,8 +16,7 @@ import torch
 
 from repro.measure import checkpoint_stage, step_measure, step_time
 from repro.measure.checkpoint_path import carry_through
-from repro.measure.step_ledger import StepLedger, way_of
-from repro.measure.step_measure import Bench
+from repro.measure.step_metrics import way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
@@ -80,10 +79,9 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(
     point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
-        ledger = StepLedger(tmp_path / "steps.json", scale)
-        bench = Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+        bench = small.bench_of(scale, pool, tmp_path)
         assert step_measure._measure(bench, arm, point, build(arm, device), 10**11)
-    entry = ledger.entry(arm, point)
+    entry = bench.results.entry(arm, point)
     facts = entry["facts"]
     assert len(entry["repeats"]) == 2
     assert facts["linears"] == {arm.weight_format: 14}
@@ -96,7 +94,9 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(
         assert repeat["update"] > 0
         # Engine and trainer compute the same policy; bfloat16 rounds differently in each.
         assert repeat["sampler_trainer_abs_diff_mean"] < 0.05
-    result = step_time.measured_steps(arm, [arm], scale, ledger) if device == "cuda" else None
+    result = (
+        step_time.measured_steps(arm, [arm], scale, bench.results) if device == "cuda" else None
+    )
     assert result is None or result.metrics["peak_bytes_small"].value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from repro.evidence.procedure import Measured
 from repro.evidence.record import read_record
-from repro.measure import device_state, rollout_cells, rollout_windows, throughput
-from repro.measure.fresh_process import FreshProcessNeededError
-from repro.measure.rollout_parts import open_parts
+from repro.measure import rollout_cells, throughput
+from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
 from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
@@ -54,8 +52,7 @@ def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
             return whole(engine, prompts, new_tokens, **how)
 
         monkeypatch.setattr(torch.cuda, "mem_get_info", info)
-        for module in (rollout_cells, rollout_windows):
-            monkeypatch.setattr(module, "timed", timed)
+        monkeypatch.setattr(rollout_cells, "timed", timed)
 
     return install
 
@@ -103,8 +100,7 @@ def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
     exhausts(lambda rows, tokens: rows == 2)
     with pytest.raises(FreshProcessNeededError, match=f"p_2 {NEEDS}"):
         throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
-    stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
-    assert stored["done"] == ["shape a", "batch p_1", "not run: p_2"]
+    assert LeftOut(tmp_path / "checkpoint" / "nvfp4_lora").sentences == {"p_2": NEEDS}
     assert loaded == ["a"]
     results, _ = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
     assert "tokens_per_second_p_3" in results[0].metrics
@@ -228,8 +224,7 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
         count += 10 if len(prompts[0]) < 8 or "first_seed" not in how else 1
         return whole(engine, prompts, new_tokens, **how)
 
-    for module in (rollout_cells, rollout_windows):
-        monkeypatch.setattr(module, "timed", timed)
+    monkeypatch.setattr(rollout_cells, "timed", timed)
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
     results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
@@ -242,14 +237,14 @@ def test_a_batch_that_retried_is_timed_again_and_costs_no_other(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: bool
 ) -> None:
     timings: list[str] = []
-    whole = throughput.time_whole
+    time_batch = throughput.time_batch
 
-    def timed(point: Any, batch: int, *rest: Any) -> int:
-        whole(point, batch, *rest)
+    def timed(point: Any, batch: int, *rest: Any, also_whole: bool) -> int:
+        time_batch(point, batch, *rest, also_whole=also_whole)
         timings.append(f"{point.name}_{batch}")
         return 3 * (timings[-1] == "p_1" and (again or timings.count("p_1") == 1))
 
-    monkeypatch.setattr(throughput, "time_whole", timed)
+    monkeypatch.setattr(throughput, "time_batch", timed)
     results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     assert timings == ["p_1", "p_1", "p_2", "p_3", "q_1"]
     for result in results:
@@ -276,8 +271,8 @@ def test_a_model_is_loaded_into_a_clean_device_alone(
     with pytest.raises(FreshProcessNeededError) as raised:
         throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert asked == [0, 1]
-    # Shape, three batches and the point: what a fresh process need not do again.
-    assert raised.value.finished == 5
+    # Nothing ran out of memory, so that a fresh process would get no further twice.
+    assert raised.value.finished == 0
 
 
 def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(
@@ -292,14 +287,3 @@ def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(
     assert not record.ok
     assert f"p_1 {said}" in record.outcome["reason"]
     assert loaded == []
-
-
-def test_parts_that_are_left_out_stay_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_state.torch.cuda, "mem_get_info", lambda *a: (0, 140 * GIB))
-    parts = open_parts(tmp_path, [0], {"not_run": {}})
-    with pytest.raises(FreshProcessNeededError), parts.fit_or_left_out("p_3"):
-        raise NO_MEMORY
-    again = open_parts(tmp_path, [0], {"not_run": {}})
-    assert again.effects["not_run"] == {"p_3": NEEDS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import violations
-from repro.evidence.record import read_record
+from repro.evidence.record import find_record, read_record
 from repro.measure import device_state, rollout_checks, rollout_faults, throughput
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
@@ -25,7 +24,7 @@ from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.rollout import SCHEDULING
 from repro.targets.speed import at_rank
-from repro.targets.table1 import NVFP4_LORA
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 from tests.repro.measure import conftest as small
 
 SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
@@ -128,25 +127,32 @@ def _positional() -> dict[str, Any]:
     return {"progress": HOW["progress"], "should_stop": HOW["should_stop"], "threads": 1}
 
 
-def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
-    loaded: list[str], tmp_path: Path
+def test_a_stop_keeps_the_recorded_arms_and_the_next_start_measures_the_other(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = runs_of(ThroughputScale(points=POINTS))
+    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
+    scale = ThroughputScale(points=POINTS)
+    first = runs_of(scale)
+    second = [dataclasses.replace(run, arm=BF16_LORA) for run in first]
+    groups = carried_together([*first, *second])
+    paths = carry_out(groups[0], tmp_path / "work", tmp_path, **_positional())
+    texts = [path.read_bytes() for path in paths]
     # One answer a rollout: two of the long point, then the first of the short one.
     asked = iter([False, False, False, True])
+    stopping = _positional() | {"should_stop": lambda: next(asked)}
     with pytest.raises(Stopped):
-        throughput.measure_seeds(
-            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
-        )
-    stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
-    assert stored["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
-    rate = stored["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
-    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
-    assert results[0].metrics["tokens_per_second_long_1"].value == rate
-    assert "tokens_per_second_other_3" in results[2].metrics
-    assert results[0].effects["adapter_modules"] == 28
-    other = throughput.measure_seeds(runs[:2], folder=tmp_path, **HOW)
-    assert other[0].metrics["tokens_per_second_long_1"].value != rate
+        carry_out(groups[1], tmp_path / "work", tmp_path, **stopping)
+    left = [run for run in (*first, *second) if find_record(run, tmp_path) is None]
+    assert left == second
+    loaded.clear()
+    (group,) = carried_together(left)
+    for path in carry_out(group, tmp_path / "work", tmp_path, **_positional()):
+        record = read_record(path)
+        assert violations(record) == []
+        assert record.effects["repeats_together"] == 3
+        assert "tokens_per_second_other_3" in record.metrics
+    assert loaded == ["a", "b"]
+    assert [path.read_bytes() for path in paths] == texts
 
 
 def names_of(groups: list[tuple[RunConfig, ...]]) -> list[list[str]]:
@@ -187,8 +193,6 @@ def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_
         assert measured.effects["linears"] == {"nvfp4": 28}
         assert measured.effects["adapter_modules"] == 28
     assert len({m.metrics["tokens_per_second_short_1"].value for m in results}) == 4
-    folders = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
-    assert folders == ["nvfp4_lora_r16", "nvfp4_lora_r32"]
 
 
 def test_an_adapter_of_another_rank_than_the_arms_is_refused(

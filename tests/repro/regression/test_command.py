@@ -1,4 +1,4 @@
-"""`compare`, `check --regression`, `check` without records and `regress`, by their exit status."""
+"""`compare`, `check` without records and `regress`, by their exit status."""
 
 from __future__ import annotations
 
@@ -194,22 +194,6 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
     said = capsys.readouterr().out
     difference = f"target_version is {TABLE3.version - 1}, needed {TABLE3.version}"
     assert f"is of another configuration ({difference}); to replace the baseline: python" in said
-
-
-def test_check_regression_judges_as_compare_does(
-    tmp_path: Path, expected: Path, capsys: Printed
-) -> None:
-    line = ["check", "table3", "--tier", "systems", "--expected", str(expected), "--regression"]
-    write_steps(tmp_path / "slow", SLOWER)
-    (tmp_path / "empty").mkdir()
-    assert main([*line, "--runs", str(tmp_path / "baseline")]) == 0
-    assert main([*line, "--runs", str(tmp_path / "slow"), "--json"]) == 1
-    assert '"status": "regressed"' in capsys.readouterr().out
-    assert main([*line, "--runs", str(tmp_path / "empty")]) == 2
-    assert main([*line, "--blessed"]) == 2
-    assert "leave out --blessed" in capsys.readouterr().err
-    assert main([*line, "--set", "steps=3", "--limit", "4"]) == 2
-    assert "leave out --set, --limit" in capsys.readouterr().err
 
 
 def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(

@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import find_record, iterate_records, read_record
+from repro.run import execute as execution
 from repro.run.device_queue import (
-    cut,
     ensemble_tasks,
     fitting_memory,
-    steps_of,
+    rows_of,
+    spread,
     visible_devices,
 )
 from repro.run.execute import Outcome, execute
@@ -258,37 +259,35 @@ def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
     assert {device for device, _ in calls(folder)} == {"1"}
 
 
-def test_no_ensemble_is_longer_than_a_devices_equal_share() -> None:
+def test_the_longest_are_halved_until_every_worker_has_one() -> None:
     runs = tuple(plan(TOGETHER, Tier.MINI, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"]))
-    groups = cut([runs[:15], runs], 2)
-    assert [len(group) for group in groups] == [30, 30, 15]
-    assert [len(group) for group in cut([runs], 4)] == [15] * 4
-    assert cut([], 2) == []
-    # One after another there is nothing to gain, and the steps would be paid twice.
-    assert cut([runs], 1) == [runs]
+    assert [len(group) for group in spread([runs[:15], runs], 2)] == [60, 15]
+    assert [len(group) for group in spread([runs], 4)] == [15] * 4
+    assert [len(group) for group in spread([runs], 3)] == [30, 15, 15]
+    assert spread([], 2) == []
+    first, second = spread([tuple(runs_of(2))], 2)
+    assert [{run.seed for run in part} for part in (first, second)] == [{0}, {1}]
+    every = sorted(run.digest() for run in runs)
+    for workers in (1, 2, 8, 80):
+        parts = spread([runs[:9], runs[9:]], workers)
+        assert sorted(run.digest() for group in parts for run in group) == every
 
 
-def test_the_longest_by_steps_and_runs_comes_first() -> None:
+def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
     few = tuple(plan(TOGETHER, Tier.MINI, 2, ["bf16_lora"]))
     untrained = tuple(plan(TOGETHER, Tier.MINI, 9, ["bf16"]))
-    scale = dataclasses.replace(few[0].scale, steps=few[0].scale.steps + 1)
-    longer = dataclasses.replace(few[0], scale=scale)
-    assert longer.scale.steps > few[0].scale.steps
-    assert cut([untrained, (longer,), few], 1) == [few, (longer,), untrained]
-    assert [steps_of(few), steps_of(untrained)] == [2 * few[0].scale.steps, 9]
-
-
-def test_what_is_cut_is_every_run_once_on_each_number_of_devices() -> None:
-    runs = tuple(runs_of(4))
-    for devices in (1, 2, 3, 4, 8, 40):
-        digests = [run.digest() for group in cut([runs[:9], runs[9:]], devices) for run in group]
-        assert sorted(digests) == sorted(run.digest() for run in runs)
-
-
-def test_a_cut_keeps_a_seed_together() -> None:
-    (first, second) = cut([tuple(runs_of(2))], 2)
-    assert {run.seed for run in first} == {0}
-    assert {run.seed for run in second} == {1}
+    scale = few[0].scale
+    steps = dataclasses.replace(few[0], scale=dataclasses.replace(scale, steps=scale.steps + 1))
+    rows = dataclasses.replace(few[0], scale=dataclasses.replace(scale, group_size=17))
+    assert spread([untrained, (steps,), few, (rows,)], 1) == [(rows,), few, (steps,), untrained]
+    assert rows_of(few[0]) == scale.steps * scale.prompts_per_rollout * scale.group_size
+    assert rows_of(untrained[0]) == 0
+    apart = [
+        dataclasses.replace(run, scale=dataclasses.replace(run.scale, together=False))
+        for run in (untrained[0], few[0], steps)
+    ]
+    tasks = execution._tasks(apart, tmp_path, 1, 1, {}, None)
+    assert [task.run for task in tasks] == apart[::-1]
 
 
 def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:

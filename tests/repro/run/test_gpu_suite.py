@@ -134,7 +134,7 @@ def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
 ) -> None:
     started: list[list[str]] = []
 
-    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
+    def pretend(root: Path, arguments: list[str], junit: Path) -> Outcome:
         started.append(arguments)
         return benchmarks if "--benchmark-only" in arguments else GREEN
 
@@ -239,19 +239,3 @@ def test_words_about_the_mark_are_no_mark(tmp_path: Path) -> None:
     for name, text in (("a", marked), ("b", "TEXT = 'pytest.mark.gpu'\n")):
         (tmp_path / "tests" / f"test_{name}.py").write_text(text)
     assert gpu_suite.gpu_test_files(tmp_path) == ["tests/test_a.py"]
-
-
-@pytest.mark.usefixtures("device")
-def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, str | None] = {}
-
-    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
-        seen[junit.stem] = device
-        return GREEN
-
-    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path)
-    assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}

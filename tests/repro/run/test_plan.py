@@ -97,7 +97,8 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
     said = arm_lines(capsys, "study", *folders)
     assert said["bf16"].endswith(" s for 20 at once")
     assert said["bf16_lora"].endswith(" not timed")
-    assert said["timed"] == "median of 20 blessed records of nvidia_h200"
+    commit = records[0].commit[:7]
+    assert said["timed"] == f"median of 20 blessed records of nvidia_h200 at {commit}"
     said = arm_lines(capsys, "study_schedules", *folders)
     # Run and recorded as the study's.
     assert said["nvfp4_lora_aqn"].endswith(" at once")

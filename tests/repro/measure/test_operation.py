@@ -8,7 +8,7 @@ import torch
 from kernels.op import rotated, tensor_bytes
 from kernels.ops import named_op
 from kernels.timing import ROTATED_BYTES
-from repro.measure.operation_around import _BETWEEN_THE_PRODUCTS
+from repro.measure.operation import _BETWEEN_THE_PRODUCTS
 from repro.targets.kernels import KERNELS
 
 

@@ -1,0 +1,111 @@
+"""A row has lost beyond 10 % and both runs' noise, and else not; how timings are stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
+
+from benchmarks.device_time import DeviceClock, Limits
+from repro.evidence.benchmarks import LOSS_PERCENT, loss_percent
+
+ROOT = Path(__file__).parents[2]
+
+
+def stats(median: float, iqr: float) -> dict[str, float]:
+    return {"median": median, "iqr": iqr}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "fails"),
+    [
+        (stats(1.15, 0.01), stats(1.0, 0.01), True),
+        (stats(1.09, 0.001), stats(1.0, 0.001), False),
+        (stats(1.15, 0.2), stats(1.0, 0.01), False),
+        (stats(1.15, 0.01), stats(1.0, 0.2), False),
+        (stats(2.0, 0.2), stats(1.0, 0.3), True),
+        (stats(0.5, 0.0), stats(1.0, 0.0), False),
+    ],
+)
+def test_a_loss_counts_beyond_ten_percent_and_beyond_both_runs_scatter(
+    now: dict[str, float], before: dict[str, float], fails: bool
+) -> None:
+    assert (loss_percent(now, before) > LOSS_PERCENT) is fails
+
+
+CONFTEST = """
+from benchmarks import conftest as shared
+
+shared.HERE = __import__("pathlib").Path(__file__).parent
+shared.device_slug = lambda: "made_up"
+from benchmarks.conftest import (
+    pytest_benchmark_update_commit_info, pytest_benchmark_update_json,
+    pytest_benchmark_update_machine_info, pytest_configure,
+)
+"""
+ROWS = """
+import os
+import pytest
+from benchmarks.device_time import CLOCK, record_rounds
+
+SECONDS = [float(value) for value in os.environ["SECONDS"].split()]
+
+@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.parametrize("op", [pytest.param(object(), id="row")])
+def test_operation(op, benchmark):
+    rounds = iter([SECONDS[0], *SECONDS])
+    record_rounds(benchmark, lambda: next(rounds), rounds=len(SECONDS), device="cpu")
+"""
+# What a copy of the tree without git is told.
+COMMIT = "c0ffee" + 34 * "0"
+
+
+def timed(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a folder of benchmarks in a process of its own, with rounds of about 1 ms."""
+    rounds = "1.0e-3 1.01e-3 0.99e-3 1.0e-3 1.0e-3"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "REPRO_COMMIT": COMMIT}
+    command = [sys.executable, "-m", "pytest", str(folder), "-c", "/dev/null"]
+    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--benchmark-only", *options]
+    return subprocess.run(command, cwd=folder, env=environment | {"SECONDS": rounds},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+
+
+def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_comparison_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
+    done = timed(tmp_path)
+    assert done.returncode == 0, done.stdout
+    (path,) = tmp_path.rglob("made_up/*/0001_*.json")
+    text = json.loads(path.read_text(encoding="utf-8"))
+    (row,) = text["benchmarks"]
+    assert row["name"] == "test_operation[row]"
+    assert row["params"] == {"op": "row"}  # an object's own text has its address
+    assert row["stats"]["median"] == pytest.approx(1.0e-3)
+    assert row["stats"]["rounds"] == 5
+    assert text["machine_info"]["node"] == "made_up"
+    assert (text["commit_info"]["id"], path.name.split("_")[1]) == (COMMIT, COMMIT)
+    done = timed(tmp_path, "--benchmark-compare")
+    assert "Comparing against benchmarks from" in done.stdout + done.stderr
+    assert list(tmp_path.rglob("*.json")) == [path]
+
+
+def test_the_clock_moves_by_what_is_added_alone() -> None:
+    clock = DeviceClock()
+    assert clock() == clock() == 0.0
+    clock.add(0.25)
+    assert clock() == 0.25
+
+
+def test_the_binding_limit_is_the_larger_share() -> None:
+    limits = Limits(copy_rate=4e12, matmul_rate=8e14)
+    shares = limits.shares(1e-3, nbytes=2e9, flops=2e11)
+    assert shares["percent_of_copy_rate"] == pytest.approx(50)
+    assert shares["percent_of_matmul_rate"] == pytest.approx(25)
+    assert shares["limit_percent"] == pytest.approx(50)
