@@ -91,7 +91,7 @@ class ProblemSets:
 
 
 class TrainingMethod(Protocol):
-    """How policies are trained: by rewards, or on worked solutions."""
+    """How policies are trained."""
 
     @property
     def shown(self) -> Sequence[str]:

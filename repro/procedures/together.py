@@ -34,7 +34,6 @@ from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy, end_token_ids
-from repro.procedures.finetune import SFTTraining
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -73,7 +72,7 @@ def train_together(
     done: Done | None = None,
     folder_of: FolderOf | None = None,
 ) -> list[Outcome]:
-    """Carry out runs of `train`, `finetune` and `evaluate`, as many at once as memory allows.
+    """Carry out runs of `train` and `evaluate`, as many at once as memory allows.
 
     Parameters
     ----------
@@ -236,8 +235,7 @@ class _Ensemble:
         began = time.perf_counter()
         start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
-        is_tuned = self.runs[0].procedure == "finetune"
-        method: TrainingMethod = (SFTTraining if is_tuned else RLTraining)(loaded_runs, policies)
+        method = RLTraining(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
