@@ -305,7 +305,7 @@ def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
 def read_texts(
     token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
 ) -> list[str]:
-    """Return what completions of P prompts say, prompt-major, each after what its prompt opens."""
+    """Return the texts of completions of P prompts, prompt-major, each behind its opening."""
     decoded = tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
     openings = [opening_of(prompt, tokenizer) for prompt in prompts]
     return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]

@@ -36,7 +36,7 @@ class Asker(Protocol):
     """What samples the same prompts' completions from each of several runs."""
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts of at most `longest` tokens each run is asked at once."""
+        """Return the number of prompts, of at most `longest` tokens, asked of each run at once."""
         ...
 
     def sample(
@@ -58,7 +58,7 @@ class Alone:
         self.sampler = sampler
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts are asked at once, whatever their length."""
+        """Return the number of prompts asked at once, whatever their length."""
         del longest
         is_plain = isinstance(self.sampler, TorchSampler)
         return max(1, (_ROWS_AT_ONCE if is_plain else _ROWS_QUEUED) // samples)
@@ -95,7 +95,7 @@ class Stacked:
         self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts each run is asked at once, by rows and by prompts' tokens."""
+        """Return the number of prompts asked of each run at once, by rows and tokens."""
         runs = self.sampler.stack.runs
         most = max(1, self.rows_at_once // (samples * runs))
         return min(most, prompts_at_once(runs, samples, longest, self.share))

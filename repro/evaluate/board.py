@@ -61,7 +61,7 @@ class Board:
         self.evaluator = Evaluator(asker, tokenizer, pool, seeds, reads=reads)
 
     def grades(self, number: int = 0) -> dict[str, int]:
-        """Return how many grades of each status a run was given."""
+        """Return the number of a run's grades by status."""
         return dict(self.evaluator.grades[number])
 
     def greedy(
@@ -219,7 +219,7 @@ def final_metrics(
 
 
 def _of_samples(own: Answers, at: Sequence[int]) -> dict[str, Estimate]:
-    """Return what several samples per problem say."""
+    """Return the metrics of several samples per problem."""
     return own.at_k(at) | distinct_metrics(own.tallies())
 
 

@@ -108,7 +108,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """Return what a command line asks for, checked.
+    """Return the questions of a command line, checked.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
 
 
 def _telling(name: str, completions: int) -> Callable[[int, int], None]:
-    """Return what says every `_SILENT_SECONDS`, on stderr, how far sampling on a CPU has come."""
+    """Return a callback that reports a CPU's progress on stderr every `_SILENT_SECONDS`."""
     began = last = time.monotonic()
 
     def tell(tokens: int, going: int) -> None:
@@ -220,7 +220,7 @@ def _record(
     answers: Mapping[str, Answers],
     metrics: Mapping[str, Mapping[str, Estimate]],
 ) -> dict[str, Any]:
-    """Return what was asked of what, and the result, as JSON values."""
+    """Return the record as JSON values: checkpoint, questions, sampling and results."""
     commit, dirty = source_commit()
     adapter = None
     if asked.adapter is not None:

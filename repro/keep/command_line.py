@@ -51,7 +51,7 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
 
 
 def keeping_of(args: argparse.Namespace) -> Keeping:
-    """Return what a command line asks to keep, else what the environment does.
+    """Return the options of a command line, else those of the environment.
 
     Raises
     ------

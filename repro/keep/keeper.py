@@ -64,7 +64,7 @@ class Keeping:
 
     @classmethod
     def from_environment(cls) -> Keeping:
-        """Return what this process was asked to keep; `ValueError` as `parse_trackers`."""
+        """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
         named = os.environ.get(LOG_VARIABLE) or None
         return cls(
             trackers=parse_trackers(named),

@@ -176,7 +176,7 @@ def _finish(
 def accuracies(
     evaluator: Evaluator, problems: Sequence[Problem], *, samples: int = 0
 ) -> dict[str, Estimate]:
-    """Return how right a policy's answers are: a policy worth training knows more than it shows.
+    """Return a policy's accuracies: one that is worth training knows more than it shows.
 
     Greedily (what it shows) and greedily with the working forced (what it knows, the ceiling of
     training). Greedy accuracy rests on one near-tie, whether to work or not, and can move by tens

@@ -103,7 +103,7 @@ class TrainingMethod(Protocol):
         ...
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
-        """Return what training says of one finished run in one number each."""
+        """Return the metrics of one finished run's training."""
         ...
 
 
@@ -164,7 +164,7 @@ class LoadedRuns:
     def hooks(
         self, method: TrainingMethod, progress: Progress, should_stop: Callable[[], bool] | None
     ) -> Hooks:
-        """Return what training asks of its caller: held-out questions, progress, when to stop."""
+        """Return the hooks of training: held-out questions, progress, when to stop."""
 
         def on_step(step: int, values: StepValues) -> None:
             numbers = {"step": float(step), "steps": float(self.board.scale.steps)}

@@ -171,7 +171,7 @@ def take_device(device: str) -> int:
 
 
 def _shared_by() -> int:
-    """Return how many worker processes share the device, this one included."""
+    """Return the number of worker processes that share the device, this one included."""
     return int(os.environ.get(SHARING_VARIABLE, "1"))
 
 
