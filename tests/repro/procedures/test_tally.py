@@ -31,7 +31,7 @@ from tests.repro.procedures.test_together import SCALE, make_run, silent
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 
 
-class Board:
+class Graded:
     """Has been graded as it is told."""
 
     def __init__(self, *grades: dict[str, int]) -> None:
@@ -43,7 +43,7 @@ class Board:
 
 
 def tally_of(grades: dict[str, int], killed: int) -> tuple[RunTally, Any, Any]:
-    board: Any = Board({"ok": 100}, grades)
+    board: Any = Graded({"ok": 100}, grades)
     pool: Any = SimpleNamespace(workers_killed=0)
     tally = RunTally(board, pool, 1)
     pool.workers_killed = killed
@@ -76,7 +76,7 @@ def test_counts_go_on_from_those_of_the_start_before(monkeypatch: pytest.MonkeyP
 
 def test_graders_killed_under_another_run_are_not_this_one_s() -> None:
     pool: Any = SimpleNamespace(workers_killed=3)
-    assert RunTally(Board({}), pool).workers_killed == 0  # type: ignore[arg-type]
+    assert RunTally(Graded({}), pool).workers_killed == 0  # type: ignore[arg-type]
 
 
 def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
