@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from repro import __version__
-from repro.keep.command_line import add_commands, add_device, add_keeping, add_reward
+from repro.export.command_line import add_commands, add_device, add_reward
 from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
+from repro.runlog.log_flags import add_keeping
 from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2

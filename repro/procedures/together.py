@@ -30,7 +30,6 @@ from repro.evaluate.asking import Stacked
 from repro.evaluate.board import Board
 from repro.evaluate.grades import Answers
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy, end_token_ids
@@ -50,6 +49,7 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.runlog.run_logger import Keeper, Keeping
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import SHARING_VARIABLE
 

@@ -25,8 +25,7 @@ from repro.evaluate.grades import Answers
 from repro.evidence.derived import training_metrics
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.keep.keeper import Keeper, Keeping
-from repro.keep.probe import write_probe
+from repro.export.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
@@ -52,6 +51,7 @@ from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
+from repro.runlog.run_logger import Keeper, Keeping
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
 from repro.spec.resolve import plain_values
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices

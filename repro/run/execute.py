@@ -26,8 +26,6 @@ from rich.console import Console
 from repro.evidence.environment import capture_environment
 from repro.evidence.form import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
-from repro.keep.command_line import keeping_of
-from repro.keep.trackers import require_side_by_side
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble
 from repro.run.data_check import data_lines
@@ -55,6 +53,8 @@ from repro.run.select import (
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
+from repro.runlog.log_flags import keeping_of
+from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers

@@ -13,12 +13,12 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.procedure import WARNING
 from repro.evidence.record import find_record, read_record, run_folder
-from repro.keep.keeper import STOP_IDLE_VARIABLE, Keeper, Keeping
-from repro.keep.stream import read_lines
-from repro.keep.trackers import ADAPTERS, Adapter, name_of
-from repro.keep.watch import LENIENT, MIXED, Watch
 from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
+from repro.runlog.run_logger import STOP_IDLE_VARIABLE, Keeper, Keeping
+from repro.runlog.stream import read_lines
+from repro.runlog.trackers import ADAPTERS, Adapter, name_of
+from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

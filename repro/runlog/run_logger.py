@@ -10,7 +10,7 @@ In each run's folder, which lies beside its record and is named by its digest:
 
 None of it moves a number: a run with and without is the same run to the bit, so what is asked for
 is no part of its configuration; at most a run that learns nothing ends early, as a failed one
-(`--stop-idle`, `repro.keep.watch`). A tracker that fails is left after one warning. It reaches
+(`--stop-idle`, `repro.runlog.watch`). A tracker that fails is left after one warning. It reaches
 worker processes by the environment, as folders do.
 """
 
@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from repro.evidence.procedure import WARNING, Progress
-from repro.keep.stream import StepLines, read_lines
-from repro.keep.trackers import ADAPTERS, Tracker, name_of, parse_trackers
-from repro.keep.watch import LENIENT, MIXED, Watch
+from repro.runlog.stream import StepLines, read_lines
+from repro.runlog.trackers import ADAPTERS, Tracker, name_of, parse_trackers
+from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Keeping:
     Attributes
     ----------
     trackers
-        Names in `repro.keep.trackers.ADAPTERS`.
+        Names in `repro.runlog.trackers.ADAPTERS`.
     completions
         Whether completions are written.
     stop_idle
@@ -176,7 +176,7 @@ class Keeper:
             if rollout is None:
                 continue
             if self.keeping.completions:
-                from repro.keep.completions import write_completions
+                from repro.runlog.completions import write_completions
 
                 folder = self.folders[number] / "completions"
                 write_completions(folder, self.runs[number], step, rollout, tokenizer)

@@ -13,14 +13,14 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.evidence.record import read_record, record_path, run_folder
-from repro.keep import trackers
-from repro.keep.command_line import keeping_of
-from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeper, Keeping
-from repro.keep.stream import read_lines
-from repro.keep.trackers import ADAPTERS, Adapter, name_of
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
+from repro.runlog import trackers
+from repro.runlog.log_flags import keeping_of
+from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeper, Keeping
+from repro.runlog.stream import read_lines
+from repro.runlog.trackers import ADAPTERS, Adapter, name_of
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
