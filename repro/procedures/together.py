@@ -49,7 +49,7 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.runlog.run_logger import Keeper, Keeping
+from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import SHARING_VARIABLE
 
@@ -265,8 +265,9 @@ class _Ensemble:
         hooks = self.loaded_runs.hooks(method, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
-                keeper = Keeper(self.runs, self.folders, Keeping.from_environment(), self._tell)
-                hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
+                options = LogOptions.from_environment()
+                logger = RunLogger(self.runs, self.folders, options, self._tell)
+                hooks = contexts.enter_context(logger).around(hooks, self.stack.tokenizer)
             results = method.train(hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]
         if not all(isinstance(one, FailedRun) or one.finished for one in results):

@@ -51,7 +51,7 @@ from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
-from repro.runlog.run_logger import Keeper, Keeping
+from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
 from repro.spec.resolve import plain_values
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -100,9 +100,9 @@ def train_and_measure(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm by a method and measure it; keep what was trained in `folder`."""
-    keeping = Keeping.from_environment()
+    options = LogOptions.from_environment()
     with (
-        Keeper([run], [folder], keeping, progress) as keeper,
+        RunLogger([run], [folder], options, progress) as logger,
         loaded(run, progress, threads) as loaded_runs,
     ):
         policy = cast(Policy, loaded_runs.loaded)
@@ -113,7 +113,7 @@ def train_and_measure(
         (start,) = loaded_runs.board.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
         method = method_of(loaded_runs, policies)
-        hooks = keeper.around(
+        hooks = logger.around(
             loaded_runs.hooks(method, progress, should_stop), loaded_runs.board.evaluator.tokenizer
         )
         result = finished(method.train(hooks, folder / "checkpoint"))

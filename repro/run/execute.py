@@ -53,7 +53,7 @@ from repro.run.select import (
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
-from repro.runlog.log_flags import keeping_of
+from repro.runlog.log_flags import log_options_of
 from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
@@ -99,7 +99,7 @@ def main_run(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     if sentence:
         console.print(sentence)
-    keeping, selections = all_of(partial(keeping_of, args), partial(selections_of, args))
+    options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
         require_ready(selection)
@@ -109,7 +109,7 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(others, highlight=False, markup=False)
         together = [run for run in plan if is_ensemble(run)]
         if together:
-            require_side_by_side(keeping.trackers)
+            require_side_by_side(options.trackers)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
@@ -128,7 +128,7 @@ def main_run(args: argparse.Namespace) -> int:
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
         batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
-    keeping.pass_on()
+    options.pass_on()
     return _carry_out(batches, folder, args.threads, console)
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 
-from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, STOP_IDLE_VARIABLE, Keeping
+from repro.runlog.run_logger import (
+    COMPLETIONS_VARIABLE,
+    LOG_VARIABLE,
+    STOP_IDLE_VARIABLE,
+    LogOptions,
+)
 from repro.runlog.trackers import parse_trackers
 from repro.spec.arm import require
 
 
-def add_keeping(parser: argparse.ArgumentParser) -> None:
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags by which training keeps more than metrics.jsonl."""
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
     group.add_argument(
@@ -27,7 +32,7 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def keeping_of(args: argparse.Namespace) -> Keeping:
+def log_options_of(args: argparse.Namespace) -> LogOptions:
     """Return the options of a command line, else those of the environment.
 
     Raises
@@ -38,7 +43,7 @@ def keeping_of(args: argparse.Namespace) -> Keeping:
     log, completions = getattr(args, "log", None), getattr(args, "completions", False)
     idle = getattr(args, "stop_idle", None)
     require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
-    return Keeping(
+    return LogOptions(
         trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
         completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
         stop_idle=idle or int(os.environ.get(STOP_IDLE_VARIABLE) or 0),

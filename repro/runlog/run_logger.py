@@ -45,7 +45,7 @@ Values = Mapping[str, float | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class LogOptions:
     """What is kept beside metrics.jsonl.
 
     Attributes
@@ -63,7 +63,7 @@ class Keeping:
     stop_idle: int = 0
 
     @classmethod
-    def from_environment(cls) -> Keeping:
+    def from_environment(cls) -> LogOptions:
         """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
         named = os.environ.get(LOG_VARIABLE) or None
         return cls(
@@ -79,7 +79,7 @@ class Keeping:
         os.environ[STOP_IDLE_VARIABLE] = str(self.stop_idle or "")
 
 
-class Keeper:
+class RunLogger:
     """Writes the steps of runs into their folders and to trackers; to be used as a context manager.
 
     Trackers are opened before a policy is loaded, so that one that cannot be used says so at once.
@@ -96,10 +96,10 @@ class Keeper:
         self,
         runs: Sequence[RunConfig],
         folders: Sequence[Path],
-        keeping: Keeping,
+        options: LogOptions,
         progress: Progress | None = None,
     ) -> None:
-        self.runs, self.folders, self.keeping, self._progress = runs, folders, keeping, progress
+        self.runs, self.folders, self.options, self._progress = runs, folders, options, progress
         self._watches: list[Watch | None] = [None for _ in runs]
         self._seen: list[dict[str, float | int | None]] = [{} for _ in runs]
         self._steps = [StepLines(folder / "metrics.jsonl") for folder in folders]
@@ -110,7 +110,7 @@ class Keeper:
     def __enter__(self) -> Self:
         with ExitStack() as opening:
             for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
-                for name in self.keeping.trackers:
+                for name in self.options.trackers:
                     tracker = ADAPTERS[name].open(run, folder)
                     opening.callback(tracker.close)
                     self._trackers[number].append(tracker)
@@ -175,7 +175,7 @@ class Keeper:
         for number, rollout in enumerate(rollouts):
             if rollout is None:
                 continue
-            if self.keeping.completions:
+            if self.options.completions:
                 from repro.runlog.completions import write_completions
 
                 folder = self.folders[number] / "completions"
@@ -199,7 +199,7 @@ class Keeper:
         if watch is None:
             lines = read_lines(self._steps[number].path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            watch = self._watches[number] = Watch(self.keeping.stop_idle, earlier)
+            watch = self._watches[number] = Watch(self.options.stop_idle, earlier)
         return watch
 
     def _warn(self, number: int, sentence: str | None) -> None:
