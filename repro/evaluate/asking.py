@@ -4,8 +4,9 @@ The samplers read the very tensors that were trained. What asks several policies
 returns one batch per run, None for runs that idle; a single run is a list of one.
 
 Training's `repro.rl.policies.Policies` do not serve here: they carry an optimiser, which policies
-that are only asked have not, and sample as their scale's rollouts say. `Alone` and `Stacked` differ
-in what bounds a batch: rows of one sampler, or rows and prompts' tokens over all runs of a stack.
+that are only asked have not, and sample as their scale's rollouts say. `SingleAsker` and
+`StackAsker` differ in what bounds a batch: rows of one sampler, or rows and prompts' tokens over
+all runs of a stack.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Asker(Protocol):
         ...
 
 
-class Alone:
+class SingleAsker:
     """One run with its own sampler."""
 
     def __init__(self, sampler: Sampler) -> None:
@@ -78,7 +79,7 @@ class Alone:
         return [self.sampler.sample(prompts, sampling, group_size=group_size, seeds=own)]
 
 
-class Stacked:
+class StackAsker:
     """The runs of a batched model.
 
     Parameters

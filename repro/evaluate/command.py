@@ -23,7 +23,7 @@ from typing import Any, cast
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named, template_source
-from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
@@ -185,7 +185,7 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
     tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
-    evaluator = Evaluator(Alone(sampler), tokenizer, pool, [asked.seed], reads=reads)
+    evaluator = Evaluator(SingleAsker(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
         if isinstance(sampler, TorchSampler):

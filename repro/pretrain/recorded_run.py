@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 from repro.data.generator import generate_problems
 from repro.data.problem import Problem
 from repro.data.prompts import template_named
-from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import questions
 from repro.evidence.procedure import Measured, Progress, Stopped
@@ -111,7 +111,7 @@ def _problems(training: Pretraining, count: int) -> list[Problem]:
 
 def _evaluator(training: Pretraining, folder: Path, pool: GraderPool) -> Evaluator:
     policy = load_policy(folder, weight_format="bf16")
-    asker = Alone(TorchSampler(policy))
+    asker = SingleAsker(TorchSampler(policy))
     return Evaluator(asker, training.tokenizer, pool, [training.seed], "quality")
 
 

@@ -26,9 +26,9 @@ from typing import Any, cast
 import torch
 
 from repro.data.prompts import render
-from repro.evaluate.asking import Stacked
-from repro.evaluate.board import Board
+from repro.evaluate.asking import StackAsker
 from repro.evaluate.grades import Answers
+from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
@@ -204,15 +204,16 @@ class _Ensemble:
         self._retries = retries()
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
-        board = Board(runs, Stacked(self.sampler, share=share), stack.tokenizer, pool)
+        asker = StackAsker(self.sampler, share=share)
+        evaluation = ScaleEvaluator(runs, asker, stack.tokenizer, pool)
         self.loaded_runs = LoadedRuns(
             runs=runs,
             loaded=stack,
             sampler=self.sampler,
             problems=problems,
-            board=board,
+            evaluation=evaluation,
             tallies=[
-                RunTally(board, pool, number, digests_at_start(effects, problems))
+                RunTally(evaluation, pool, number, digests_at_start(effects, problems))
                 for number, effects in enumerate(stack.effects)
             ],
             effects=stack.effects,
@@ -233,7 +234,7 @@ class _Ensemble:
             return self._outcomes(lambda number: None)
         self._tell("evaluating the start", {})
         began = time.perf_counter()
-        start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
+        start = loaded_runs.evaluation.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
         method = RLTraining(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)

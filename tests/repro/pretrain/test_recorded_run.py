@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from repro.data.generator import generate_problems
 from repro.data.prompts import template_named
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.record import read_record
@@ -134,7 +134,8 @@ def test_the_packaged_policy_shows_half_of_what_it_knows() -> None:
     assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < 3_000_000
     policy = load_policy("tiny", weight_format="bf16")
     with GraderPool(workers=1) as pool:
-        evaluator = Evaluator(Alone(TorchSampler(policy)), policy.tokenizer, pool, [0], "quality")
+        asker = SingleAsker(TorchSampler(policy))
+        evaluator = Evaluator(asker, policy.tokenizer, pool, [0], "quality")
         shown = accuracies(evaluator, generate_problems("test", 200, seed=0), samples=2)
     least_and_most = {"accuracy_greedy": (30, 60), "accuracy_forced_working": (85, 100)}
     least_and_most["accuracy_sampled"] = (10, 35)

@@ -43,11 +43,11 @@ class Graded:
 
 
 def tally_of(grades: dict[str, int], killed: int) -> tuple[RunTally, Any, Any]:
-    board: Any = Graded({"ok": 100}, grades)
+    evaluation: Any = Graded({"ok": 100}, grades)
     pool: Any = SimpleNamespace(workers_killed=0)
-    tally = RunTally(board, pool, 1)
+    tally = RunTally(evaluation, pool, 1)
     pool.workers_killed = killed
-    return tally, board, pool
+    return tally, evaluation, pool
 
 
 def start(run: RunConfig, folder: Path, stops: Sequence[bool] = ()) -> Measured:
@@ -59,19 +59,19 @@ def start(run: RunConfig, folder: Path, stops: Sequence[bool] = ()) -> Measured:
 
 def test_counts_go_on_from_those_of_the_start_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "peak_bytes", lambda: 700)
-    first, board, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
+    first, evaluation, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
     counts = first.counts()
     assert counts == {"grades": {"ok": 5, "wrong": 3}, "workers_killed": 2, "peak_bytes": 700}
     # The second start has asked again what was asked before training, and lost a grader in it.
     monkeypatch.setattr(module, "peak_bytes", lambda: 600)
-    second, board, pool = tally_of({"ok": 4}, killed=1)
+    second, evaluation, pool = tally_of({"ok": 4}, killed=1)
     second.go_on_from(counts)
-    board.evaluator.grades[1].update(["timeout"])
+    evaluation.evaluator.grades[1].update(["timeout"])
     pool.workers_killed += 1
     assert second.counts() == {
         "grades": {"ok": 5, "wrong": 3, "timeout": 1}, "workers_killed": 4, "peak_bytes": 700,
     }  # fmt: skip
-    assert board.grades(0) == {"ok": 100}
+    assert evaluation.grades(0) == {"ok": 100}
 
 
 def test_graders_killed_under_another_run_are_not_this_one_s() -> None:
