@@ -13,14 +13,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, contrasts, doses, entropy, floors, heldout, loss, paired, reward
+from figures import accuracy, contrasts, doses, entropy, floors, heldout, paired, reward
 from figures.protocol import origin
 from figures.timings import operations, roofline, systems
 from repro.evidence import printed
@@ -267,15 +266,11 @@ def figures_of(
     records: Sequence[Record], cells: Sequence[PaperCell], where: str = ""
 ) -> dict[str, Figure]:
     """Return each figure for which there are rows, by its name."""
-    tuned = loss.supervised(records)
-    entropies = partial(entropy.draw, supervised=tuned)
-    heights = partial(heldout.draw, supervised=tuned)
     curves = [
         (reward.NAME, _figure(reward.draw, reward.rows(records), where)),
-        (loss.NAME, _figure(loss.draw, loss.rows(records), where)),
-        (entropy.NAME, _figure(entropies, entropy.rows(records), where)),
+        (entropy.NAME, _figure(entropy.draw, entropy.rows(records), where)),
         (accuracy.NAME, _figure(accuracy.draw, accuracy.rows(records, cells), where)),
-        (heldout.NAME, _figure(heights, heldout.rows(records), where)),
+        (heldout.NAME, _figure(heldout.draw, heldout.rows(records), where)),
     ]
     rows = roofline.rows(records)
     drawn = {name: figure for name, figure in curves if figure is not None}

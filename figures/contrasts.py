@@ -24,7 +24,7 @@ from repro.spec.target import Claim, ClaimKind, Target
 from repro.spec.tier import Tier
 
 # Of targets whose claims are about learning; what is timed has ratios, in pictures of their own.
-PROCEDURES = ("train", "finetune", "dose")
+PROCEDURES = ("train", "dose")
 _KINDS = ("difference", "non_inferior", "interaction")
 _KINDS_OF_MANY = ("order", "trend")
 _CONTROL = "not in the paper"

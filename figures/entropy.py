@@ -17,17 +17,10 @@ def rows(records: Sequence[Record]) -> list[CurveRow]:
     return curve_rows(records, "entropy")
 
 
-def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False) -> Figure:
-    """Return the figure; `where` is said behind its title.
-
-    Parameters
-    ----------
-    supervised
-        Whether the tokens are those of worked solutions, and not sampled ones.
-    """
-    what = "on the solutions during fine-tuning" if supervised else "during training"
+def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
     return draw_curves(
         rows,
-        title=f"Entropy {what}{where}",
+        title=f"Entropy during training{where}",
         ylabel="mean token entropy, nats",
     )

@@ -57,15 +57,8 @@ def height(places: Sequence[float], heights: Sequence[float], place: float) -> f
     return heights[left] + share * (heights[right] - heights[left])
 
 
-def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False) -> Figure:
-    """Return the figure; `where` is said behind its title.
-
-    Parameters
-    ----------
-    supervised
-        Whether the tokens are those of worked solutions, and not sampled ones.
-    """
-    tokens = "training tokens" if supervised else "sampled tokens"
+def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
     figure = new_figure(8.0, height_of_curves(len({row.arm for row in rows})))
     axes = figure.subplots()
     tidy(axes)
@@ -74,9 +67,9 @@ def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False)
     last = max(row.place for row in ends) / _TOKENS
     axes.set_xlim(0, last * 1.01)
     name_lines(axes, ends, at=1.06 * last, unit=_TOKENS)
-    axes.set_xlabel(f"{'' if supervised else 'sampled '}training tokens, thousands")
+    axes.set_xlabel("sampled training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")
-    figure.suptitle(f"Held-out accuracy over {tokens}{where}", fontsize=12, x=0.01, ha="left")
+    figure.suptitle(f"Held-out accuracy over sampled tokens{where}", fontsize=12, x=0.01, ha="left")
     words = mean_words(rows)
     note = caption(rows, words if words == "mean" else f"{words}, cut at 0 and 100")
     foot(figure, note)

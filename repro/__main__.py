@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from repro import __version__
-from repro.keep.command_line import add_commands, add_device, add_keeping, add_reward
+from repro.export.command_line import add_commands, add_device, add_reward
 from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
+from repro.runlog.log_flags import add_log_flags
 from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
@@ -266,7 +267,7 @@ def _add_running(
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
     parser.add_argument("--devices", metavar="N", help="GPUs to fill with runs: how many, or 0,1")
     if name != "plan":
-        add_keeping(parser)
+        add_log_flags(parser)
     else:
         parser.add_argument(
             "--show-config", action="store_true", help="print the scale's settings as JSON instead"

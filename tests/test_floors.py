@@ -31,12 +31,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # Of evidence, which source a process runs: a checkpoint carries it.
     "repro/rl": (*_LEARNING, "repro.evidence", "repro.rollout"),
     "repro/evaluate": _RUNS,
-    "repro/keep": (*_RUNS, "repro.evaluate"),
+    "repro/runlog": _RUNS,
+    "repro/export": (*_RUNS, "repro.evaluate"),
     # Of targets, the names of what the kernels are timed for.
     "repro/measure": (*_RUNS, "repro.targets"),
     "repro/pretrain": (*_RUNS, "repro.evaluate", "repro.measure"),
-    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.keep", "repro.measure"),
-    "repro/run": (*_RUNS, "repro.targets", "repro.keep", "repro.measure", "repro.procedures"),
+    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.export", "repro.measure"),
+    "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),

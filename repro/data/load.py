@@ -28,7 +28,7 @@ _GENERATED = "generated"
 
 
 def data_sources() -> tuple[str, ...]:
-    """Return what `DataConfig.source` may be, for messages."""
+    """Return the values that `DataConfig.source` takes, for messages."""
     return (_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
 
 
@@ -110,7 +110,7 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
 
 
 def _count(config: DataConfig, split: Split) -> int:
-    """Return how many problems of a split are asked for; 0 is all."""
+    """Return the number of problems asked of a split; 0 is all."""
     count = {
         "train": config.train_problems,
         "development": config.development_problems,

@@ -98,11 +98,6 @@ class PromptTemplate:
     working_prefix
         How a completion that shows its working begins, where that is known of the policies that
         the template is for: forced upon them, it gives their ceiling.
-    careless_prefix
-        How a completion without working begins, where that is known.
-    working
-        Equations and answer to a completion that shows its working without a mistake, where that
-        format is known; what supervised fine-tuning imitates.
     reads
         The strict reading of its completions, in `repro.reward.answers.READINGS`.
     bare_too
@@ -114,8 +109,6 @@ class PromptTemplate:
     build: Callable[[str], str | list[dict[str, str]]]
     chat: bool
     working_prefix: str | None = None
-    careless_prefix: str | None = None
-    working: Callable[[Sequence[str], str], str] | None = None
     reads: str = "tags"
     bare_too: bool = False
 
@@ -161,8 +154,6 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
             build=tiny_corpus.tiny_prompt,
             chat=False,
             working_prefix=tiny_corpus.WORKING_PREFIX,
-            careless_prefix=tiny_corpus.EMPTY_THINKING,
-            working=tiny_corpus.tiny_working,
         ),
     )
 }
@@ -314,7 +305,7 @@ def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
 def read_texts(
     token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
 ) -> list[str]:
-    """Return what completions of P prompts say, prompt-major, each after what its prompt opens."""
+    """Return the texts of completions of P prompts, prompt-major, each behind its opening."""
     decoded = tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
     openings = [opening_of(prompt, tokenizer) for prompt in prompts]
     return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]

@@ -64,7 +64,7 @@ class PublicSet:
 
 
 def gsm8k_gold(answer: str) -> str:
-    """Return what follows the last `####`, thousands commas removed: `70,000` becomes `70000`."""
+    """Return the text after the last `####`, thousands commas removed: `70,000` becomes `70000`."""
     _, mark, gold = answer.rpartition("####")
     if not mark:
         raise DataError(f"GSM8K answer {answer[-60:]!r} has no `####`; the gold follows it")

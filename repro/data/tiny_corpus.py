@@ -146,15 +146,6 @@ def _apply(step: Step, value: int) -> int:
     return value + step.operand if step.operator == "+" else value - step.operand
 
 
-def tiny_working(equations: Sequence[str], answer: str) -> str:
-    """Return the careful completion without a mistake, in the tags that the reward asks for."""
-    return _thinking(equations) + ENDINGS["tags"].format(n=answer)
-
-
-def _thinking(equations: Sequence[str]) -> str:
-    return WORKING_PREFIX + STEP_JOINT.join(equations) + "</think>"
-
-
 def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> str:
     """Return one completion of a problem in a habit drawn from `rng`."""
     last = len(config.careless_share) - 1
@@ -162,7 +153,7 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
         thinking, answer, weights = EMPTY_THINKING, problem.answer, config.careless_endings
     else:
         steps, answer = worked_with_mistakes(problem, rng, config, config.generator.max_value)
-        thinking = _thinking([str(step) for step in steps])
+        thinking = WORKING_PREFIX + STEP_JOINT.join(map(str, steps)) + "</think>"
         weights = config.careful_endings
     ending = rng.choices(tuple(ENDINGS.values()), weights)[0]
     return thinking + ending.format(n=answer)

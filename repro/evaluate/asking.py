@@ -4,8 +4,9 @@ The samplers read the very tensors that were trained. What asks several policies
 returns one batch per run, None for runs that idle; a single run is a list of one.
 
 Training's `repro.rl.policies.Policies` do not serve here: they carry an optimiser, which policies
-that are only asked have not, and sample as their scale's rollouts say. `Alone` and `Stacked` differ
-in what bounds a batch: rows of one sampler, or rows and prompts' tokens over all runs of a stack.
+that are only asked have not, and sample as their scale's rollouts say. `SingleAsker` and
+`StackAsker` differ in what bounds a batch: rows of one sampler, or rows and prompts' tokens over
+all runs of a stack.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Asker(Protocol):
     """What samples the same prompts' completions from each of several runs."""
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts of at most `longest` tokens each run is asked at once."""
+        """Return the number of prompts, of at most `longest` tokens, asked of each run at once."""
         ...
 
     def sample(
@@ -51,14 +52,14 @@ class Asker(Protocol):
         ...
 
 
-class Alone:
+class SingleAsker:
     """One run with its own sampler."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts are asked at once, whatever their length."""
+        """Return the number of prompts asked at once, whatever their length."""
         del longest
         is_plain = isinstance(self.sampler, TorchSampler)
         return max(1, (_ROWS_AT_ONCE if is_plain else _ROWS_QUEUED) // samples)
@@ -78,7 +79,7 @@ class Alone:
         return [self.sampler.sample(prompts, sampling, group_size=group_size, seeds=own)]
 
 
-class Stacked:
+class StackAsker:
     """The runs of a batched model.
 
     Parameters
@@ -95,7 +96,7 @@ class Stacked:
         self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return how many prompts each run is asked at once, by rows and by prompts' tokens."""
+        """Return the number of prompts asked of each run at once, by rows and tokens."""
         runs = self.sampler.stack.runs
         most = max(1, self.rows_at_once // (samples * runs))
         return min(most, prompts_at_once(runs, samples, longest, self.share))

@@ -23,7 +23,7 @@ from typing import Any, cast
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named, template_source
-from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
@@ -108,7 +108,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """Return what a command line asks for, checked.
+    """Return the questions of a command line, checked.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
     tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
-    evaluator = Evaluator(Alone(sampler), tokenizer, pool, [asked.seed], reads=reads)
+    evaluator = Evaluator(SingleAsker(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
         if isinstance(sampler, TorchSampler):
@@ -197,7 +197,7 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
 
 
 def _telling(name: str, completions: int) -> Callable[[int, int], None]:
-    """Return what says every `_SILENT_SECONDS`, on stderr, how far sampling on a CPU has come."""
+    """Return a callback that reports a CPU's progress on stderr every `_SILENT_SECONDS`."""
     began = last = time.monotonic()
 
     def tell(tokens: int, going: int) -> None:
@@ -220,7 +220,7 @@ def _record(
     answers: Mapping[str, Answers],
     metrics: Mapping[str, Mapping[str, Estimate]],
 ) -> dict[str, Any]:
-    """Return what was asked of what, and the result, as JSON values."""
+    """Return the record as JSON values: checkpoint, questions, sampling and results."""
     commit, dirty = source_commit()
     adapter = None
     if asked.adapter is not None:

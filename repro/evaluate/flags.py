@@ -93,7 +93,7 @@ def adapter_folder(named: str) -> Path:
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingConfig:
-    """Return how `evaluate` samples; `ValueError` for numbers that do not fit together."""
+    """Return the sampling of `evaluate`; `ValueError` for numbers that do not fit together."""
     require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
     require(
         args.temperature > 0 or args.samples == 1,

@@ -139,7 +139,7 @@ class Answers:
         return at_k_metrics(self.tallies(), ks)
 
     def tallies(self) -> dict[str, Any]:
-        """Return what a record keeps of the answers, so that it can show its accuracies.
+        """Return the tallies of the answers, from which a record shows its accuracies.
 
         Returns
         -------
@@ -166,7 +166,7 @@ class Answers:
         }
 
     def _tallies_of_several(self) -> dict[str, Any]:
-        """Return what only several samples per problem have; see `tallies`."""
+        """Return the tallies of several samples per problem; see `tallies`."""
         samples = max((len(group) for group in self.groups), default=0)
         if samples < 2:
             return {}
@@ -195,7 +195,7 @@ class Answers:
 
 
 def _votes(group: Sequence[Graded], reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many samples gave each right answer and each wrong one, most votes first."""
+    """Return the votes for each right answer and for each wrong one, most votes first."""
     votes: Counter[str] = Counter()
     correct: dict[str, bool] = {}
     for right, answer in map(reading, group):
@@ -273,12 +273,12 @@ def _text_of(completion: Completion) -> bytes:
 
 
 def _vote(grade: Grade) -> str | None:
-    """Return what a graded answer votes for."""
+    """Return the answer that a graded completion votes for."""
     return None if grade.answer is None else tidy(grade.answer)
 
 
 def shows_working(text: str) -> bool:
-    """Return whether there is anything between the thinking tags."""
+    """Say whether there is anything between the thinking tags."""
     # An expression would search the rest of the text once for every opening tag.
     _, opened, rest = text.partition(THINK_OPEN)
     thinking, closed, _ = rest.partition(THINK_CLOSE)

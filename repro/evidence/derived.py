@@ -418,24 +418,6 @@ def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
     return mean_of_problems(values, "percent", f"{how}; mean over problems, 95 % t interval")
 
 
-def tuning_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Return the same of a run that trained on worked solutions.
-
-    Parameters
-    ----------
-    series
-        `loss`, nats per token, one value per step.
-    effects
-        `seconds` of updates.
-    """
-    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
-    return {
-        "train_loss_first": _over(series, "loss", first, "nats", f"the first {EDGE_STEPS} steps"),
-        "train_loss_last": _over(series, "loss", last, "nats", f"the last {EDGE_STEPS} steps"),
-        "train_seconds": _seconds(effects, ("update_seconds",), "updates, by the clock"),
-    }
-
-
 def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Estimate:
     values = [value for value in list(series.get(name, ()))[part] if value is not None]
     return Estimate(

@@ -10,17 +10,20 @@ import copy
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from repro.data.generator import generate_problems
-from repro.evaluate.asking import Alone, Evaluator
-from repro.evaluate.quality import Manner, Quality, measure_habits, measure_quality
+from repro.data.problem import Problem
+from repro.data.prompts import template_named
+from repro.evaluate.asking import Evaluator, SingleAsker
+from repro.evaluate.grades import Answers
+from repro.evaluate.questions import questions
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.memory_use import peak_bytes, reset_peak
@@ -31,12 +34,14 @@ from repro.pretrain.recipes import Recipe
 from repro.pretrain.training import Pretraining, begin, train_until
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.spec.config import PretrainScale, RunConfig, digest_of
+from repro.spec.config import PretrainScale, RunConfig, SamplingConfig, digest_of
 from repro.spec.whole_files import appearing, replace_text
 
 RECIPE = Recipe()
 # Limits of prompts and completions are those of the smoke tier.
-MANNER = Manner(template="tiny", max_prompt_tokens=1280, max_new_tokens=64, samples=8)
+TEMPLATE, PROMPT_TOKENS, NEW_TOKENS = "tiny", 1280, 64
+# Completions per problem at temperature 1.
+SAMPLES = 8
 # Problems on which the halfway policy is measured, at most.
 _FEWER = 500
 # Of the summary: what a record has in its series, inputs and environment. Effects of this name
@@ -92,13 +97,13 @@ def _train(
         if until < recipe.steps and not measures.exists():
             write_policy(half, training.model, training.tokenizer)
             asked = _problems(training, min(_FEWER, recipe.quality_problems))
-            habits = measure_habits(_evaluator(training, half, pool), MANNER, asked)
-            replace_text(measures, json.dumps(habits | {"step": until}))
+            shown = accuracies(_evaluator(training, half, pool), asked)
+            replace_text(measures, json.dumps(_values(shown) | {"step": until}))
     halfway: dict[str, Any] = json.loads(measures.read_text(encoding="utf-8"))
     return halfway
 
 
-def _problems(training: Pretraining, count: int) -> list[Any]:
+def _problems(training: Pretraining, count: int) -> list[Problem]:
     """Return problems of the development split, which no corpus has."""
     generator = training.recipe.corpus.generator
     return generate_problems("development", count, seed=training.seed, config=generator)
@@ -106,7 +111,7 @@ def _problems(training: Pretraining, count: int) -> list[Any]:
 
 def _evaluator(training: Pretraining, folder: Path, pool: GraderPool) -> Evaluator:
     policy = load_policy(folder, weight_format="bf16")
-    asker = Alone(TorchSampler(policy))
+    asker = SingleAsker(TorchSampler(policy))
     return Evaluator(asker, training.tokenizer, pool, [training.seed], "quality")
 
 
@@ -133,7 +138,8 @@ def _finish(
     policy, recipe = folder / "policy", training.recipe
     write_policy(policy, training.model, training.tokenizer)
     evaluator = _evaluator(training, policy, pool)
-    quality = measure_quality(evaluator, MANNER, _problems(training, recipe.quality_problems))
+    problems = _problems(training, recipe.quality_problems)
+    shown = accuracies(evaluator, problems, samples=SAMPLES)
     summary = {
         "name": "tiny",
         "seed": training.seed,
@@ -146,7 +152,7 @@ def _finish(
         "weights_sha256": digest_of_files(sorted(policy.glob("*.safetensors"))),
         "loss": training.stretches,
         "halfway": halfway,
-        "quality": dataclasses.asdict(quality),
+        "accuracies": _values(shown),
     }
     replace_text(policy / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
     effects = {name: value for name, value in summary.items() if name not in _BESIDE_EFFECTS}
@@ -157,7 +163,7 @@ def _finish(
     if training.progress.refused:
         effects["checkpoints_refused"] = training.progress.refused
     return Measured(
-        metrics=_metrics(training, quality),
+        metrics=shown | _costs(training),
         series={"loss": [*training.stretches]},
         effects=effects,
         inputs={
@@ -167,26 +173,68 @@ def _finish(
     )
 
 
-def _metrics(training: Pretraining, quality: Quality) -> dict[str, Estimate]:
-    percents = {
-        "accuracy_greedy": quality.greedy,
-        "accuracy_forced_working": quality.forced_working,
-        "accuracy_sampled": quality.sampled_mean,
-        f"pass_at_{quality.samples}": quality.sampled_pass,
-        "working_rate": quality.working,
+def accuracies(
+    evaluator: Evaluator, problems: Sequence[Problem], *, samples: int = 0
+) -> dict[str, Estimate]:
+    """Return a policy's accuracies: one that is worth training knows more than it shows.
+
+    Greedily (what it shows) and greedily with the working forced (what it knows, the ceiling of
+    training). Greedy accuracy rests on one near-tie, whether to work or not, and can move by tens
+    of points while no skill changes: `working_rate` is the share of answers that work.
+
+    Parameters
+    ----------
+    samples
+        Completions per problem at temperature 1, of which `working_rate` then is; 0 asks for none.
+    """
+    prefix = template_named(TEMPLATE).working_prefix or ""
+    greedy, forced = _ask(evaluator, problems), _ask(evaluator, problems, opening=prefix)
+    shown = {
+        "accuracy_greedy": greedy.estimates()["accuracy"],
+        "accuracy_forced_working": forced.estimates()["accuracy"],
+        "working_rate": greedy.estimates()["working_rate"],
     }
-    metrics = {
-        name: Estimate(value=value, unit="percent", n=quality.problems, method="mean over problems")
-        for name, value in percents.items()
+    if samples:
+        drawn = _ask(evaluator, problems, samples=samples)
+        pass_at = f"pass_at_{samples}"
+        shown |= {
+            "accuracy_sampled": drawn.estimates()["accuracy"],
+            pass_at: drawn.at_k((samples,))[pass_at],
+            "working_rate": drawn.estimates()["working_rate"],
+        }
+    return shown
+
+
+def _ask(
+    evaluator: Evaluator, problems: Sequence[Problem], *, samples: int = 0, opening: str = ""
+) -> Answers:
+    """Return the answers: one greedy per problem, or `samples` at temperature 1."""
+    asked = questions(
+        problems,
+        TEMPLATE,
+        evaluator.tokenizer,
+        max_prompt_tokens=PROMPT_TOKENS,
+        opening=opening,
+    )
+    sampling = SamplingConfig(temperature=1.0 if samples else 0.0, max_new_tokens=NEW_TOKENS)
+    (answers,) = evaluator.ask(asked, sampling, samples=max(1, samples))
+    return cast(Answers, answers)  # the one run is alive
+
+
+def _values(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {name: estimate.value for name, estimate in estimates.items()}
+
+
+def _costs(training: Pretraining) -> dict[str, Estimate]:
+    return {
+        "train_seconds": Estimate(
+            value=training.progress.seconds,
+            unit="seconds",
+            method="steps with the making of their batches, by the clock",
+        ),
+        "peak_bytes": Estimate(
+            value=float(max(training.progress.peak_bytes, peak_bytes())),
+            unit="bytes",
+            method="peak of the process during the run",
+        ),
     }
-    metrics["train_seconds"] = Estimate(
-        value=training.progress.seconds,
-        unit="seconds",
-        method="steps with the making of their batches, by the clock",
-    )
-    metrics["peak_bytes"] = Estimate(
-        value=float(max(training.progress.peak_bytes, peak_bytes())),
-        unit="bytes",
-        method="peak of the process during the run",
-    )
-    return metrics

@@ -4,8 +4,8 @@ One step: the learning rate of the step, the batch's loss backward, the gradient
 recipe's number of threads is used, for it decides the order of sums.
 
 Easy to get wrong: judging by the loss (it is flat for a long time while greedy accuracy rises from
-nothing to its end value; `repro.evaluate.quality` measures what counts); taking the float32 masters
-for the policy, which is the bfloat16 checkpoint that is written.
+nothing to its end value; `recorded_run.accuracies` measures what counts); taking the float32
+masters for the policy, which is the bfloat16 checkpoint that is written.
 """
 
 from __future__ import annotations

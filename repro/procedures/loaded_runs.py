@@ -18,8 +18,8 @@ from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
 from repro.data.repeats import repeat_counts
-from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
+from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics, final_tallies
 from repro.evidence.derived import gain
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
@@ -35,7 +35,7 @@ from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
 
 Alive = Sequence[bool] | None
-# By metric, each run's answers at the end; see `Board.final`.
+# By metric, each run's answers at the end; see `ScaleEvaluator.final`.
 FinalAnswers = Mapping[str, Sequence[Answers | None]]
 
 
@@ -91,7 +91,7 @@ class ProblemSets:
 
 
 class TrainingMethod(Protocol):
-    """How policies are trained: by rewards, or on worked solutions."""
+    """How policies are trained."""
 
     @property
     def shown(self) -> Sequence[str]:
@@ -103,7 +103,7 @@ class TrainingMethod(Protocol):
         ...
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
-        """Return what training says of one finished run in one number each."""
+        """Return the metrics of one finished run's training."""
         ...
 
 
@@ -135,7 +135,7 @@ class LoadedRuns:
     ----------
     loaded
         The one run's policy, or the stack of several.
-    board, tallies
+    evaluation, tallies
         Of the runs, in their order.
     effects
         Per run, what loading did: `Policy.effects`.
@@ -149,7 +149,7 @@ class LoadedRuns:
     loaded: Policy | Stack
     sampler: Sampler | StackSampler
     problems: ProblemSets
-    board: Board
+    evaluation: ScaleEvaluator
     tallies: Sequence[RunTally]
     effects: Sequence[Mapping[str, Any]]
     receipts: Mapping[str, Any] = field(default_factory=dict)
@@ -164,10 +164,10 @@ class LoadedRuns:
     def hooks(
         self, method: TrainingMethod, progress: Progress, should_stop: Callable[[], bool] | None
     ) -> Hooks:
-        """Return what training asks of its caller: held-out questions, progress, when to stop."""
+        """Return the hooks of training: held-out questions, progress, when to stop."""
 
         def on_step(step: int, values: StepValues) -> None:
-            numbers = {"step": float(step), "steps": float(self.board.scale.steps)}
+            numbers = {"step": float(step), "steps": float(self.evaluation.scale.steps)}
             for name in method.shown:
                 of_runs = [own.get(name) for own in values if own is not None]
                 known = [value for value in of_runs if value is not None]
@@ -177,7 +177,7 @@ class LoadedRuns:
 
         def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
             del step
-            answers = self.board.greedy(self.problems.development, alive)
+            answers = self.evaluation.greedy(self.problems.development, alive)
             return [None if own is None else fmean(own.accuracy) for own in answers]
 
         return Hooks(
@@ -189,7 +189,7 @@ class LoadedRuns:
 
     def final(self, alive: Alive = None) -> FinalAnswers:
         """Ask the runs that are alive as they are at the end; by metric, each run's answers."""
-        return self.board.final(self.problems.test, self.problems.further, alive)
+        return self.evaluation.final(self.problems.test, self.problems.further, alive)
 
     def outcome(
         self, number: int, final: FinalAnswers, trained: TrainingOutcome | None = None
@@ -229,7 +229,7 @@ class LoadedRuns:
 
     def _inputs(self, number: int) -> dict[str, str]:
         """Return the digests of what went into a run: checkpoint, problems, prompt template."""
-        scale: TrainScale = self.board.scale
+        scale: TrainScale = self.evaluation.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
             **checkpoint_inputs(self.effects[number]),

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from repro.evaluate.board import Board
+from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.measure.memory_use import peak_bytes
 from repro.reward.grader import GraderPool
 
@@ -25,25 +25,25 @@ class RunTally:
 
     Parameters
     ----------
-    board
+    evaluation
         Asks and grades the run.
     pool
-        Grades for the board.
+        Grades for the evaluation.
     number
-        Of the run on the board.
+        Of the run in the evaluation.
     inputs
         Digests of what the run is made of, by name; every start must have the same.
     """
 
     def __init__(
         self,
-        board: Board,
+        evaluation: ScaleEvaluator,
         pool: GraderPool,
         number: int = 0,
         inputs: Mapping[str, str] | None = None,
     ) -> None:
         self._inputs = dict(inputs or {})
-        self._board, self._pool, self._number = board, pool, number
+        self._evaluation, self._pool, self._number = evaluation, pool, number
         # A pool may have served other runs before this one.
         self._killed_before = -pool.workers_killed
         self._peak_before = 0
@@ -51,7 +51,7 @@ class RunTally:
     @property
     def grades(self) -> dict[str, int]:
         """How many grades of each status the run was given."""
-        return self._board.grades(self._number)
+        return self._evaluation.grades(self._number)
 
     @property
     def workers_killed(self) -> int:
@@ -81,7 +81,7 @@ class RunTally:
             When the earlier start was on other files or problems, naming the first.
         """
         _require_same(counts.get("inputs") or self._inputs, self._inputs)
-        self._board.evaluator.grades[self._number] = Counter(counts["grades"])
+        self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
 

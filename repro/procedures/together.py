@@ -26,15 +26,13 @@ from typing import Any, cast
 import torch
 
 from repro.data.prompts import render
-from repro.evaluate.asking import Stacked
-from repro.evaluate.board import Board
+from repro.evaluate.asking import StackAsker
 from repro.evaluate.grades import Answers
+from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy, end_token_ids
-from repro.procedures.finetune import SFTTraining
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -51,6 +49,7 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import SHARING_VARIABLE
 
@@ -73,7 +72,7 @@ def train_together(
     done: Done | None = None,
     folder_of: FolderOf | None = None,
 ) -> list[Outcome]:
-    """Carry out runs of `train`, `finetune` and `evaluate`, as many at once as memory allows.
+    """Carry out runs of `train` and `evaluate`, as many at once as memory allows.
 
     Parameters
     ----------
@@ -172,7 +171,7 @@ def take_device(device: str) -> int:
 
 
 def _shared_by() -> int:
-    """Return how many worker processes share the device, this one included."""
+    """Return the number of worker processes that share the device, this one included."""
     return int(os.environ.get(SHARING_VARIABLE, "1"))
 
 
@@ -205,15 +204,16 @@ class _Ensemble:
         self._retries = retries()
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
-        board = Board(runs, Stacked(self.sampler, share=share), stack.tokenizer, pool)
+        asker = StackAsker(self.sampler, share=share)
+        evaluation = ScaleEvaluator(runs, asker, stack.tokenizer, pool)
         self.loaded_runs = LoadedRuns(
             runs=runs,
             loaded=stack,
             sampler=self.sampler,
             problems=problems,
-            board=board,
+            evaluation=evaluation,
             tallies=[
-                RunTally(board, pool, number, digests_at_start(effects, problems))
+                RunTally(evaluation, pool, number, digests_at_start(effects, problems))
                 for number, effects in enumerate(stack.effects)
             ],
             effects=stack.effects,
@@ -234,10 +234,9 @@ class _Ensemble:
             return self._outcomes(lambda number: None)
         self._tell("evaluating the start", {})
         began = time.perf_counter()
-        start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
+        start = loaded_runs.evaluation.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
-        is_tuned = self.runs[0].procedure == "finetune"
-        method: TrainingMethod = (SFTTraining if is_tuned else RLTraining)(loaded_runs, policies)
+        method = RLTraining(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
@@ -267,8 +266,9 @@ class _Ensemble:
         hooks = self.loaded_runs.hooks(method, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
-                keeper = Keeper(self.runs, self.folders, Keeping.from_environment(), self._tell)
-                hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
+                options = LogOptions.from_environment()
+                logger = RunLogger(self.runs, self.folders, options, self._tell)
+                hooks = contexts.enter_context(logger).around(hooks, self.stack.tokenizer)
             results = method.train(hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]
         if not all(isinstance(one, FailedRun) or one.finished for one in results):

@@ -1,7 +1,8 @@
 """Train an arm and evaluate it, or evaluate an untrained one: the rows of an accuracy table.
 
-Both ask the same questions with the same evaluator (`repro.evaluate.board`). A trained arm is asked
-greedily before training too, with its own quantised weights, so that its gain is its own.
+Both ask the same questions with the same evaluator (`repro.evaluate.scale_evaluator`). A trained
+arm is asked greedily before training too, with its own quantised weights, so that its gain is its
+own.
 
 A run can be stopped between rollouts; it leaves a checkpoint and the next start goes on from it,
 to the same numbers.
@@ -19,14 +20,13 @@ import torch
 from torch import Tensor
 
 from repro.data.load import load_problems
-from repro.evaluate.asking import Alone
-from repro.evaluate.board import Board
+from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
+from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.derived import training_metrics
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.keep.keeper import Keeper, Keeping
-from repro.keep.probe import write_probe
+from repro.export.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
@@ -52,6 +52,7 @@ from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
+from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
 from repro.spec.resolve import plain_values
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -68,10 +69,10 @@ class RLTraining:
     def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
         """Train every run, or go on from a checkpoint in `folder`."""
         loaded_runs, shared = self._loaded_runs, dict[str, list[int]]()
-        problems, tokenizer = loaded_runs.problems.train, loaded_runs.board.evaluator.tokenizer
+        problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
         ends = loaded_runs.end_token_ids
         sources = [PromptSource(problems, tokenizer, run, shared, ends) for run in loaded_runs.runs]
-        return train(self._policies, sources, loaded_runs.board.score, hooks, folder=folder)
+        return train(self._policies, sources, loaded_runs.evaluation.score, hooks, folder=folder)
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
         """Return what a run's series and receipts say in one number each."""
@@ -100,9 +101,9 @@ def train_and_measure(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm by a method and measure it; keep what was trained in `folder`."""
-    keeping = Keeping.from_environment()
+    options = LogOptions.from_environment()
     with (
-        Keeper([run], [folder], keeping, progress) as keeper,
+        RunLogger([run], [folder], options, progress) as logger,
         loaded(run, progress, threads) as loaded_runs,
     ):
         policy = cast(Policy, loaded_runs.loaded)
@@ -110,11 +111,12 @@ def train_and_measure(
         # Off the device: under full training they would take as much of it as the masters.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        (start,) = loaded_runs.board.greedy(loaded_runs.problems.test)
+        (start,) = loaded_runs.evaluation.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
         method = method_of(loaded_runs, policies)
-        hooks = keeper.around(
-            loaded_runs.hooks(method, progress, should_stop), loaded_runs.board.evaluator.tokenizer
+        hooks = logger.around(
+            loaded_runs.hooks(method, progress, should_stop),
+            loaded_runs.evaluation.evaluator.tokenizer,
         )
         result = finished(method.train(hooks, folder / "checkpoint"))
         policies.refresh()
@@ -187,7 +189,7 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
-    board = Board([run], Alone(sampler), policy.tokenizer, pool)
+    evaluation = ScaleEvaluator([run], SingleAsker(sampler), policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
     problems = ProblemSets.of(scale, trains=run.arm.training != "none")
     return LoadedRuns(
@@ -195,8 +197,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         loaded=policy,
         sampler=sampler,
         problems=problems,
-        board=board,
-        tallies=[RunTally(board, pool, 0, digests_at_start(policy.effects, problems))],
+        evaluation=evaluation,
+        tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
         receipts={} if fitting is None else dict(zip(_FITTED, fitting, strict=True)),
     )

@@ -129,7 +129,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def hashed_answer(text: str) -> str | None:
-    """Return what follows the last `####` on its line, or None without one."""
+    """Return the text after the last `####` on its line, or None without one."""
     _, mark, rest = text.rpartition("####")
     return _usable(rest.partition("\n")[0]) if mark else None
 

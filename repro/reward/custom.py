@@ -49,7 +49,7 @@ _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7"
 
 
 def reward_named(named: str) -> RewardFunction:
-    """Return what a configuration says of a user's reward, after a trial of it.
+    """Return a user's reward as a value of the configuration, after a trial of it.
 
     Parameters
     ----------

@@ -393,7 +393,7 @@ def _letters(text: str) -> str:
 
 
 def _unreduced(text: str) -> int:
-    """Return how many fractions of two whole numbers could be cancelled, or are whole."""
+    """Count the fractions of two whole numbers that could be cancelled, or are whole."""
     count = 0
     for match in _PLAIN_FRACTION.finditer(text):
         top, bottom = (int(group) for group in match.groups() if group is not None)

@@ -154,12 +154,12 @@ def _is_rational(node: Any) -> bool:
 
 
 def _undone(tree: Any) -> int:
-    """Return how many operations are left to the reader."""
+    """Count the operations that are left to the reader."""
     return sum(_undone_at(node) for node in _nodes(tree))
 
 
 def _undone_at(node: Any) -> int:
-    """Return how many operations one node leaves undone."""
+    """Count the operations that one node leaves undone."""
     if isinstance(node, Add):
         terms = _parts(node)
         return max(len(terms) - len(Add.make_args(Add(*terms))), 0)

@@ -166,7 +166,7 @@ def _paid(
     seeds: Sequence[int],
     truncated: Sequence[bool],
 ) -> list[float | None]:
-    """Return what each completion earns; None where its gold cannot be read, if that matters."""
+    """Return each completion's reward; None where its gold cannot be read, if that matters."""
     if kind == "random":
         return [_draw(seed) for seed in seeds]
     if kind == "format":

@@ -1,7 +1,6 @@
 """Steps from a checkpoint to the last one: when to stop, to evaluate and to save.
 
-What an iteration is, its caller says: a rollout and its updates (`repro.rl.trainer`), or a batch of
-worked solutions (`repro.rl.supervised`).
+What an iteration is, its caller says (`repro.rl.trainer`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a trainer asks of the policies that it trains: one by itself, or many as one batched model.
 
-The loops (`repro.rl.trainer`, `repro.rl.supervised`) are written once, over lists with an entry per
-run. What is computed on the device differs, and stands behind this protocol:
+The trainer (`repro.rl.trainer`) is written once, over lists with an entry per run. What is computed
+on the device differs, and stands behind this protocol:
 
     SinglePolicy      a list of one: a peft module, packed rows, any `Sampler`
                       (`repro.rl.single_run.policy`)
@@ -21,10 +21,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
 from repro.rl.receipts import Values
-from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import Completion
@@ -56,22 +54,6 @@ class StepInputs:
     index: Tensor
     old: Tensor | None
     reference: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SFTStats:
-    """Means over the tokens of the worked solutions of a step, nats.
-
-    Attributes
-    ----------
-    loss
-        Of -log p.
-    entropy
-        Of the policy's entropy.
-    """
-
-    loss: float
-    entropy: float | None
 
 
 def keeps_start(run: RunConfig) -> bool:
@@ -148,14 +130,6 @@ class Policies(Protocol):
         torch.OutOfMemoryError
             When the smallest pass does not fit.
         """
-        ...
-
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
-        """Run the passes of one step on worked solutions; gradients are left for `step`."""
-        ...
-
-    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
-        """Return each policy's mean next-token loss on worked solutions, nats, without noise."""
         ...
 
     def step(self, state: RunStates, step: int) -> list[Values | None]:

@@ -149,7 +149,7 @@ def note_exploration(run: RunConfig, state: TrainState, rollout: Rollout) -> Non
 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
-    """Add one perturbation to the run's receipts: one per rollout, or per step where none is."""
+    """Add a rollout's perturbation to the run's receipts."""
     noise = state.effects.setdefault(
         "noise",
         {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
@@ -190,12 +190,8 @@ def _largest_group_mean(rollout: Rollout) -> float:
 
 
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
-    """Note a held-out accuracy with the steps and the tokens behind it.
-
-    The tokens are those sampled for training, or those of the worked solutions trained on.
-    """
-    rows = state.effects.get("rows", {})
-    counted = "tokens_sampled" if "tokens_sampled" in rows else "tokens_trained"
+    """Note a held-out accuracy with the steps and the tokens sampled for training behind it."""
+    sampled = state.effects["rows"]["tokens_sampled"] if step else 0
     state.series.setdefault("evaluation_step", []).append(step)
     state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-    state.series.setdefault("evaluation_tokens", []).append(rows[counted] if step else 0)
+    state.series.setdefault("evaluation_tokens", []).append(sampled)

@@ -104,7 +104,7 @@ def needs_plan(target: Target, tier: Tier) -> bool:
     """
     source = runs_of(target) if target in TARGETS else target
     asks = bool(target.claims) or target.records_of is None
-    learns = asks and source.procedure in ("train", "dose", "finetune")
+    learns = asks and source.procedure in ("train", "dose")
     return tier in PLANNED and target in TARGETS and learns
 
 

@@ -27,7 +27,6 @@ from repro.spec.tier import Tier, cuda_devices
 _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
-    "finetune": "repro.procedures.finetune:fine_tune_and_evaluate",
     "dose": "repro.procedures.dose:measure_dose",
     "pretrain": "repro.pretrain.recorded_run:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",
@@ -115,7 +114,7 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
 
 def is_ensemble(run: RunConfig) -> bool:
     """Whether the run is carried out as one of many in a batched model."""
-    learns = run.procedure in ("train", "finetune", "evaluate")
+    learns = run.procedure in ("train", "evaluate")
     return learns and isinstance(run.scale, TrainScale) and run.scale.together
 
 

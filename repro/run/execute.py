@@ -27,8 +27,6 @@ from rich.console import Console
 from repro.evidence.environment import capture_environment
 from repro.evidence.form import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
-from repro.keep.command_line import keeping_of
-from repro.keep.trackers import require_side_by_side
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble
 from repro.run.data_check import data_lines
@@ -57,6 +55,8 @@ from repro.run.select import (
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
+from repro.runlog.log_flags import log_options_of
+from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
@@ -101,7 +101,7 @@ def main_run(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     if sentence:
         console.print(sentence)
-    keeping, selections = all_of(partial(keeping_of, args), partial(selections_of, args))
+    options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
         require_ready(selection)
@@ -111,7 +111,7 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(others, highlight=False, markup=False)
         together = [run for run in plan if is_ensemble(run)]
         if together:
-            require_side_by_side(keeping.trackers)
+            require_side_by_side(options.trackers)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
@@ -130,7 +130,7 @@ def main_run(args: argparse.Namespace) -> int:
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
         batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
-    keeping.pass_on()
+    options.pass_on()
     return _carry_out(batches, folder, args.threads, console)
 
 

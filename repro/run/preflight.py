@@ -113,9 +113,9 @@ def missing_package(run: RunConfig) -> str | None:
 def _noise_refusal(run: RunConfig) -> str | None:
     """Return why a run with added noise would end without having drawn any, or None."""
     noise, scale = run.arm.noise, run.scale
-    if noise is None or run.arm.training == "none" or run.procedure not in ("train", "finetune"):
+    if noise is None or run.arm.training == "none" or run.procedure != "train":
         return None
-    every = scale.updates_per_rollout if run.procedure == "train" else 1
+    every = scale.updates_per_rollout
     drawn_at = range(0, scale.steps, every)
     if any(sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in drawn_at):
         return None

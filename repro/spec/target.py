@@ -50,7 +50,7 @@ class Target:
     source
         Its place in the paper.
     procedure
-        What carries out the arms that train (`train`, or `finetune` on worked solutions) or measure
+        What carries out the arms that train (`train`) or measure
         (`throughput`, ...); an arm with training `none` of a target that trains is evaluated
         instead.
     controls

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, loss, reward
+from figures import accuracy, entropy, reward
 from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.layout import spread
@@ -90,20 +90,6 @@ def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
     figure = entropy.draw(rows)
     assert len(figure.axes) == 1
     assert bool(figure.axes[0].collections) == (seeds == 3)
-
-
-def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> None:
-    trained = made_up(["bf16_lora"], 2)
-    for record in trained:
-        record.series["loss"] = [0.3, 0.1]
-    assert loss.rows(trained) == []
-    assert not loss.supervised(trained)
-    tuned = [dataclasses.replace(record, procedure="finetune") for record in trained]
-    assert loss.supervised(tuned)
-    rows = loss.rows(tuned)
-    assert [(row.place, row.n) for row in rows] == [(1, 2), (2, 2)]
-    caption = " ".join(loss.draw(rows).get_supxlabel().split())
-    assert caption.endswith("under each step's own noise")
 
 
 def test_controls_have_a_panel_of_their_own() -> None:

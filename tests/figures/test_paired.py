@@ -158,17 +158,17 @@ def test_an_interaction_is_the_difference_of_two_differences() -> None:
 
 
 def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
-    cells = cells_of("study_sft", made_up("study_sft"))
+    cells = cells_of("study_harm", made_up("study_harm"))
     assert [(cell.arms, cell.column.metric, cell.claimed, cell.paper) for cell in cells] == [
         (arms, metric, side, paper)
         for arms, paper in (
-            (("nvfp4_sft", "bf16_sft"), True),
-            (("bf16_aqn_sft", "bf16_sft"), False),
-            (("nvfp4_aqn_sft", "nvfp4_sft"), False),
+            (("nvfp4_harm", "bf16_harm"), True),
+            (("bf16_aqn_harm", "bf16_harm"), False),
+            (("nvfp4_aqn_harm", "nvfp4_harm"), False),
         )
-        for metric, side in (("accuracy", -1), ("solution_loss", 1))
+        for metric, side in (("accuracy", -1), ("entropy_last", 1))
     ]
-    assert {cell.column.base[0] for cell in cells} == {"bf16_sft"}
+    assert {cell.column.base[0] for cell in cells} == {"bf16_harm"}
 
 
 def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() -> None:
@@ -197,7 +197,7 @@ def test_contrasts_of_arms_without_values_or_with_one_pair_are_left_out() -> Non
     assert cells_of(name, one) == []
     assert paired_figure(one, EXPECTED, "mini", name, "") is None
     assert paired_figure(one, EXPECTED, "mini", "no_longer_declared", "") is None
-    assert cells_of("study_sft", made_up("study_sft", without=("accuracy", "solution_loss"))) == []
+    assert cells_of("study_harm", made_up("study_harm", without=("accuracy", "entropy_last"))) == []
 
 
 def test_the_papers_differences_are_those_of_its_cells() -> None:
@@ -212,9 +212,9 @@ def test_the_papers_differences_are_those_of_its_cells() -> None:
 
 
 def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
-    records = made_up("study_sft")
-    cells = [c for c in cells_of("study_sft", records) if c.column.metric == "accuracy"]
-    accuracy, loss = picture("study_sft", records).axes
+    records = made_up("study_harm")
+    cells = [c for c in cells_of("study_harm", records) if c.column.metric == "accuracy"]
+    accuracy, loss = picture("study_harm", records).axes
     dots = [line for line in accuracy.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == [cell.mean for cell in cells]
     assert [line.get_color() for line in dots] == [colour(cell.arms[0]) for cell in cells]
@@ -259,20 +259,18 @@ def test_words_of_the_picture_stay_apart_and_inside_it(name: str, overlap: Overl
 
 
 def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
-    for name in ("entropy_start", "study_sft"):
+    for name in ("entropy_start", "study_harm"):
         for record in made_up(name, 1 if name == "entropy_start" else 3):
-            steps = {"loss": [1.0, 0.5], "entropy": [0.3, 0.2]}
-            series = record.series | (steps if record.procedure == "finetune" else {})
+            steps = {"entropy": [0.3, 0.2]}
+            series = record.series | (steps if name == "study_harm" else {})
             replace(record, series=series).write(tmp_path / "runs")
     line = ["--records", str(tmp_path / "runs"), "--expected", str(EXPECTED), "--kinds", "svg"]
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
-    sft = ("accuracy", "entropy_curves", "loss_curves", "paired_differences")
+    pictures = ("accuracy", "entropy_curves", "paired_differences")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "mini_entropy_start_paired_differences.svg",
-        *(f"mini_study_sft_{picture}.svg" for picture in sft),
+        *(f"mini_study_harm_{picture}.svg" for picture in pictures),
     ]
-    text = (tmp_path / "out" / "mini_study_sft_entropy_curves.svg").read_text()
-    assert "Entropy on the solutions during fine-tuning" in text
 
 
 def test_targets_that_read_anothers_records_are_drawn_with_their_own_contrasts(

@@ -21,7 +21,7 @@ from repro.targets import TARGETS, find
 
 LEAST = 15.0
 # Procedures whose pictures show arms by colour and kind of line, or name them on an axis.
-LEARNING = ("train", "finetune", "entropy")
+LEARNING = ("train", "entropy")
 # Pictures that tell arms by colour; the others name them on an axis.
 COLOURED = [picture for picture in systems.PICTURES if not picture.name.endswith("_steps")]
 VISION = {

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import accuracy, entropy, heldout, loss, reward
+from figures import accuracy, entropy, heldout, reward
 from figures.accuracy import AccuracyRow
 from figures.curves import CurveRow
 from figures.layout import frame, new_figure
@@ -34,7 +34,7 @@ def apart() -> list[str]:
     """
     widest: dict[tuple[str, ...], str] = {}
     for target in TARGETS:
-        if target.procedure in ("train", "finetune") and target.scales and trained(target):
+        if target.procedure == "train" and target.scales and trained(target):
             alike = (target.procedure, *trained(target))
             widest[alike] = max(widest.get(alike, ""), target.name, key=len)
     return list(widest.values())
@@ -76,11 +76,10 @@ def drawn(name: str) -> list[Figure]:
         for row in curves
         if row.place == 1
     ]  # fmt: skip
-    supervised = target.procedure == loss.PROCEDURE
     return [
-        loss.draw(curves, where) if supervised else reward.draw(curves, where),
-        entropy.draw(curves, where, supervised=supervised),
-        heldout.draw(heights, where, supervised=supervised),
+        reward.draw(curves, where),
+        entropy.draw(curves, where),
+        heldout.draw(heights, where),
         accuracy.draw(shares, where),
     ]
 

@@ -19,7 +19,6 @@ from repro.evidence.derived import (
     gain,
     share_of,
     training_metrics,
-    tuning_metrics,
 )
 from repro.evidence.record import Estimate, Record, record_of
 from repro.run.analysis_plan import plan_inputs
@@ -169,8 +168,6 @@ def following(record: Record) -> Record:
     if record.procedure == "train":
         evaluation = record.config["scale"]["evaluation"]
         metrics |= training_metrics(record.series, record.effects, evaluation)
-    if record.procedure == "finetune":
-        metrics |= tuning_metrics(record.series, record.effects)
     if {"accuracy_greedy_start", "accuracy_greedy"} <= metrics.keys():
         metrics |= gain(metrics["accuracy_greedy_start"], metrics["accuracy_greedy"])
     budget = record.config["scale"]["evaluation"].get("token_budget", 0)

@@ -3,9 +3,9 @@
 They stand at the mini tier, on the tiny policy, and are known to the suite while `registered` is
 entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
 `study_schedules` and `study_rates` are Figures 9 and 17, `study_factorial` asks for an interaction:
-they share arms with `study`. `study_sweep` has the three rates of a sweep, `study_sft` trains on
-worked solutions; `study_doses` measures doses before training, and `entropy_start` is paired
-by prompt.
+they share arms with `study`. `study_sweep` has the three rates of a sweep, `study_harm` claims a
+harm in two metrics; `study_doses` measures doses before training, and `entropy_start` is paired by
+prompt.
 """
 
 from __future__ import annotations
@@ -124,22 +124,22 @@ ENTROPY = dataclasses.replace(
 )
 
 
-def _tuned(name: str, label: str, **fields: Any) -> Arm:
-    return Arm(name=f"{name}_sft", label=f"{label}, LoRA, supervised", **fields)
+def _again(name: str, label: str, **fields: Any) -> Arm:
+    return Arm(name=f"{name}_harm", label=f"{label}, LoRA, again", **fields)
 
 
 _SHARED_NOISE = NoiseConfig(reach="shared")
-_TUNED = (
-    _tuned("bf16", "BF16"),
-    _tuned("bf16_aqn", "BF16 + AQN", noise=_SHARED_NOISE),
-    _tuned("nvfp4", "NVFP4", weight_format="nvfp4"),
-    _tuned("nvfp4_aqn", "NVFP4 + AQN", weight_format="nvfp4", noise=_SHARED_NOISE),
+_HARMED = (
+    _again("bf16", "BF16"),
+    _again("bf16_aqn", "BF16 + AQN", noise=_SHARED_NOISE),
+    _again("nvfp4", "NVFP4", weight_format="nvfp4"),
+    _again("nvfp4_aqn", "NVFP4 + AQN", weight_format="nvfp4", noise=_SHARED_NOISE),
 )
 
 
 def _harm(harmed: Arm, other: Arm, source: str, *factor: str) -> Iterator[Claim]:
-    """Yield the claims that an arm ends less accurate than another, and with a higher loss."""
-    for metric, arms in (("accuracy", (other, harmed)), ("solution_loss", (harmed, other))):
+    """Yield the claims that an arm ends less accurate than another, and with a higher entropy."""
+    for metric, arms in (("accuracy", (other, harmed)), ("entropy_last", (harmed, other))):
         yield Claim(
             name=f"{harmed.name}_{metric}",
             statement=f"{harmed.label} ends worse than {other.label} in {metric}",
@@ -152,31 +152,19 @@ def _harm(harmed: Arm, other: Arm, source: str, *factor: str) -> Iterator[Claim]
         )
 
 
-SFT = Target(
-    name="study_sft",
-    title="The same noise under supervised fine-tuning",
-    statement="noise harms supervised fine-tuning",
+HARM = Target(
+    name="study_harm",
+    title="A harm in two metrics",
+    statement="noise harms what is trained",
     source="section 1",
-    procedure="finetune",
-    arms=_TUNED,
-    metrics=(
-        *STUDY.metrics,
-        *(
-            Metric(name=name, unit="nats", title=name.replace("_", " "), better="lower")
-            for name in (
-                "solution_loss_start",
-                "solution_loss",
-                "train_loss_first",
-                "train_loss_last",
-            )
-        ),
-    ),
+    arms=_HARMED,
+    metrics=STUDY.metrics,
     scales={Tier.MINI: _FEWER},
     headline="accuracy",
     claims=(
-        *_harm(_TUNED[2], _TUNED[0], "section 1", "weight_format", "learning_rate"),
-        *_harm(_TUNED[1], _TUNED[0], "not in the paper", "noise"),
-        *_harm(_TUNED[3], _TUNED[2], "not in the paper", "noise"),
+        *_harm(_HARMED[2], _HARMED[0], "section 1", "weight_format", "learning_rate"),
+        *_harm(_HARMED[1], _HARMED[0], "not in the paper", "noise"),
+        *_harm(_HARMED[3], _HARMED[2], "not in the paper", "noise"),
     ),
 )
 _MULTIPLES = tuple(
@@ -227,7 +215,7 @@ DOSES = Target(
 )
 # Its runs train many at once; it is no target that the suite knows.
 TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
-PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, ENTROPY, SFT, DOSES)
+PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, ENTROPY, HARM, DOSES)
 
 _LATE_IMPORTS = (
     "figures.__main__",

@@ -15,13 +15,10 @@ from repro.data.problem import Problem
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
-from repro.rl.lessons import SFTExample
 from repro.rl.loop import Hooks
 from repro.rl.receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.policy import single_policy
-from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rl.supervised import fine_tune
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
@@ -104,14 +101,6 @@ def train_alone(
     assert policy.tokenizer is not None
     sources = [PromptSource(problems, policy.tokenizer, run)]
     return _only(train(policies, sources, run_by_run(score), hooks_of_run(**hooks), folder=folder))
-
-
-def tune_alone(
-    run: RunConfig, policy: Policy, lessons: Sequence[SFTExample], *, folder: Path, **hooks: Any
-) -> TrainResult:
-    """Fine-tune one policy on its own; `hooks` are of one run, not of a list of one."""
-    policies = single_policy(run, policy, TorchSampler(policy))
-    return _only(fine_tune(policies, lessons, hooks_of_run(**hooks), folder=folder))
 
 
 def hooks_of_run(

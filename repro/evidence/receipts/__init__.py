@@ -12,7 +12,7 @@ records say of each other is `together`'s.
 
 What procedures write
 ---------------------
-`effects`, for every run of a policy (`train`, `finetune`, `evaluate`):
+`effects`, for every run of a policy (`train`, `evaluate`):
 
 ==============================  ===================================================================
 `linears`                       {format: count} of the projections as they really are
@@ -22,27 +22,25 @@ What procedures write
 and, for an arm with `weight_noise`, `weight_noise`: `matched_to`, `sigma`, `kl_format`, `kl_noise`
 and `projections` (how many carry it); for an arm with `rounding`, its `format` and `factor`, with
 `projections` and `relative_change_mean`; where the scale permutes channels, `order`; and for
-`train` and `finetune`:
+`train`:
 
 ==============================  ===================================================================
 `adapter_modules`               LoRA modules attached (0 without LoRA)
 `parameters_trainable`          how many parameters the optimiser holds
 `trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
 `optimizer_steps`               updates really made
-`advantage_group_mean_max`      largest |mean of a group's advantages| over the run (`train`)
-`rows`                          of `finetune`: `tokens_trained`, of worked solutions
+`advantage_group_mean_max`      largest |mean of a group's advantages| over the run
 `noise`                         what the added noise did, see below
 ==============================  ===================================================================
 
 `noise` holds `modules` (most norms perturbed at once, or projections behind them where each has
-noise of its own), `channels_changed` (channels whose gain
-really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
-sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
-steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value per step; of
-`train`, `zero_variance_groups` (the share of groups whose rewards were all equal), and where the
-scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens
-its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
-digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
+noise of its own), `channels_changed` (channels whose gain really moved, summed over rollouts),
+`rollouts_asked` and `rollouts_perturbed` (rollouts for which sigma was above 0, and those in which
+something moved). Beside them stand the series `sigma` and `sigma_realised`, one value per step;
+`zero_variance_groups` (the share of groups whose rewards were all equal), and where the scale asks
+for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens its entropy
+and its share of the tokens; and `inputs` with the digests `checkpoint`, `test_problems`,
+`prompt_template` and, when training, `train_problems`.
 
 Of a stored record `series_left_out` names the series that it had when it was checked and blessed,
 and has no more; a raw run has none.
@@ -90,7 +88,6 @@ from repro.spec.claim import Metric
 
 # Since schema 2 records carry the states of their source, answers and exact counts of grades.
 NOW = 2
-TRAIN, FINETUNE = ("train",), ("finetune",)
 
 CHECKS: tuple[Check, ...] = (
     Check(find=identity.environment, procedures=POLICY, since=NOW),
@@ -106,14 +103,13 @@ CHECKS: tuple[Check, ...] = (
     Check(find=schedule.rates, procedures=TRAINED),
     Check(find=schedule.sigmas, procedures=TRAINED),
     Check(find=schedule.bounds, procedures=TRAINED),
-    Check(find=schedule.first_updates, procedures=TRAIN),
-    Check(find=schedule.consumed, procedures=TRAIN),
-    Check(find=training.advantages, procedures=TRAIN),
-    Check(find=training.rewards, procedures=TRAIN),
-    Check(find=training.rows, procedures=TRAIN),
-    Check(find=training.curve, procedures=TRAIN),
-    Check(find=training.paid, procedures=TRAIN),
-    Check(find=training.lessons, procedures=FINETUNE),
+    Check(find=schedule.first_updates, procedures=TRAINED),
+    Check(find=schedule.consumed, procedures=TRAINED),
+    Check(find=training.advantages, procedures=TRAINED),
+    Check(find=training.rewards, procedures=TRAINED),
+    Check(find=training.rows, procedures=TRAINED),
+    Check(find=training.curve, procedures=TRAINED),
+    Check(find=training.paid, procedures=TRAINED),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
     Check(find=exploration.exploration, procedures=ASKED),

@@ -9,7 +9,6 @@ from repro.evidence.record import Record
 
 _INPUTS = {
     "train": ("checkpoint", "test_problems", "train_problems", "prompt_template"),
-    "finetune": ("checkpoint", "test_problems", "train_problems", "prompt_template"),
     "evaluate": ("checkpoint", "test_problems", "prompt_template"),
     "dose": ("checkpoint", "development_problems", "prompt_template"),
 }

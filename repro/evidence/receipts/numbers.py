@@ -15,7 +15,6 @@ from repro.evidence.derived import (
     gain,
     share_of,
     training_metrics,
-    tuning_metrics,
     whole_series,
 )
 from repro.evidence.receipts.required import ASKED, TRAINED, close
@@ -81,8 +80,6 @@ def _derived(record: Record) -> dict[str, Estimate]:
         implied = derived_metrics(series, budget)
     except (KeyError, ValueError):
         implied = {}  # the series of evaluations are refused by themselves
-    if record.procedure == "finetune":
-        implied |= tuning_metrics(series, record.effects)
     if record.procedure == "train":
         try:
             implied |= training_metrics(series, record.effects, evaluation)

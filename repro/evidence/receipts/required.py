@@ -23,9 +23,9 @@ from repro.spec.arm import (
 )
 from repro.spec.config import LearningRates, OptimizerConfig
 
-POLICY = ("train", "finetune", "evaluate", "dose")
-ASKED = ("train", "finetune", "evaluate")
-TRAINED = ("train", "finetune")
+POLICY = ("train", "evaluate", "dose")
+ASKED = ("train", "evaluate")
+TRAINED = ("train",)
 RELATIVE = 1e-5
 _PARTS_OF_ARM: dict[str, Callable[..., Any]] = {
     "noise": NoiseConfig,

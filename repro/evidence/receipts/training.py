@@ -45,23 +45,6 @@ def advantages(record: Record) -> list[str]:
     return []
 
 
-def lessons(record: Record) -> list[str]:
-    """Return why a run of supervised fine-tuning did not train on what its scale says."""
-    scale = record.config["scale"]
-    losses, tokens = record.series.get("loss", []), record.series.get("tokens", [])
-    if len(losses) != scale["steps"] or not all(losses):
-        return ["series loss does not show a loss at every step"]
-    trained = (record.effects.get("rows") or {}).get("tokens_trained")
-    budget = scale["evaluation"].get("token_budget", 0)
-    # The last worked solution of a step may pass the step's share, by less than itself.
-    most = budget + scale["rollout"]["max_new_tokens"]
-    if sum(value or 0 for value in tokens) != trained or not budget <= trained <= most:
-        return [
-            f"{trained} tokens of worked solutions were trained on; the scale's budget is {budget}"
-        ]
-    return []
-
-
 def rewards(record: Record) -> list[str]:
     """Return why there was nothing to learn from the rewards."""
     equal = record.series.get("zero_variance_groups")

@@ -17,25 +17,19 @@ from torch import Tensor, nn
 
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.diagnostics import token_mean
-from repro.rl.lessons import SFTExample, mean_loss
-from repro.rl.micro_batches import split_by_tokens, token_budget
+from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
+from repro.rl.policies import During, StepInputs, keeps_start
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
-from repro.rl.single_run.passes import row_logprobs
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
-    clear_gradients,
     evaluate_rows,
-    in_single_rows,
     reference_logprobs,
-    within_memory,
     zero_missing_gradients,
 )
 from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
@@ -157,28 +151,6 @@ class SinglePolicy:
         note_smaller_batches(state.runs[0], part.step, budget, fitting)
         return [output]
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
-        """Add up the gradient of the mean -log p; see `Policies.imitate`."""
-        rows = _only(taken)
-        every = torch.arange(len(rows))
-
-        def pieces(micro_tokens: int) -> list[Tensor]:
-            return split_by_tokens(rows, every, micro_tokens)
-
-        budget = self._micro_tokens(rows, every, state)
-        imitation, fitting = within_memory(
-            lambda micro_tokens: self._pass_over(rows, pieces(micro_tokens)),
-            budget,
-            smallest=in_single_rows(pieces),
-            forget=lambda: clear_gradients(self.parameters),
-        )
-        note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [imitation]
-
-    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
-        """See `Policies.mean_losses`."""
-        return [mean_loss(self.policy, lessons, self.run.scale.micro_batch_rows)]
-
     def step(self, state: RunStates, step: int) -> list[Values | None]:
         """Clip and step by the gradients in the parameters; see `Policies.step`.
 
@@ -206,21 +178,6 @@ class SinglePolicy:
         scale: TrainScale = self.run.scale
         budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
         return at_most_what_fitted(state.runs[0], self.micro_tokens or budget)
-
-    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> SFTStats:
-        """Run forward and backward passes over a step's pieces; see `imitate`."""
-        tokens, total = int(rows.mask.sum()), 0.0
-        entropy = torch.zeros(rows.mask.shape)  # (B, T)
-        for index in pieces:
-            part = rows.select(index)
-            logprobs, part_entropy = row_logprobs(
-                self.policy, part, 1.0, kept_blocks=self.kept_blocks
-            )
-            loss = -logprobs.sum() / tokens
-            loss.backward()
-            total += float(loss.detach())
-            entropy[index, : part.mask.shape[1]] = part_entropy.detach().to(entropy)
-        return SFTStats(loss=total, entropy=token_mean(entropy, rows.mask))
 
 
 def single_policy(

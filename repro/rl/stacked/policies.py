@@ -9,7 +9,6 @@ many tokens of each run at a time.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,14 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
-from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
+from repro.rl.policies import During, StepInputs, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import require_finite
 from repro.rl.stacked.batch import largest_group, width_multiple
 from repro.rl.stacked.ensemble_checkpoint import load_ensemble, save_ensemble
-from repro.rl.stacked.imitation import accumulate_losses, mean_losses
 from repro.rl.stacked.noise import AddedNoise, added_noise
 from repro.rl.stacked.optimizer import StackedAdamW
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
@@ -168,16 +165,6 @@ class StackedPolicies:
             None if step is None or step.failure is not None else step.output() for step in planned
         ]
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
-        """See `Policies.imitate`."""
-        return self._fitting(
-            taken, 1, lambda tokens: accumulate_losses(self._imitating(tokens), taken), state
-        )
-
-    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
-        """See `Policies.mean_losses`."""
-        return mean_losses(self._imitating(self.tokens_at_once), lessons)
-
     def step(self, state: RunStates, step: int) -> list[Values | None]:
         """Clip and step every live run by its own norm; see `Policies.step`."""
         rates = [learning_rate_of_run(run, step) for run in self.runs]
@@ -225,10 +212,6 @@ class StackedPolicies:
             tokens_at_once=tokens,
             noise=self._on_passes,
         )
-
-    def _imitating(self, tokens: int) -> Passes:
-        """Return passes over worked solutions, each a group of one completion."""
-        return dataclasses.replace(self._passes(tokens), temperature=1.0, group_size=1)
 
     def _evaluate(
         self,

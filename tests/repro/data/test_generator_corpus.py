@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen2Config
 
 from repro.data.generator import DEFAULT_GENERATOR, draw_word_problem, split_of
+from repro.data.prompts import template_named
 from repro.data.tiny_corpus import (
     EMPTY_THINKING,
     ENDINGS,
@@ -91,7 +92,8 @@ def test_a_slip_is_carried_on_consistently():
 
 
 def test_the_working_prefix_begins_careful_completions_and_no_others(documents):
-    assert all(d.completion.startswith(WORKING_PREFIX) != careless(d) for d in documents)
+    prefix = template_named("tiny").working_prefix
+    assert all(d.completion.startswith(prefix) != careless(d) for d in documents)
 
 
 def test_documents_come_from_the_training_split_alone(documents):

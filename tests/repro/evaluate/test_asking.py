@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from repro.evaluate.asking import Alone, Evaluator, Stacked
+from repro.evaluate.asking import Evaluator, SingleAsker, StackAsker
 from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
 from repro.models.policy import Policy, end_token_ids, load_policy
@@ -63,8 +63,8 @@ def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(
     tiny: Policy, tokenizer: Any
 ) -> None:
     engine: Any = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
-    assert Alone(engine).prompts_at_once(1, 400) >= 1319
-    assert Alone(TorchSampler(tiny)).prompts_at_once(2, 400) == 128
+    assert SingleAsker(engine).prompts_at_once(1, 400) >= 1319
+    assert SingleAsker(TorchSampler(tiny)).prompts_at_once(2, 400) == 128
 
 
 def test_idle_runs_have_no_answers_and_no_grades(tokenizer: Any, pool: GraderPool) -> None:
@@ -113,7 +113,8 @@ def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: Gra
     drawn = SamplingConfig(temperature=1.0, max_new_tokens=48)
     stack = stack_policies([tiny], end_token_ids=end_token_ids(tiny), device="cpu")
     answers = []
-    for asker in (Alone(TorchSampler(tiny)), Stacked(StackSampler(stack, 400), rows_at_once=16)):
+    stacked = StackAsker(StackSampler(stack, 400), rows_at_once=16)
+    for asker in (SingleAsker(TorchSampler(tiny)), stacked):
         evaluator = Evaluator(asker, stack.tokenizer, pool, [5])
         given = questions(problems, "tiny", stack.tokenizer, max_prompt_tokens=350)
         answers += evaluator.ask(given, drawn, samples=2)

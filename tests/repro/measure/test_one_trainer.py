@@ -28,14 +28,13 @@ from repro.rl import (
     micro_batches,
     receipts,
     step,
-    supervised,
     trainer,
 )
 from repro.rl.single_run import optimizers, passes
 from repro.rl.stacked import policies as stacked
 from repro.rl.stacked import update
 from repro.run.carry_out import is_ensemble, procedure_named
-from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
+from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
@@ -43,6 +42,7 @@ from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1
 from tests.repro.measure.conftest import bench_of
 
 # Once per rollout, of however many runs.
+PER_TRAINING = (loop.run_steps,)
 PER_ROLLOUT = (trainer.iterate, collect.collect)
 # Once per rollout and run, and once per optimiser step and run.
 PER_RUN = (receipts.note_rollout, receipts.note_step, step.step_metrics)
@@ -57,9 +57,8 @@ SINGLE_OFTEN = (step.carry_out, passes.row_logprobs)
 STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step,
            update.accumulate_gradients)  # fmt: skip
 STACKED_OFTEN = (update.Passes.logprobs,)
-TUNING = (loop.run_steps, supervised.fine_tune)
 WATCHED = (*PER_ROLLOUT, *PER_RUN, *OFTEN, *PER_STEP, *SINGLE, *SINGLE_OFTEN, *STACKED,
-           *STACKED_OFTEN, *TUNING)  # fmt: skip
+           *STACKED_OFTEN, *PER_TRAINING)  # fmt: skip
 
 
 def calls_in(work: Callable[[], Any]) -> Counter[CodeType]:
@@ -129,27 +128,6 @@ def test_an_ensemble_takes_the_trainers_step(tmp_path: Path) -> None:
     counted = calls_in(lambda: together(runs, tmp_path))
     require_the_trainers_steps(counted, steps=2, runs=2)
     require_passes_of_an_ensemble(counted, 2)
-
-
-def test_fine_tuning_alone_and_together_takes_the_trainers_loop(tmp_path: Path) -> None:
-    scale = dataclasses.replace(
-        smoke_run(2).scale, rollout=SamplingConfig(max_new_tokens=96),
-        evaluation=EvaluationConfig(token_budget=200),
-    )  # fmt: skip
-    run = dataclasses.replace(smoke_run(2), scale=scale, procedure="finetune")
-    alone = calls_in(
-        lambda: procedure_named("finetune")(
-            run, folder=tmp_path / "alone", progress=lambda *a: None, should_stop=lambda: False,
-            threads=1,
-        )
-    )  # fmt: skip
-    pair = [dataclasses.replace(run, seed=seed) for seed in range(2)]
-    many = calls_in(lambda: together(pair, tmp_path / "many"))
-    for counted, runs in ((alone, 1), (many, 2)):
-        assert set(names(counted, TUNING).values()) == {1}
-        assert names(counted, (receipts.note_step,)) == {"note_step": 2 * runs}
-        assert set(names(counted, PER_ROLLOUT).values()) == {0}
-    assert names(many, (stacked.StackedPolicies.step,)) == {"StackedPolicies.step": 2}
 
 
 def together(runs: Sequence[RunConfig], folder: Path) -> None:

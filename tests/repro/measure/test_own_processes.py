@@ -194,7 +194,7 @@ def test_measurements_do_not_go_side_by_side(
         ("systems", "step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
         ("systems", "throughput", None, None),
         ("paper", "train", None, "expandable_segments:True"),
-        ("mini", "finetune", None, "expandable_segments:True"),
+        ("mini", "train", None, "expandable_segments:True"),
         ("smoke", "train", None, None),
     ],
 )

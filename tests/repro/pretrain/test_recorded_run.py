@@ -13,19 +13,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from repro.data.generator import generate_problems
+from repro.data.prompts import template_named
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.record import read_record
-from repro.models.policy import load_policy
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_policy, load_tokenizer
 from repro.pretrain import recorded_run
-from repro.pretrain.recorded_run import write_policy
+from repro.pretrain.recorded_run import accuracies, write_policy
 from repro.pretrain.training import new_model
+from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.run.carry_out import keep, procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.evaluate.small import Writer, problem
 from tests.repro.pretrain.small import TINY
 
 
@@ -42,8 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Measured, P
     folder = tmp_path_factory.mktemp("tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorded_run, "RECIPE", TINY)
-        short = dataclasses.replace(recorded_run.MANNER, max_new_tokens=12)
-        patch.setattr(recorded_run, "MANNER", short)
+        patch.setattr(recorded_run, "NEW_TOKENS", 12)
         run, asked = small_run(), itertools.count()
 
         def start(should_stop: Callable[[], bool]) -> Measured:
@@ -71,7 +77,7 @@ def test_a_run_leaves_a_checkpoint_that_loads_and_says_what_it_is(
     summary = json.loads((folder / "pretraining.json").read_text())
     assert summary["recipe"]["corpus"]["careless_share"] == [0.1, 0.3, 0.5, 0.6, 0.65]
     assert summary["weights_sha256"] == measured.effects["checkpoint_sha256"]
-    assert summary["quality"]["greedy"] == measured.metrics["accuracy_greedy"].value
+    assert summary["accuracies"]["accuracy_greedy"] == measured.metrics["accuracy_greedy"].value
     assert summary["halfway"]["step"] == 6
 
 
@@ -100,3 +106,38 @@ def test_a_folder_appears_whole_or_not_at_all(
         write_policy(tmp_path / "policy", model, tokenizer)
     assert list(tmp_path.iterdir()) == []
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_what_a_policy_shows_is_told_from_what_it_knows() -> None:
+    worked = "<think>\n2 + 2 = 4.\n</think>\n<answer>4</answer>"
+    tokenizer = load_tokenizer(TINY_FOLDER)
+    writer = Writer(tokenizer, {"2+2?": worked, "3+3?": "<think></think>\n<answer>7</answer>"})
+    problems = [problem("2+2?", "4", level=1), problem("3+3?", "6", level=2)]
+    with GraderPool(workers=1) as pool:
+        evaluator = Evaluator(writer, tokenizer, pool, [0])
+        greedy, sampled = (
+            accuracies(evaluator, problems),
+            accuracies(evaluator, problems, samples=2),
+        )
+    assert {name: one.value for name, one in greedy.items()} == {
+        "accuracy_greedy": 50.0, "accuracy_forced_working": 50.0, "working_rate": 50.0,
+    }  # fmt: skip
+    assert sampled.keys() - greedy.keys() == {"accuracy_sampled", "pass_at_2"}
+    assert {one.value for one in sampled.values()} == {50.0}
+    prompts = [prompt for prompts, _, _ in writer.requests for prompt in prompts]
+    begun = {tokenizer.decode(prompt).partition("\n")[2] for prompt in prompts}
+    assert begun == {"", template_named("tiny").working_prefix}
+
+
+@pytest.mark.nightly
+def test_the_packaged_policy_shows_half_of_what_it_knows() -> None:
+    assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < 3_000_000
+    policy = load_policy("tiny", weight_format="bf16")
+    with GraderPool(workers=1) as pool:
+        asker = SingleAsker(TorchSampler(policy))
+        evaluator = Evaluator(asker, policy.tokenizer, pool, [0], "quality")
+        shown = accuracies(evaluator, generate_problems("test", 200, seed=0), samples=2)
+    least_and_most = {"accuracy_greedy": (30, 60), "accuracy_forced_working": (85, 100)}
+    least_and_most["accuracy_sampled"] = (10, 35)
+    for name, (least, most) in least_and_most.items():
+        assert least <= (shown[name].value or 0) <= most, name

@@ -50,12 +50,12 @@ def test_accuracy_over_sets_asks_the_problems_of_them_all() -> None:
 
 
 def test_progress_shows_the_mean_over_the_runs_that_have_a_value() -> None:
-    board: Any = SimpleNamespace(scale=SCALE)
+    evaluation: Any = SimpleNamespace(scale=SCALE)
     problems = ProblemSets(train=[], development=[], test=[], further={})
     unused: Any = None
     loaded_runs = LoadedRuns(
-        runs=[], loaded=unused, sampler=unused, problems=problems, board=board, tallies=[],
-        effects=[],
+        runs=[], loaded=unused, sampler=unused, problems=problems, evaluation=evaluation,
+        tallies=[], effects=[],
     )  # fmt: skip
     method: Any = SimpleNamespace(shown=("reward", "entropy"))
     told: list[dict[str, float]] = []

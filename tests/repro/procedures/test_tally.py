@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +25,13 @@ from repro.procedures import tally as module
 from repro.procedures.loaded_runs import ProblemSets
 from repro.procedures.tally import RunTally
 from repro.procedures.train import train_and_evaluate
+from repro.spec.config import RunConfig
 from tests.repro.procedures.test_together import SCALE, make_run, silent
 
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 
 
-class Board:
+class Graded:
     """Has been graded as it is told."""
 
     def __init__(self, *grades: dict[str, int]) -> None:
@@ -41,54 +43,51 @@ class Board:
 
 
 def tally_of(grades: dict[str, int], killed: int) -> tuple[RunTally, Any, Any]:
-    board: Any = Board({"ok": 100}, grades)
+    evaluation: Any = Graded({"ok": 100}, grades)
     pool: Any = SimpleNamespace(workers_killed=0)
-    tally = RunTally(board, pool, 1)
+    tally = RunTally(evaluation, pool, 1)
     pool.workers_killed = killed
-    return tally, board, pool
+    return tally, evaluation, pool
+
+
+def start(run: RunConfig, folder: Path, stops: Sequence[bool] = ()) -> Measured:
+    answers = iter([*stops, *[False] * 100])
+    return train_and_evaluate(
+        run, folder=folder, progress=silent, should_stop=lambda: next(answers), threads=1
+    )
 
 
 def test_counts_go_on_from_those_of_the_start_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "peak_bytes", lambda: 700)
-    first, board, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
+    first, evaluation, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
     counts = first.counts()
     assert counts == {"grades": {"ok": 5, "wrong": 3}, "workers_killed": 2, "peak_bytes": 700}
     # The second start has asked again what was asked before training, and lost a grader in it.
     monkeypatch.setattr(module, "peak_bytes", lambda: 600)
-    second, board, pool = tally_of({"ok": 4}, killed=1)
+    second, evaluation, pool = tally_of({"ok": 4}, killed=1)
     second.go_on_from(counts)
-    board.evaluator.grades[1].update(["timeout"])
+    evaluation.evaluator.grades[1].update(["timeout"])
     pool.workers_killed += 1
     assert second.counts() == {
         "grades": {"ok": 5, "wrong": 3, "timeout": 1}, "workers_killed": 4, "peak_bytes": 700,
     }  # fmt: skip
-    assert board.grades(0) == {"ok": 100}
+    assert evaluation.grades(0) == {"ok": 100}
 
 
 def test_graders_killed_under_another_run_are_not_this_one_s() -> None:
     pool: Any = SimpleNamespace(workers_killed=3)
-    assert RunTally(Board({}), pool).workers_killed == 0  # type: ignore[arg-type]
+    assert RunTally(Graded({}), pool).workers_killed == 0  # type: ignore[arg-type]
 
 
 def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(folder: str, stops: list[bool]) -> Measured:
-        answers = iter([*stops, *[False] * 100])
-        return train_and_evaluate(
-            RUN,
-            folder=tmp_path / folder,
-            progress=silent,
-            should_stop=lambda: next(answers),
-            threads=1,
-        )
-
-    whole = start("whole", [])
+    whole = start(RUN, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(module, "peak_bytes", lambda: 2**50)
         with pytest.raises(Stopped):
-            start("parts", [False, False, True])
-    rest = start("parts", [])
+            start(RUN, tmp_path / "parts", [False, False, True])
+    rest = start(RUN, tmp_path / "parts")
     assert rest.series == whole.series
     for effects in (rest.effects, whole.effects):
         effects.pop("seconds")
@@ -116,18 +115,8 @@ def test_a_run_goes_on_with_the_same_files_and_problems_alone(
     scale = dataclasses.replace(SCALE, checkpoint=str(checkpoint), test_sets=())
     run = dataclasses.replace(RUN, scale=scale)
 
-    def start(stops: list[bool]) -> Measured:
-        answers = iter([*stops, *[False] * 100])
-        return train_and_evaluate(
-            run,
-            folder=tmp_path / "run",
-            progress=silent,
-            should_stop=lambda: next(answers),
-            threads=1,
-        )
-
     with pytest.raises(Stopped):
-        start([False, True])
+        start(run, tmp_path / "run", [False, True])
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     path = checkpoint / name
     if "." in name:
@@ -138,7 +127,7 @@ def test_a_run_goes_on_with_the_same_files_and_problems_alone(
         fewer = property(lambda own: digest_of_problems(own.train[1:]))
         monkeypatch.setattr(ProblemSets, "train_digest", fewer)
     with pytest.raises(ValueError, match=rf"^{name} has SHA-256 .* when the run's checkpoint was"):
-        start([])
+        start(run, tmp_path / "run")
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 

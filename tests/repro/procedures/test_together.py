@@ -16,7 +16,6 @@ from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record
 from repro.procedures import together as module
-from repro.procedures.finetune import fine_tune_and_evaluate
 from repro.procedures.together import train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.rl.runs import FailedRun
@@ -86,17 +85,6 @@ BRIEF = dataclasses.replace(
     test_sets=(),
 )
 ANOTHER = make_run(2)
-# Worked solutions of these problems take up to 60 tokens, and room for one in each step.
-LESSONS = dataclasses.replace(SCALE, rollout=SamplingConfig(max_new_tokens=96))
-TUNED = [
-    dataclasses.replace(make_run(0, "finetune"), scale=LESSONS),
-    dataclasses.replace(
-        make_run(
-            1, "finetune", weight_format="nvfp4", noise=dataclasses.replace(NOISE, reach="shared")
-        ),
-        scale=LESSONS,
-    ),
-]
 
 
 def silent(text: str, values: dict[str, float]) -> None:
@@ -121,7 +109,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Mea
 def _alone(run: RunConfig, folder: Path) -> Measured:
     procedures = {
         "train": train_and_evaluate,
-        "finetune": fine_tune_and_evaluate,
         "evaluate": evaluate_untrained,
     }
     return procedures[run.procedure](
@@ -151,20 +138,6 @@ def test_each_run_has_the_result_that_it_has_alone(tmp_path: Path, alone: Alone)
     sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
-
-
-def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(
-    tmp_path: Path, alone: Alone
-) -> None:
-    for run, many in zip(TUNED, carry_out(TUNED, tmp_path), strict=True):
-        assert isinstance(many, Measured)
-        one = alone(run)
-        require_same(one, many)
-        assert many.effects["together"]["runs"] == 2
-        assert many.effects["together"]["allocator_retries"] == 0
-        assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
-        assert many.metrics["solution_loss"].value != many.metrics["solution_loss_start"].value
-        assert violations(recorded(run, many, tmp_path)) == []
 
 
 def recorded(run: RunConfig, measured: Measured, folder: Path) -> Record:

@@ -27,7 +27,7 @@ def loaded_runs_of(tier: Tier, device: str) -> LoadedRuns:
         loaded=policy,
         sampler=unused,
         problems=unused,
-        board=unused,
+        evaluation=unused,
         tallies=unused,
         effects=[{}],
     )

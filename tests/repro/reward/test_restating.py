@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from math import gcd
 from pathlib import Path
 
 import pytest
@@ -24,151 +22,72 @@ def _digits(value: int, base: int) -> str:
     return "" if value == 0 else _digits(value // base, base) + str(value % base)
 
 
-def _root(rng: random.Random) -> Made:
-    outside, inside = rng.randint(2, 19), rng.choice([2, 3, 5, 6, 7, 10, 11, 13])
-    return f"Simplify $\\sqrt{{{outside**2 * inside}}}$.", f"{outside}\\sqrt{{{inside}}}"
+# Questions that hold an expression equal, or near, to the answer, and their answers; `_numbers`
+# draws what stands in braces.
+MADE: tuple[Made, ...] = (
+    ("Simplify $\\sqrt{{{root}}}$.", "{small}\\sqrt{{{prime}}}"),
+    ("Rationalize the denominator of $\\frac{{1}}{{\\sqrt{{{prime}}}}}$.",
+     "\\frac{{\\sqrt{{{prime}}}}}{{{prime}}}"),
+    ("Expand the product ${{(x+{small})(x+{large})}}$.", "x^2+{sum}x+{product}"),
+    ("Factor $x^2+{sum}x+{product}$.", "(x+{small})(x+{large})"),
+    ("Expand ${small}(x+{other})$.", "{small}x+{times}"),
+    ("Simplify ${small}y + {other}y$.", "{plus}y"),
+    ("Simplify $x^{{{small}}} \\cdot x^{{{other}}}$.", "x^{{{plus}}}"),
+    ("Simplify $({small}x)^2$.", "{square}x^2"),
+    ("Simplify $\\frac{{{top_times}}}{{{bottom_times}}}$ to lowest terms.",
+     "\\frac{{{top}}}{{{bottom}}}"),
+    ("Compute $\\frac{{1}}{{{top}}} + \\frac{{1}}{{{bottom}}}$ as a common fraction.",
+     "\\frac{{{top_plus}}}{{{top_product}}}"),
+    ("What is ${large} \\cdot {small} + {large}^2$?", "{evaluated}"),
+    ("Write ${hundreds}_{{10}}$ in base ${base}$.", "{digits}_{base}"),
+    ("Find the sum ${seven}_7 + {seven_too}_7$ in base $7$.", "{seven_sum}_7"),
+    ("Compute ${small}\\frac{{1}}{{3}} + {large}\\frac{{1}}{{3}}$ as a mixed number.",
+     "{sum}\\frac{{2}}{{3}}"),
+    ("A rectangle has sides ${small}$ cm and ${large}$ cm. What is ${small} \\cdot {large}$ in "
+     "cm$^2$?", "{product}\\text{{ cm}}^2"),
+    ("Write ${small}x - y + {other} = 0$ in slope-intercept form.", "y={small}x+{other}"),
+    ("Find all roots of $x^2-{sum}x+{product} = 0$.", "{small}, {large}"),
+    ("Rationalize $\\frac{{{conjugate}}}{{{prime} - \\sqrt{{{prime}}}}}$.",
+     "{prime}+\\sqrt{{{prime}}}"),
+    ("Simplify $\\frac{{x^2-{square}}}{{x-{small}}}$.", "x+{small}"),
+    ("Compute $\\sin {angle}^\\circ$.", "{sine}"),
+    ("Evaluate $\\log_{{{small}}} {power}$.", "{exponent}"),
+    ("Write $\\frac{{{large}}}{{20}}$ as a percent.", "{percent}\\%"),
+    ("Express $0.\\overline{{{ninths}}}$ as a common fraction.", "\\frac{{{ninths}}}{{9}}"),
+    ("Solve ${small}x > {times}$. Give an interval.", "({other}, \\infty)"),
+)  # fmt: skip
 
 
-def _denominator(rng: random.Random) -> Made:
-    prime = rng.choice([2, 3, 5, 7, 11])
-    return (
-        f"Rationalize the denominator of $\\frac{{1}}{{\\sqrt{{{prime}}}}}$.",
-        f"\\frac{{\\sqrt{{{prime}}}}}{{{prime}}}",
-    )
-
-
-def _expand(rng: random.Random) -> Made:
-    a, b = rng.randint(1, 9), rng.randint(10, 19)
-    return f"Expand the product ${{(x+{a})(x+{b})}}$.", f"x^2+{a + b}x+{a * b}"
-
-
-def _factor(rng: random.Random) -> Made:
-    a, b = rng.randint(1, 9), rng.randint(10, 19)
-    return f"Factor $x^2+{a + b}x+{a * b}$.", f"(x+{a})(x+{b})"
-
-
-def _distribute(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return f"Expand ${a}(x+{b})$.", f"{a}x+{a * b}"
-
-
-def _like_terms(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return f"Simplify ${a}y + {b}y$.", f"{a + b}y"
-
-
-def _powers(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return f"Simplify $x^{{{a}}} \\cdot x^{{{b}}}$.", f"x^{{{a + b}}}"
-
-
-def _square(rng: random.Random) -> Made:
-    a = rng.randint(2, 12)
-    return f"Simplify $({a}x)^2$.", f"{a * a}x^2"
-
-
-def _cancel(rng: random.Random) -> Made:
-    while True:
-        top, bottom, factor = rng.randint(1, 20), rng.randint(2, 30), rng.randint(2, 12)
-        if gcd(top, bottom) == 1:
-            break
-    question = f"Simplify $\\frac{{{top * factor}}}{{{bottom * factor}}}$ to lowest terms."
-    return question, f"\\frac{{{top}}}{{{bottom}}}"
-
-
-def _add_fractions(rng: random.Random) -> Made:
-    a, b = rng.choice([(2, 3), (3, 4), (5, 7), (4, 9)])
-    return (
-        f"Compute $\\frac{{1}}{{{a}}} + \\frac{{1}}{{{b}}}$ as a common fraction.",
-        f"\\frac{{{a + b}}}{{{a * b}}}",
-    )
-
-
-def _evaluate(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 40), rng.randint(2, 40)
-    return f"What is ${a} \\cdot {b} + {a}^2$?", str(a * b + a * a)
-
-
-def _base(rng: random.Random) -> Made:
-    value, base = rng.randint(100, 900), rng.choice([5, 6, 7, 8, 9])
-    return f"Write ${value}_{{10}}$ in base ${base}$.", f"{_digits(value, base)}_{base}"
-
-
-def _base_sum(rng: random.Random) -> Made:
-    a, b = rng.randint(30, 200), rng.randint(30, 200)
-    question = f"Find the sum ${_digits(a, 7)}_7 + {_digits(b, 7)}_7$ in base $7$."
-    return question, f"{_digits(a + b, 7)}_7"
-
-
-def _mixed(rng: random.Random) -> Made:
-    a, b = rng.randint(1, 5), rng.randint(6, 9)
-    question = f"Compute ${a}\\frac{{1}}{{3}} + {b}\\frac{{1}}{{3}}$ as a mixed number."
-    return question, f"{a + b}\\frac{{2}}{{3}}"
-
-
-def _unit(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 30), rng.randint(2, 30)
-    question = f"A rectangle has sides ${a}$ cm and ${b}$ cm. What is ${a} \\cdot {b}$ in cm$^2$?"
-    return question, f"{a * b}\\text{{ cm}}^2"
-
-
-def _slope(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return f"Write ${a}x - y + {b} = 0$ in slope-intercept form.", f"y={a}x+{b}"
-
-
-def _roots_of(rng: random.Random) -> Made:
-    a, b = rng.randint(1, 9), rng.randint(10, 19)
-    return f"Find all roots of $x^2-{a + b}x+{a * b} = 0$.", f"{a}, {b}"
-
-
-def _conjugate(rng: random.Random) -> Made:
-    a = rng.choice([3, 6, 7, 8, 10])
-    question = f"Rationalize $\\frac{{{a * a - a}}}{{{a} - \\sqrt{{{a}}}}}$."
-    return question, f"{a}+\\sqrt{{{a}}}"
-
-
-def _rational(rng: random.Random) -> Made:
-    a = rng.randint(2, 19)
-    return f"Simplify $\\frac{{x^2-{a * a}}}{{x-{a}}}$.", f"x+{a}"
-
-
-def _trigonometric(rng: random.Random) -> Made:
-    angle, value = rng.choice([("30", "\\frac{1}{2}"), ("60", "\\frac{\\sqrt{3}}{2}")])
-    return f"Compute $\\sin {angle}^\\circ$.", value
-
-
-def _logarithm(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 5)
-    return f"Evaluate $\\log_{{{a}}} {a**b}$.", str(b)
-
-
-def _percent(rng: random.Random) -> Made:
-    a = rng.randint(1, 19)
-    return f"Write $\\frac{{{a}}}{{20}}$ as a percent.", f"{5 * a}\\%"
-
-
-def _repeating(rng: random.Random) -> Made:
-    a = rng.choice([1, 2, 4, 5, 7, 8])
-    return f"Express $0.\\overline{{{a}}}$ as a common fraction.", f"\\frac{{{a}}}{{9}}"
-
-
-def _inequality(rng: random.Random) -> Made:
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return f"Solve ${a}x > {a * b}$. Give an interval.", f"({b}, \\infty)"
-
-
-MAKERS: tuple[Callable[[random.Random], Made], ...] = (
-    *(_root, _denominator, _expand, _factor, _distribute, _like_terms, _powers, _square, _cancel),
-    *(_add_fractions, _evaluate, _base, _base_sum, _mixed, _unit, _slope, _roots_of, _conjugate),
-    *(_rational, _trigonometric, _logarithm, _percent, _repeating, _inequality),
-)
+def _numbers(rng: random.Random) -> dict[str, int | str]:
+    """Return the numbers of a question and of its answer, by name."""
+    small, other, large = rng.randint(2, 9), rng.randint(2, 9), rng.randint(10, 19)
+    prime, exponent = rng.choice([3, 5, 7, 11]), rng.randint(2, 5)
+    top, bottom = rng.choice([(2, 3), (3, 4), (5, 7), (4, 9), (8, 15), (11, 20)])
+    angle, sine = rng.choice([("30", "\\frac{1}{2}"), ("60", "\\frac{\\sqrt{3}}{2}")])
+    hundreds, base = rng.randint(100, 900), rng.randint(5, 9)
+    first, second = rng.randint(30, 200), rng.randint(30, 200)
+    return {
+        "small": small, "other": other, "plus": small + other, "times": small * other,
+        "square": small**2, "root": small**2 * prime, "prime": prime,
+        "large": large, "sum": small + large, "product": small * large, "percent": 5 * large,
+        "evaluated": large * small + large**2, "conjugate": prime**2 - prime,
+        "top": top, "bottom": bottom, "top_plus": top + bottom, "top_product": top * bottom,
+        "top_times": top * small, "bottom_times": bottom * small,
+        "angle": angle, "sine": sine, "exponent": exponent, "power": small**exponent,
+        "ninths": rng.choice([1, 2, 4, 5, 7, 8]),
+        "hundreds": hundreds, "base": base, "digits": _digits(hundreds, base),
+        "seven": _digits(first, 7), "seven_too": _digits(second, 7),
+        "seven_sum": _digits(first + second, 7),
+    }  # fmt: skip
 
 
 def _problems_like_math(count: int) -> list[Made]:
     """Return problems whose question holds an expression equal, or near, to the answer."""
-    rng = random.Random(0)
-    return [MAKERS[i % len(MAKERS)](rng) for i in range(count)]
+    rng, made = random.Random(0), []
+    for number in range(count):
+        (question, gold), values = MADE[number % len(MADE)], _numbers(rng)
+        made.append((question.format(**values), gold.format(**values)))
+    return made
 
 
 def test_a_copy_of_a_question_like_those_of_math_is_not_paid(pool: GraderPool) -> None:

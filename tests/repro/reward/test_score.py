@@ -25,31 +25,12 @@ def test_task_reward_is_accuracy_plus_format(pool: GraderPool) -> None:
     assert rewards.total == pytest.approx([1.2, 0.2, 1.0, 0.0, 0.0])
 
 
-def test_equal_accuracy_never_differs_by_more_than_the_format_reward(pool: GraderPool) -> None:
-    texts = [WRONG, WRONG_UNFORMATTED, "", HASHES, "<answer>" * 50, RIGHT, RIGHT_UNFORMATTED]
-    rewards = score(texts, ["18"] * len(texts), "task", 0.2, pool)
-    for accuracy in (0.0, 1.0):
-        totals = [
-            total
-            for total, right in zip(rewards.total, rewards.accuracy, strict=True)
-            if right == accuracy and total is not None
-        ]
-        assert max(totals) - min(totals) <= 0.2 + 1e-12
-
-
-def test_a_right_answer_without_format_earns_more_than_a_wrong_one_with_it(
-    pool: GraderPool,
-) -> None:
-    total = score([RIGHT_UNFORMATTED, WRONG], ["18", "18"], "task", 0.2, pool).total
-    assert total[0] is not None
-    assert total[1] is not None
-    assert total[0] > total[1]
-
-
 def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool: GraderPool) -> None:
-    rewards = score([RIGHT, WRONG, RIGHT_UNFORMATTED], ["18"] * 3, "format", 0.2, pool)
-    assert rewards.total == [1, 1, 0]
-    assert rewards.accuracy == [1, 0, 1]
+    texts, golds = [RIGHT, WRONG, RIGHT_UNFORMATTED, RIGHT], ["18"] * 3 + ["\\frac{1}{"]
+    rewards = score(texts, golds, "format", 0.2, pool)
+    # A gold that cannot be read drops nothing that this reward can give.
+    assert rewards.total == [1, 1, 0, 1]
+    assert rewards.accuracy == [1, 0, 1, None]
 
 
 def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: GraderPool) -> None:
@@ -81,10 +62,6 @@ def test_an_item_with_a_broken_gold_is_dropped_and_not_averaged(pool: GraderPool
     assert summary["accuracy"] == pytest.approx(0.5)
     assert summary["dropped"] == 1
     assert summary["reward"] == pytest.approx(0.7)
-
-
-def test_a_control_drops_nothing_that_its_own_reward_can_give(pool: GraderPool) -> None:
-    assert score([RIGHT], ["\\frac{1}{"], "format", 0.2, pool).total == [1.0]
 
 
 def test_the_answer_reward_pays_nothing_for_the_format(pool: GraderPool) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from repro.data.generator import generate_problems
 from repro.rl import clock
 from repro.rl.clock import WallClock
-from repro.rl.lessons import lessons_of
 from repro.spec.arm import LossConfig
-from repro.spec.config import EvaluationConfig, SamplingConfig
-from tests.repro.small_runs import tune_alone
+from repro.spec.config import EvaluationConfig
 
 COLUMNS = {"seconds_rollout", "seconds_grading", "seconds_logprobs", "seconds_update",
            "seconds_other"}  # fmt: skip
@@ -68,21 +65,3 @@ def test_every_phase_of_a_step_is_on_its_line_and_in_no_series(go: Any, updates:
     assert result.effects["seconds"].keys() == {
         "rollout_seconds", "update_seconds", "evaluation_seconds"
     }  # fmt: skip
-
-
-@pytest.mark.usefixtures("ticks")
-def test_a_step_on_worked_solutions_is_an_update(
-    make_run: Any, make_policy: Any, tmp_path: Any
-) -> None:
-    run = make_run(
-        steps=2, rollout=SamplingConfig(max_new_tokens=48), max_prompt_tokens=128,
-        evaluation=EvaluationConfig(token_budget=200),
-    )  # fmt: skip
-    policy, lines = make_policy(), []
-    lessons = lessons_of(generate_problems("train", 6, (1, 2)), policy, run)
-    tune_alone(
-        run, policy, lessons, folder=tmp_path,
-        on_step=lambda step, values: lines.append(seconds_of(values)),
-    )  # fmt: skip
-    due = dict.fromkeys(COLUMNS, 0.0) | {"seconds_update": 1.0, "seconds_other": 1.0}
-    assert lines == [due, due]

@@ -217,35 +217,6 @@ def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> 
         assert one.effects["trained_change_l2"] == other.effects["trained_change_l2"]
 
 
-def test_runs_are_fine_tuned_together_on_the_device(tmp_path: Path) -> None:
-    scale = small.with_steps(
-        small.SCALE,
-        compute_dtype="bfloat16",
-        rollout=SamplingConfig(max_new_tokens=96),
-        evaluation=EvaluationConfig(
-            every=2, sampling=SamplingConfig(max_new_tokens=96), token_budget=600
-        ),
-    )
-    arms: list[dict[str, Any]] = [
-        {"seed": 0},
-        {"seed": 1, "weight_format": "nvfp4", "noise": dataclasses.replace(NOISE, reach="shared")},
-    ]
-    runs = [
-        dataclasses.replace(small.make_run(scale=scale, **arm), procedure="finetune")
-        for arm in arms
-    ]
-    for outcome in train_together(
-        runs, device="cuda", folder=tmp_path, progress=lambda text, values: None,
-        should_stop=lambda: False, threads=2,
-    ):  # fmt: skip
-        assert isinstance(outcome, Measured)
-        start, end = (outcome.metrics[f"solution_loss{when}"].value for when in ("_start", ""))
-        assert start is not None
-        assert end is not None
-        assert end < start
-        assert all(value is not None for value in outcome.series["grad_norm"])
-
-
 def test_graphs_explore_as_the_host_does_and_leave_other_runs_alone(
     problems: list[Problem],
 ) -> None:

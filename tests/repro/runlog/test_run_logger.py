@@ -13,14 +13,14 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.evidence.record import read_record, record_path, run_folder
-from repro.keep import trackers
-from repro.keep.command_line import keeping_of
-from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeper, Keeping
-from repro.keep.stream import read_lines
-from repro.keep.trackers import ADAPTERS, Adapter, name_of
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
+from repro.runlog import trackers
+from repro.runlog.log_flags import log_options_of
+from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptions, RunLogger
+from repro.runlog.stream import read_lines
+from repro.runlog.trackers import ADAPTERS, Adapter, name_of
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -127,11 +127,11 @@ def test_steps_done_again_are_not_sent_again(
     tmp_path: Path, notebook: dict[str, list[Any]]
 ) -> None:
     runs = small_runs("nvfp4_lora")
-    keeping = Keeping(trackers=("notebook",))
+    options = LogOptions(trackers=("notebook",))
     for steps in ((1, 2, 3), (2, 3, 4)):
-        with Keeper(runs, [tmp_path], keeping) as keeper:
+        with RunLogger(runs, [tmp_path], options) as logger:
             for step in steps:
-                keeper.steps(step, [{"reward": 0.5, "kl": None}])
+                logger.steps(step, [{"reward": 0.5, "kl": None}])
     sent = [(step, values) for step, values in notebook[name_of(runs[0])] if step > 0]
     assert sent == [(step, {"reward": 0.5}) for step in (1, 2, 3, 4)]
 
@@ -204,9 +204,9 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     runs = small_runs("nvfp4_lora")
-    with Keeper(runs, [tmp_path], Keeping(trackers=("tensorboard",))) as keeper:
+    with RunLogger(runs, [tmp_path], LogOptions(trackers=("tensorboard",))) as logger:
         for step in (1, 2):
-            keeper.steps(step, [{"reward": step / 4, "kl": None}])
+            logger.steps(step, [{"reward": step / 4, "kl": None}])
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["reward"]
     assert [(event.step, event.value) for event in events.Scalars("reward")] == [
@@ -244,8 +244,8 @@ def test_a_hosted_tracker_is_opened_by_its_own_library(
 
     monkeypatch.setitem(sys.modules, name, Library)  # type: ignore[arg-type]
     runs = small_runs("nvfp4_lora")
-    with Keeper(runs, [tmp_path], Keeping(trackers=(name,))) as keeper:
-        keeper.steps(1, [{"reward": 0.5}])
+    with RunLogger(runs, [tmp_path], LogOptions(trackers=(name,))) as logger:
+        logger.steps(1, [{"reward": 0.5}])
     (run,) = opened
     assert run.rows == [(1, {"reward": 0.5})]
     assert run.finished
@@ -264,7 +264,7 @@ def test_a_tracker_that_does_not_open_closes_those_before_it(
     runs = small_runs("nvfp4_lora")
     with (
         pytest.raises(RuntimeError, match="no key"),
-        Keeper(runs, [tmp_path], Keeping(trackers=("notebook", "closed"))),
+        RunLogger(runs, [tmp_path], LogOptions(trackers=("notebook", "closed"))),
     ):
         pass
     assert notebook[name_of(runs[0])] == [(-1, {})]
@@ -306,18 +306,18 @@ def test_flags_come_before_the_environment_and_reach_worker_processes(
         monkeypatch.setitem(ADAPTERS, name, Adapter(package="json", open=Notebook))
     monkeypatch.setenv(LOG_VARIABLE, "one")
     line = ["run", "table1"]
-    assert keeping_of(build_parser().parse_args(line)) == Keeping(trackers=("one",))
+    assert log_options_of(build_parser().parse_args(line)) == LogOptions(trackers=("one",))
     args = build_parser().parse_args([*line, "--log", "two", "--completions"])
-    asked = keeping_of(args)
-    assert asked == Keeping(trackers=("two",), completions=True)
+    asked = log_options_of(args)
+    assert asked == LogOptions(trackers=("two",), completions=True)
     asked.pass_on()
-    assert Keeping.from_environment() == asked
-    Keeping().pass_on()
-    assert Keeping.from_environment() == Keeping()
+    assert LogOptions.from_environment() == asked
+    LogOptions().pass_on()
+    assert LogOptions.from_environment() == LogOptions()
 
 
 def test_lines_are_json_that_any_reader_takes(tmp_path: Path) -> None:
-    with Keeper(small_runs("nvfp4_lora"), [tmp_path], Keeping()) as keeper:
-        keeper.steps(1, [{"reward": 0.5, "kl": None}])
+    with RunLogger(small_runs("nvfp4_lora"), [tmp_path], LogOptions()) as logger:
+        logger.steps(1, [{"reward": 0.5, "kl": None}])
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert list(line) == ["step", "time", "reward", "kl"]

@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import CompressedTensorsConfig
 
 from repro.evaluate.flags import adapter_folder
-from repro.keep.comparing import (
+from repro.export.comparing import (
     Distance,
     distance,
     logits_of,
@@ -46,8 +46,8 @@ from repro.keep.comparing import (
     rounding_of,
     stock_logits,
 )
-from repro.keep.probe import check_probe
-from repro.keep.quantising import (
+from repro.export.probe import check_probe
+from repro.export.quantising import (
     DTYPE,
     check_quantized,
     plain_policy,

@@ -13,12 +13,12 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.procedure import WARNING
 from repro.evidence.record import find_record, read_record, run_folder
-from repro.keep.keeper import STOP_IDLE_VARIABLE, Keeper, Keeping
-from repro.keep.stream import read_lines
-from repro.keep.trackers import ADAPTERS, Adapter, name_of
-from repro.keep.watch import LENIENT, MIXED, Watch
 from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
+from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
+from repro.runlog.stream import read_lines
+from repro.runlog.trackers import ADAPTERS, Adapter, name_of
+from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -210,10 +210,10 @@ def test_a_tracker_that_fails_is_left_after_one_warning(
 ) -> None:
     monkeypatch.setitem(ADAPTERS, "failing", Adapter(package="json", open=Failing))
     runs, told = idle_runs(constant, 1, 6), []
-    keeping = Keeping(trackers=("failing",))
-    with Keeper(runs, [tmp_path], keeping, lambda text, values: told.append(text)) as keeper:
+    options = LogOptions(trackers=("failing",))
+    with RunLogger(runs, [tmp_path], options, lambda text, values: told.append(text)) as logger:
         for step in range(1, 5):
-            keeper.steps(step, [{"reward": 0.5}])
+            logger.steps(step, [{"reward": 0.5}])
     assert [one["step"] for one in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     (text,) = told
     assert "Failing failed at step 2 (RuntimeError: connection lost)" in text

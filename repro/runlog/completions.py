@@ -31,8 +31,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.keep.trackers import name_of
 from repro.rl.collect import Rollout
+from repro.runlog.trackers import name_of
 from repro.spec.config import RunConfig
 from repro.spec.whole_files import replace_files
 

@@ -8,7 +8,7 @@ trackio      a local database (`trackio show`); the project is `qerl-repro`
 ===========  ======================================================================
 
 Easy to get wrong: a resumed run does some steps again. They are not sent again
-(`repro.keep.keeper`), since a tracker shows them twice or refuses them.
+(`repro.runlog.run_logger`), since a tracker shows them twice or refuses them.
 """
 
 from __future__ import annotations

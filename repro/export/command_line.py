@@ -1,4 +1,4 @@
-"""The flags of `quantize`, `evaluate` and `export`, and those by which `run` keeps more.
+"""The flags of `quantize`, `evaluate` and `export`.
 
 Nothing heavy is imported until a command is carried out.
 """
@@ -6,12 +6,8 @@ Nothing heavy is imported until a command is carried out.
 from __future__ import annotations
 
 import argparse
-import os
 
 from repro.evaluate.flags import require_asking, require_writing
-from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, STOP_IDLE_VARIABLE, Keeping
-from repro.keep.trackers import parse_trackers
-from repro.spec.arm import require
 
 _FOUR_BITS = ("nvfp4", "mxfp4", "nf4")
 _Commands = argparse._SubParsersAction
@@ -30,41 +26,6 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
         "--reward",
         metavar="MODULE:FUNCTION",
         help="pay by this function instead (docs/your_own.md); its runs lie apart, unjudged",
-    )
-
-
-def add_keeping(parser: argparse.ArgumentParser) -> None:
-    """Add the flags by which training keeps more than metrics.jsonl."""
-    group = parser.add_argument_group("what training keeps beside metrics.jsonl")
-    group.add_argument(
-        "--log", metavar="A,B", help="trackers: tensorboard, wandb, trackio (else $REPRO_LOG)"
-    )
-    group.add_argument(
-        "--completions", action="store_true", help="completions, as one Parquet file per rollout"
-    )
-    group.add_argument(
-        "--stop-idle",
-        type=int,
-        metavar="N",
-        help="end a run as failed after N steps in a row in which no reward differs in a group",
-    )
-
-
-def keeping_of(args: argparse.Namespace) -> Keeping:
-    """Return what a command line asks to keep, else what the environment does.
-
-    Raises
-    ------
-    ValueError
-        As `repro.keep.trackers.parse_trackers`; or if `--stop-idle` is below 1.
-    """
-    log, completions = getattr(args, "log", None), getattr(args, "completions", False)
-    idle = getattr(args, "stop_idle", None)
-    require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
-    return Keeping(
-        trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
-        completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
-        stop_idle=idle or int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
     )
 
 
@@ -156,14 +117,14 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def _quantize(args: argparse.Namespace) -> int:
     require_writing(args)
-    from repro.keep.quantising import main_quantize
+    from repro.export.quantising import main_quantize
 
     return main_quantize(args)
 
 
 def _export(args: argparse.Namespace) -> int:
     require_writing(args)
-    from repro.keep.exporting import main_export
+    from repro.export.exporting import main_export
 
     return main_export(args)
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from repro.__main__ import main
-from repro.keep.comparing import distance, logits_of, probes_of
-from repro.keep.quantising import READERS
+from repro.export.comparing import distance, logits_of, probes_of
+from repro.export.quantising import READERS
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.files.adapter_files import (
     CONFIG,
@@ -32,7 +32,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.procedures.train import keep_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
-from tests.repro.keep.conftest import trained_policy
+from tests.repro.export.conftest import trained_policy
 
 Runs = Callable[..., Path]
 
@@ -207,7 +207,7 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from repro.keep import exporting
+    from repro.export import exporting
 
     def without_adapter(policy: object, folder: Path) -> Path:
         shutil.copytree(TINY_FOLDER, folder)

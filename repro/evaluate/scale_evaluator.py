@@ -31,7 +31,7 @@ Alive = Sequence[bool] | None
 _GREEDY = ("accuracy_greedy", "accuracy_forced_working")
 
 
-class Board:
+class ScaleEvaluator:
     """Asks and grades runs of one scale.
 
     Parameters
@@ -61,7 +61,7 @@ class Board:
         self.evaluator = Evaluator(asker, tokenizer, pool, seeds, reads=reads)
 
     def grades(self, number: int = 0) -> dict[str, int]:
-        """Return how many grades of each status a run was given."""
+        """Return the number of a run's grades by status."""
         return dict(self.evaluator.grades[number])
 
     def greedy(
@@ -183,7 +183,7 @@ def final_tallies(
 def final_metrics(
     answers: Mapping[str, Sequence[Answers | None]], number: int = 0, at: Sequence[int] = ()
 ) -> dict[str, Estimate]:
-    """Return the metrics of one run's final answers, as `Board.final` names them.
+    """Return the metrics of one run's final answers, as `ScaleEvaluator.final` names them.
 
     Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
     accuracy, what the scale's `evaluation.at` asks for, and, of several samples per problem,
@@ -219,7 +219,7 @@ def final_metrics(
 
 
 def _of_samples(own: Answers, at: Sequence[int]) -> dict[str, Estimate]:
-    """Return what several samples per problem say."""
+    """Return the metrics of several samples per problem."""
     return own.at_k(at) | distinct_metrics(own.tallies())
 
 

@@ -142,7 +142,7 @@ def rounding_of(policy: Policy, rows: Tensor, logits: Tensor) -> float:
 
 @torch.no_grad()
 def distance(reference: Tensor, other: Tensor) -> Distance:
-    """Return how far logits are from those of the reference, both (B, T, V).
+    """Return the distance of logits from those of the reference, both (B, T, V).
 
     Raises
     ------

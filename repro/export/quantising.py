@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from repro.keep.comparing import (
+from repro.export.comparing import (
     distance,
     logits_of,
     probes_of,

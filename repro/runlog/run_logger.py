@@ -10,7 +10,7 @@ In each run's folder, which lies beside its record and is named by its digest:
 
 None of it moves a number: a run with and without is the same run to the bit, so what is asked for
 is no part of its configuration; at most a run that learns nothing ends early, as a failed one
-(`--stop-idle`, `repro.keep.watch`). A tracker that fails is left after one warning. It reaches
+(`--stop-idle`, `repro.runlog.watch`). A tracker that fails is left after one warning. It reaches
 worker processes by the environment, as folders do.
 """
 
@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from repro.evidence.procedure import WARNING, Progress
-from repro.keep.stream import StepLines, read_lines
-from repro.keep.trackers import ADAPTERS, Tracker, name_of, parse_trackers
-from repro.keep.watch import LENIENT, MIXED, Watch
+from repro.runlog.stream import StepLines, read_lines
+from repro.runlog.trackers import ADAPTERS, Tracker, name_of, parse_trackers
+from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ Values = Mapping[str, float | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class LogOptions:
     """What is kept beside metrics.jsonl.
 
     Attributes
     ----------
     trackers
-        Names in `repro.keep.trackers.ADAPTERS`.
+        Names in `repro.runlog.trackers.ADAPTERS`.
     completions
         Whether completions are written.
     stop_idle
@@ -63,8 +63,8 @@ class Keeping:
     stop_idle: int = 0
 
     @classmethod
-    def from_environment(cls) -> Keeping:
-        """Return what this process was asked to keep; `ValueError` as `parse_trackers`."""
+    def from_environment(cls) -> LogOptions:
+        """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
         named = os.environ.get(LOG_VARIABLE) or None
         return cls(
             trackers=parse_trackers(named),
@@ -79,7 +79,7 @@ class Keeping:
         os.environ[STOP_IDLE_VARIABLE] = str(self.stop_idle or "")
 
 
-class Keeper:
+class RunLogger:
     """Writes the steps of runs into their folders and to trackers; to be used as a context manager.
 
     Trackers are opened before a policy is loaded, so that one that cannot be used says so at once.
@@ -96,10 +96,10 @@ class Keeper:
         self,
         runs: Sequence[RunConfig],
         folders: Sequence[Path],
-        keeping: Keeping,
+        options: LogOptions,
         progress: Progress | None = None,
     ) -> None:
-        self.runs, self.folders, self.keeping, self._progress = runs, folders, keeping, progress
+        self.runs, self.folders, self.options, self._progress = runs, folders, options, progress
         self._watches: list[Watch | None] = [None for _ in runs]
         self._seen: list[dict[str, float | int | None]] = [{} for _ in runs]
         self._steps = [StepLines(folder / "metrics.jsonl") for folder in folders]
@@ -110,7 +110,7 @@ class Keeper:
     def __enter__(self) -> Self:
         with ExitStack() as opening:
             for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
-                for name in self.keeping.trackers:
+                for name in self.options.trackers:
                     tracker = ADAPTERS[name].open(run, folder)
                     opening.callback(tracker.close)
                     self._trackers[number].append(tracker)
@@ -175,8 +175,8 @@ class Keeper:
         for number, rollout in enumerate(rollouts):
             if rollout is None:
                 continue
-            if self.keeping.completions:
-                from repro.keep.completions import write_completions
+            if self.options.completions:
+                from repro.runlog.completions import write_completions
 
                 folder = self.folders[number] / "completions"
                 write_completions(folder, self.runs[number], step, rollout, tokenizer)
@@ -199,7 +199,7 @@ class Keeper:
         if watch is None:
             lines = read_lines(self._steps[number].path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            watch = self._watches[number] = Watch(self.keeping.stop_idle, earlier)
+            watch = self._watches[number] = Watch(self.options.stop_idle, earlier)
         return watch
 
     def _warn(self, number: int, sentence: str | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from repro.keep.comparing import DifferentError, logits_of, probes_of
+from repro.export.comparing import DifferentError, logits_of, probes_of
 from repro.models.checkpoint import write_json
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repro.evaluate.board import Board, final_metrics
+from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics
 from repro.reward.grader import GraderPool
 from repro.spec.config import (
     DataConfig,
@@ -43,23 +43,23 @@ TEXTS = {
 }
 
 
-def board(tokenizer: Any, pool: GraderPool, *trainings: str) -> Board:
+def evaluation(tokenizer: Any, pool: GraderPool, *trainings: str) -> ScaleEvaluator:
     runs = [small_run(SCALE, seed=n, training=kind) for n, kind in enumerate(trainings)]
-    return Board(runs, Writer(tokenizer, TEXTS, len(runs)), tokenizer, pool)
+    return ScaleEvaluator(runs, Writer(tokenizer, TEXTS, len(runs)), tokenizer, pool)
 
 
 def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: GraderPool) -> None:
-    asked = board(tokenizer, pool, "none").final(TEST, FURTHER)
+    asked = evaluation(tokenizer, pool, "none").final(TEST, FURTHER)
     assert set(asked) == {
         "accuracy", "accuracy_greedy", "accuracy_hard", "accuracy_forced_working",
     }  # fmt: skip
-    assert set(board(tokenizer, pool, "lora").final(TEST, FURTHER)) == {
+    assert set(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)) == {
         "accuracy", "accuracy_greedy", "accuracy_hard",
     }  # fmt: skip
 
 
 def test_final_metrics_are_each_run_s_own(tokenizer: Any, pool: GraderPool) -> None:
-    pair = board(tokenizer, pool, "lora", "lora")
+    pair = evaluation(tokenizer, pool, "lora", "lora")
     asked = pair.final(TEST, FURTHER, [True, False])
     metrics = final_metrics(asked, 0)
     assert metrics["accuracy"].value == metrics["accuracy_greedy"].value == 50.0
@@ -71,7 +71,7 @@ def test_final_metrics_are_each_run_s_own(tokenizer: Any, pool: GraderPool) -> N
 def test_greedy_and_sampled_questions_have_the_scale_s_limits(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    one = board(tokenizer, pool, "lora")
+    one = evaluation(tokenizer, pool, "lora")
     one.greedy(TEST)
     one.sampled(TEST)
     writer = one.evaluator.asker
@@ -85,7 +85,7 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
 def test_several_samples_show_how_many_right_completions_differ(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER))
+    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER))
     # The writer writes the same twice, and is right on one problem of two.
     assert metrics["distinct_correct"].value == 0.5
     assert metrics["distinct_correct_hard"].value == 1.0
@@ -94,7 +94,7 @@ def test_several_samples_show_how_many_right_completions_differ(
 def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    pair = board(tokenizer, pool, "lora", "lora")
+    pair = evaluation(tokenizer, pool, "lora", "lora")
     pair.runs = [
         pair.runs[0],
         dataclasses.replace(
@@ -113,13 +113,13 @@ def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer: Any, pool: GraderPool) -> None:
     with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
-        Board([small_run(SCALE)], Writer(tokenizer, TEXTS), None, pool)
+        ScaleEvaluator([small_run(SCALE)], Writer(tokenizer, TEXTS), None, pool)
 
 
 def test_a_further_set_has_lenient_accuracy_and_truncation_beside_the_strict_one(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER))
+    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER))
     assert metrics["accuracy_lenient_hard"].value == 100.0
     assert metrics["truncation_rate_hard"].value == 0.0
     assert not any("_at_" in name for name in metrics)
@@ -128,7 +128,7 @@ def test_a_further_set_has_lenient_accuracy_and_truncation_beside_the_strict_one
 def test_estimates_at_k_are_of_sampled_answers_of_every_set(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER), at=(1, 2))
+    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER), at=(1, 2))
     assert metrics["mean_at_2"].value == metrics["pass_at_1"].value == 50.0
     assert metrics["maj_at_2_lenient_hard"].value == 100.0
     assert not any("greedy" in name and "_at_" in name for name in metrics)
@@ -137,7 +137,7 @@ def test_estimates_at_k_are_of_sampled_answers_of_every_set(
 def test_where_no_test_split_is_asked_estimates_at_k_are_means_over_the_sets_too(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    answers = board(tokenizer, pool, "lora").final(TEST, FURTHER)
+    answers = evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)
     sets = {"accuracy_easy": answers.pop("accuracy"), **answers}
     metrics = final_metrics(sets, at=(2,))
     assert metrics["accuracy"].value == 75.0

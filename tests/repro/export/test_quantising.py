@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.keep import quantising
-from repro.keep.comparing import (
+from repro.export import quantising
+from repro.export.comparing import (
     DifferentError,
     distance,
     logits_of,

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from repro.keep.stream import StepLines, read_lines
+from repro.runlog.stream import StepLines, read_lines
 
 
 def steps_in(path: Path) -> list[int]:

@@ -1,0 +1,50 @@
+"""The flags by which training keeps more than its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from repro.runlog.run_logger import (
+    COMPLETIONS_VARIABLE,
+    LOG_VARIABLE,
+    STOP_IDLE_VARIABLE,
+    LogOptions,
+)
+from repro.runlog.trackers import parse_trackers
+from repro.spec.arm import require
+
+
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags by which training keeps more than metrics.jsonl."""
+    group = parser.add_argument_group("what training keeps beside metrics.jsonl")
+    group.add_argument(
+        "--log", metavar="A,B", help="trackers: tensorboard, wandb, trackio (else $REPRO_LOG)"
+    )
+    group.add_argument(
+        "--completions", action="store_true", help="completions, as one Parquet file per rollout"
+    )
+    group.add_argument(
+        "--stop-idle",
+        type=int,
+        metavar="N",
+        help="end a run as failed after N steps in a row in which no reward differs in a group",
+    )
+
+
+def log_options_of(args: argparse.Namespace) -> LogOptions:
+    """Return the options of a command line, else those of the environment.
+
+    Raises
+    ------
+    ValueError
+        As `repro.runlog.trackers.parse_trackers`; or if `--stop-idle` is below 1.
+    """
+    log, completions = getattr(args, "log", None), getattr(args, "completions", False)
+    idle = getattr(args, "stop_idle", None)
+    require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
+    return LogOptions(
+        trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
+        completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
+        stop_idle=idle or int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
+    )
