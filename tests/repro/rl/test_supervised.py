@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,22 +125,6 @@ def test_noise_changes_the_loss_of_noisy_steps_alone(tune: Any) -> None:
     assert noisy.series["loss"][2] != clean.series["loss"][2]
     assert noisy.series["tokens"] == clean.series["tokens"]
     assert not equal(weights(first), weights(second))
-
-
-def test_noise_off_is_bit_equal_to_no_noise_at_all(tune: Any) -> None:
-    clean, first, _, _ = tune()
-    inert = dataclasses.replace(NOISE, form="as_published")
-    off, second, _, _ = tune(noise=inert, folder="b")
-    assert off.series["loss"] == clean.series["loss"]
-    assert equal(weights(first), weights(second))
-    assert off.effects["noise"]["modules"] == 0
-
-
-def test_micro_batches_do_not_change_the_gradient(tune: Any) -> None:
-    whole, _, _, _ = tune(steps=1)
-    parts, _, _, _ = tune(steps=1, micro_batch_rows=2, folder="b")
-    assert parts.series["loss"][0] == pytest.approx(whole.series["loss"][0], rel=1e-5)
-    assert parts.series["grad_norm"][0] == pytest.approx(whole.series["grad_norm"][0], rel=1e-4)
 
 
 def test_running_out_of_memory_halves_the_micro_batch_and_is_noted(

@@ -301,7 +301,3 @@ def test_captures_used_least_recently_are_dropped_beyond_the_budget_and_made_ane
 def test_a_negative_limit_of_captured_prefills_is_refused() -> None:
     with pytest.raises(ValueError, match="prefill_graph_tokens is -1; it must be 0 or more"):
         EngineConfig(prefill_graph_tokens=-1)
-
-
-def test_the_default_is_the_size_of_a_bucket() -> None:
-    assert EngineConfig().prefill_graph_tokens in BUCKETS
