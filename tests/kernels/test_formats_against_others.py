@@ -94,10 +94,7 @@ def _compressed_tensors(
     from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
     from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
-    from compressed_tensors.quantization.utils import (
-        compute_dynamic_scales_and_zp,
-        generate_gparam,
-    )
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp, generate_gparam
 
     scheme = preset_name_to_scheme(preset, ["Linear"])
     state = {"weight": weight}

@@ -60,12 +60,7 @@ def test_lean_decoder_has_the_logits_of_the_model(folder, token_ids, weight_form
     if training == "full" and weight_format != "bf16":
         pytest.skip("full training is defined for bf16 weights only")
     policy = load_policy(
-        folder,
-        weight_format=weight_format,
-        training=training,
-        lora_rank=4,
-        lora_alpha=8.0,
-        seed=0,
+        folder, weight_format=weight_format, training=training, lora_rank=4, lora_alpha=8.0, seed=0
     )
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
