@@ -79,7 +79,7 @@ def _hidden(
     stream: torch.dtype,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what predicts each completion's tokens, (S, U * G * (1 + Tc), H), normed."""
+    """Return the states that predict each completion's tokens, (S, U * G * (1 + Tc), H), normed."""
     S, U, G, Tc = batch.token_ids.shape
     Tp = batch.prompt_ids.shape[2]
     padding = batch.padding.flatten()  # (S U,)

@@ -323,7 +323,7 @@ class StackSampler:
         rows: int,
         group_size: int,
     ) -> list[RolloutBatch | None]:
-        """Return what was drawn in so many steps, run by run."""
+        """Return the draws of so many steps, run by run."""
         columns = torch.arange(steps, device=drawn.lengths.device)  # (steps,)
         counting = columns < drawn.lengths.unsqueeze(1)  # (N, steps)
         # Counting tokens alone, all rows' one after another, and where each row's end
@@ -411,7 +411,7 @@ def _numbers(
 def _temperatures(
     requests: Sequence[SampleRequest | None], rows: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what rows' temperatures are multiplied by, (S * rows,) float32, and for how long.
+    """Return the factors of rows' temperatures, (S * rows,) float32, and for how many tokens.
 
     The second is (S * rows,) int64: of at most `count` tokens the first so many; 0 in rows that do
     not explore.
