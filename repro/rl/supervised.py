@@ -37,21 +37,10 @@ from repro.spec.config import RunConfig, TrainScale
 def fine_tune(
     policies: Policies, lessons: Sequence[SFTExample], hooks: Hooks, *, folder: Path
 ) -> list[TrainResult | FailedRun]:
-    """Train policies on worked solutions, from their last checkpoint if `folder` holds one.
+    """Train freshly loaded policies on worked solutions, or go on from `folder`'s last checkpoint.
 
-    Parameters
-    ----------
-    policies
-        Freshly loaded; trained in place, each on its own lessons in its own order.
-    lessons
-        Of the training split, in its order.
-    folder
-        Of the checkpoints.
-
-    Returns
-    -------
-    list
-        The result of each run; of policies that do not freeze runs, never a `FailedRun`.
+    They are trained in place, each on its own lessons of the training split, in its own order.
+    Returns the result of each run; of policies that do not freeze runs, never a `FailedRun`.
 
     Raises
     ------

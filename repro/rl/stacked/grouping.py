@@ -102,14 +102,8 @@ def group_runs(
 ) -> list[tuple[RunConfig, ...]]:
     """Return the ensembles in which runs are trained, kinds in the order of their first run.
 
-    Parameters
-    ----------
-    runs
-        Of procedures `train` and `evaluate`.
-    memory_bytes
-        Of one device.
-    devices
-        Of each kind that has as many runs, at least so many groups are made.
+    `memory_bytes` are of one device; of each kind that has as many runs, at least `devices` groups
+    are made.
     """
     kinds: dict[str, list[RunConfig]] = {}
     for run in runs:

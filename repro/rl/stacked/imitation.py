@@ -21,12 +21,8 @@ from repro.rl.stacked.update import Passes
 def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[SFTStats | None]:
     """Add up gradients of the mean losses; return each run's means.
 
-    Parameters
-    ----------
-    passes
-        At temperature 1, a completion per group.
-    taken
-        One per run: its lessons of the step; None where it takes no part.
+    Passes are at temperature 1, with a completion per group; `taken` has each run's lessons of the
+    step, None where it takes no part.
     """
     tokens = [0 if rows is None else int(rows.mask.sum()) for rows in taken]
     loss_sums, entropy_sums = [0.0] * len(taken), [0.0] * len(taken)
