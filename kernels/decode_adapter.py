@@ -99,7 +99,7 @@ def _counters(device: int, stream: int) -> Tensor:
 
 
 def counters(ranks: int) -> int:
-    """Return how many counters `project` needs for an A with `ranks` rows."""
+    """Return the number of counters that `project` needs for an A with `ranks` rows."""
     return ranks // 16 * triton.cdiv(FEW_ROWS, _TILE_ROWS)
 
 
@@ -179,23 +179,10 @@ def _add_kernel(
 def add_adapter(
     y: Tensor, z: Tensor, b: Tensor, ends: tuple[int, ...], scaling: float, *, overlap: bool
 ) -> Tensor:
-    """Add scaling * z B^T to y, in place.
+    """Add scaling * z B^T to y, (M, N), in place, and return y.
 
-    Parameters
-    ----------
-    y : Tensor, (M, N)
-        Rows contiguous.
-    z : Tensor, (M, adapters * rank), the type of y
-        From `project`; rows may be strided.
-    b : Tensor, (N, rank), contiguous
-        Row n belongs to the projection that column n of y belongs to.
-    ends : tuple of int
-        First column after each projection but the last; at most two.
-
-    Returns
-    -------
-    Tensor
-        y.
+    As `kernels.reference_step.add_adapter`. z comes from `project` and may be strided by rows, as
+    may y; b is contiguous, and `ends` are at most two.
 
     Raises
     ------
@@ -266,12 +253,7 @@ def adapted_swiglu(
 ) -> Tensor:
     """Return silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T), (M, I).
 
-    Parameters
-    ----------
-    gate_up : Tensor, (M, 2 I)
-        The base layer's output, rows contiguous.
-    z : Tensor, (M, 2 rank), the type of `gate_up`
-    b : Tensor, (2 I, rank), contiguous
+    As `kernels.reference_step.adapted_swiglu`. Rows of `gate_up` and b are contiguous.
     """
     M, I = gate_up.shape[0], gate_up.shape[1] // 2
     rank = b.shape[1]

@@ -141,20 +141,10 @@ def choose(
     ends: Tensor,
     overlap: bool,
 ) -> None:
-    """Draw for the rows of `logits` and move their state on, in place.
+    """Draw for the rows of `logits`, contiguous, and move their state on, in place.
 
-    Parameters
-    ----------
-    logits : Tensor, (M, V), float32, contiguous
-    temperature : Tensor, (), float32
-        Read by the kernel, so that a captured step serves every temperature above 0.
-    tokens : Tensor, (R,), int64
-    positions, counts, limits, status : Tensor, (R,), int32
-        status becomes 1 at an end token, 2 at the limit, 3 at logits that are not finite.
-    uniforms : Tensor, (R, T), float64
-    out_tokens, out_logprobs : Tensor, (R, T), int32 and float32
-    ends : Tensor, (E,), int64
-        E a power of two.
+    As `kernels.reference_step.choose`. The temperature is read by the kernel, so that a captured
+    step serves all above 0; the number of `ends` is a power of two.
     """
     M, V = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous():

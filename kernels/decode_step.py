@@ -78,19 +78,8 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return the residual stream with `update` added, and its norm; no gradients.
 
-    Parameters
-    ----------
-    residual : Tensor, (M, H), contiguous
-    update : Tensor or None, (M, H)
-        Rows may be strided.
-    gain : Tensor, (H,)
-    noise : Tensor or None, (H,), float32
-    overlap
-        Launch before the kernel ahead has ended (Hopper).
-
-    Returns
-    -------
-    stream, normed : Tensor, (M, H), the type of `residual`
+    As `kernels.reference_step.add_norm`. `residual` must be contiguous, rows of `update` may be
+    strided; `overlap` launches before the kernel ahead has ended (Hopper).
     """
     M, H = residual.shape
     if update is not None and (update.shape != residual.shape or update.stride(1) != 1):
@@ -310,24 +299,8 @@ def attend_step(
 ) -> Tensor:
     """Write one new token per row into the cache and attend from it to all of its row.
 
-    Parameters
-    ----------
-    qkv : Tensor, (M, (Hq + 2 Hkv) D)
-        Rows may be strided.
-    cos, sin : Tensor, (P, D)
-        Rotary tables, both halves filled.
-    positions : Tensor, (M,), int32
-        -1 where no row runs.
-    table : Tensor, (M, max_blocks), int32
-    key_cache, value_cache : Tensor, (blocks, block_size, Hkv, D), contiguous
-    scale
-        Factor on the scores.
-    q_gain, k_gain : Tensor or None, (D,)
-        Head norms before the rotation.
-
-    Returns
-    -------
-    Tensor, (M, Hq * D), the type of `qkv`
+    As `kernels.reference_step.attend_step`. Caches must be contiguous, rows of `qkv` may be
+    strided.
 
     Raises
     ------

@@ -70,18 +70,9 @@ def codebook_of(format: str, device: torch.device) -> Tensor:
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the dense matrix; `kernels.reference.dequantize` is the specification.
+    """Return the dense matrix, (N, K), in a floating type.
 
-    Parameters
-    ----------
-    weight
-        Any format, (N, K).
-    dtype
-        A floating type.
-
-    Returns
-    -------
-    Tensor, (N, K), dtype
+    `kernels.reference.dequantize` is the specification.
     """
     N, K = weight.shape
     kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]

@@ -63,13 +63,13 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def _portable(tensor: Tensor) -> bool:
-    """Return whether Triton kernels serve this tensor's device."""
+    """Tell whether Triton kernels serve this tensor's device."""
     return tensor.is_cuda and _has_triton() and _capability(tensor.device.index) >= (8, 0)
 
 
 @lru_cache(maxsize=16)
 def _hopper(index: int) -> bool:
-    """Return whether the Hopper kernels compile and load on this device; if not, say why once."""
+    """Tell whether the Hopper kernels compile and load on this device; if not, say why once."""
     if _capability(index)[0] != 9:
         return False
     from kernels.cuda import compiler, driver
@@ -105,7 +105,7 @@ def quantize(
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the device's linear kernels read packed weights (`kernels.packing`).
+    """Tell whether the device's linear kernels read packed weights (`kernels.packing`).
 
     Hopper's do, for 16-bit activations; elsewhere codes are read as a checkpoint has them.
     """

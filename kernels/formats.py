@@ -76,14 +76,12 @@ class Format:
 
     Attributes
     ----------
-    name
-        "nvfp4", "mxfp4" or "nf4".
     block
         Elements along K that share a block scale.
     scale_dtype
-        Type of the block scales (NF4: without double quantisation).
+        Of the block scales (NF4: without double quantisation).
     values
-        The value of each of the 16 codes, before scaling.
+        Of the 16 codes, before scaling.
     """
 
     name: str

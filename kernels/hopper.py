@@ -271,7 +271,7 @@ def wide(
 
 
 def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
-    """Return how many stages of x and of W fit: W first, as device memory is further away."""
+    """Return the stages of x and of W that fit: W first, as device memory is further away."""
     stage_bytes = choice.tokens * 128
     packs_bytes = choice.consumers * choice.row_tiles * 4 * PACK_BYTES
     room = _SHARED_LIMIT - 1024 - table_bytes

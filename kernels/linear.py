@@ -92,7 +92,7 @@ def _choice(weight: PackedWeight, M: int) -> Choice:
 
 
 def fuses_adapter(weight: PackedWeight, M: int) -> bool:
-    """Return whether `packed_linear` makes the adapter of M rows in the layer's one launch.
+    """Tell whether `packed_linear` makes the adapter of M rows in the layer's one launch.
 
     Up to 16 rows of NVFP4 and MXFP4 and up to 8 of NF4, by the tuned table.
     """
@@ -100,7 +100,7 @@ def fuses_adapter(weight: PackedWeight, M: int) -> bool:
 
 
 def goes_dense(weight: PackedWeight, M: int) -> bool:
-    """Return whether `packed_linear` multiplies M rows by way of a dense scratch."""
+    """Tell whether `packed_linear` multiplies M rows by way of a dense scratch."""
     return _choice(weight, M).path == "dense"
 
 

@@ -38,7 +38,7 @@ _BLOCK = 4096
 
 
 def chunk_rows(V: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
-    """Return how many rows of V float32 logits go at once: in whole 1024s, or all that fit."""
+    """Return the rows of V float32 logits that go at once: whole 1024s, or all that fit."""
     rows = max(1, chunk_bytes // (4 * V))
     return rows - rows % 1024 if rows > 1024 else rows
 
@@ -186,22 +186,9 @@ def token_logprobs(
     *,
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
-    """Return logprob and entropy of the policy at each row, differentiable.
+    """Return logprob and entropy of the policy at each row, (T,) float32, differentiable.
 
-    Parameters
-    ----------
-    hidden : Tensor, (T, H), floating
-    lm_head_weight : Tensor, (V, H), the type of `hidden`
-    token_ids : Tensor, (T,), integer
-    temperature
-        Positive.
-    bias : Tensor or None, (V,)
-    chunk_bytes
-        Bound on the float32 logits held at once.
-
-    Returns
-    -------
-    logprobs, entropy : Tensor, (T,), float32
+    As `kernels.reference.token_logprobs`; hidden states and head have one type.
 
     Raises
     ------

@@ -22,7 +22,7 @@ _RANK = 32
 
 
 def _overlap(device: str) -> bool:
-    """Return whether the engine launches with overlap on the device."""
+    """Tell whether the engine launches with overlap on the device."""
     return device == "cuda" and torch.cuda.get_device_capability()[0] >= 9
 
 

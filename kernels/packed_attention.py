@@ -218,22 +218,8 @@ def packed_attention(
 ) -> Tensor:
     """Rotate queries and keys and attend causally inside each row of a packed pass.
 
-    `kernels.reference_train.packed_attention` is the specification.
-
-    Parameters
-    ----------
-    qkv : Tensor, (M, (Hq + 2 Hkv) D), contiguous, bfloat16 or float16
-        Its queries and keys are rotated in place.
-    cos, sin : Tensor, (M, D), contiguous, floating
-        Both halves filled, of each token's position in its row.
-    segments
-        Where rows begin and end, and who shares a prompt.
-    query_heads
-        Hq.
-
-    Returns
-    -------
-    Tensor, (M, Hq D), the type of qkv, differentiable in qkv
+    `kernels.reference_train.packed_attention` is the specification. qkv, (M, (Hq + 2 Hkv) D), is
+    contiguous, in bfloat16 or float16; its queries and keys are rotated in place.
     """
     out: Tensor = _PackedAttention.apply(qkv, cos, sin, segments, query_heads, scale)
     return out

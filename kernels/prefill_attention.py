@@ -91,23 +91,10 @@ def prefill_attention(
     *,
     tile: int = 64,
 ) -> Tensor:
-    """Attend from new tokens, each to its own sequence up to itself.
+    """Attend from new tokens, each to its own sequence up to itself: (M, Hq * D).
 
-    Parameters
-    ----------
-    q : Tensor, (M, Hq, D), contiguous
-        Rotated queries.
-    key_cache, value_cache : Tensor, (blocks, block_size, Hkv, D), contiguous
-        The new tokens' own included.
-    table : Tensor, (rows, max_blocks), int32
-    tiles : Tensor, (tiles, 4), int32
-        Row of `table`, first token, tokens (at most `tile`), and the first one's position. Row
-        -1: tokens of padding, or none at all.
-
-    Returns
-    -------
-    Tensor, (M, Hq * D), the type of q
-        Zeros for tokens of padding; what is in no tile is not written.
+    As `kernels.reference_step.prefill_attention`. q, (M, Hq, D), and the caches must be contiguous;
+    a tile has at most `tile` tokens; what is in no tile is not written.
     """
     M, query_heads, D = q.shape
     _, block_size, key_heads, _ = key_cache.shape

@@ -313,31 +313,9 @@ def quantize(
     double_quant: bool = False,
     recipe: str = "float32",
 ) -> QuantizedWeight:
-    """Quantise a weight matrix; `kernels.reference.quantize` is the specification.
+    """Quantise a weight matrix, (N, K), on its device.
 
-    Parameters
-    ----------
-    weight : Tensor, (N, K), floating
-        K a multiple of the format's block; every value finite.
-    format
-        "nvfp4", "mxfp4" or "nf4".
-    global_scale : Tensor, ()
-        NVFP4 only: decode direction; None computes this matrix's own.
-    double_quant
-        NF4 only: store the block scales in 8 bits.
-    recipe
-        NVFP4 only: "float32" or "bfloat16", the arithmetic of its scales.
-
-    Returns
-    -------
-    QuantizedWeight
-        On the weight's device.
-
-    Raises
-    ------
-    ValueError
-        On a shape that does not fit, a value that is not finite, or an option that the format
-        does not have.
+    `kernels.reference.quantize` is the specification: arguments, result and errors are the same.
     """
     spec = format_named(format)
     if weight.dim() != 2 or weight.shape[1] % spec.block or 0 in weight.shape:

@@ -180,7 +180,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
 
 
 def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
-    """Return what a code is multiplied by, one value per block: (N, K / block), float32."""
+    """Return the factor of each block's codes, (N, K / block), float32."""
     scales = weight.block_scales
     if weight.format == "nvfp4":
         assert weight.encode_scale is not None

@@ -165,20 +165,9 @@ def _check(x: Tensor, gain: Tensor, noise: Tensor | None) -> None:
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
-    """Normalise by the root mean square; `kernels.reference.rms_norm` is the specification.
+    """Normalise (..., H) by the root mean square, with gradients.
 
-    Parameters
-    ----------
-    x : Tensor, (..., H), floating
-    gain : Tensor, (H,), floating
-    eps
-        Added to the mean square.
-    noise : Tensor or None, (H,), float32
-        Added to the gain in float32.
-
-    Returns
-    -------
-    Tensor, (..., H), the wider type of x and gain
+    `kernels.reference.rms_norm` is the specification.
     """
     _check(x, gain, noise)
     normed: Tensor = _RMSNorm.apply(x, gain, eps, noise)

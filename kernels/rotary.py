@@ -71,24 +71,8 @@ def rotary_write(
 ) -> Tensor:
     """Rotate queries and keys and write keys and values into the cache, in place.
 
-    Parameters
-    ----------
-    qkv : Tensor, (B, (Hq + 2 Hkv) D), floating
-        Rows may be strided.
-    cos, sin : Tensor, (P, D), floating
-        Tables by position, both halves filled.
-    positions : Tensor, (B,), integer
-        Below P.
-    slots : Tensor, (B,), integer
-        Where in the cache each row goes, counted in positions; negative writes nothing.
-    key_cache, value_cache : Tensor, (num_blocks, block_size, Hkv, D), contiguous
-    query_heads
-        Hq.
-
-    Returns
-    -------
-    Tensor, (B, Hq, D), the type of `qkv`
-        Rotated queries.
+    As `kernels.reference_step.rotary_write`. Rows of `qkv` may be strided, caches are contiguous,
+    positions lie below P, and any negative slot writes nothing.
 
     Raises
     ------

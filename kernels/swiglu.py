@@ -104,17 +104,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up; `kernels.reference.swiglu` is the specification.
-
-    Parameters
-    ----------
-    gate_up : Tensor, (..., 2 I), floating
-        Gate first.
-
-    Returns
-    -------
-    Tensor, (..., I), the type of `gate_up`
-    """
+    """Return silu(gate) * up, (..., I); `kernels.reference.swiglu` is the specification."""
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up's last dimension is {gate_up.shape[-1]}; it must be even")
     return _SwiGLU.apply(gate_up)

@@ -35,7 +35,7 @@ class Timing:
 
 
 def copies(nbytes: int) -> int:
-    """Return how many sets of arguments of that size outgrow the caches, at least two."""
+    """Return the number of such sets of arguments that outgrow the caches, at least two."""
     return max(2, -(-ROTATED_BYTES // max(1, nbytes)))
 
 

@@ -141,7 +141,7 @@ def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
 
 @lru_cache(maxsize=4096)
 def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
-    """Return how y (M, N) = x (M, K) W^T and its adapter share a launch, for M up to 16."""
+    """Return the way in which x (M, K) W^T and its adapter share a launch, for M up to 16."""
     if (N, K, M) in _tried:
         return _tried[N, K, M]
     in_steps = step_table(device).get((N, K), {})

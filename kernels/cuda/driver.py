@@ -193,7 +193,7 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> 
 
 
 def architecture(device: int) -> str:
-    """Return what to compile for on a CUDA device: "sm_90a" for Hopper."""
+    """Return the architecture of a CUDA device: "sm_90a" for Hopper."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 

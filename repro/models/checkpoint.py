@@ -97,12 +97,8 @@ class Written:
 
     Attributes
     ----------
-    folder
-        Where the checkpoint is.
     shards
-        Its safetensors files, in order.
-    linears
-        Projections quantised.
+        The safetensors files of `folder`, in order.
     bytes_read, bytes_written
         Of tensors in the source and of the shards.
     source_sha256

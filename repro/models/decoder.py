@@ -69,7 +69,7 @@ _PROJECTION = re.compile(
 
 
 def is_projection(module_name: str) -> bool:
-    """Return whether `model.layers.<i>...` names one of the seven projections."""
+    """Tell whether `model.layers.<i>...` names one of the seven projections."""
     return _PROJECTION.match(module_name) is not None
 
 

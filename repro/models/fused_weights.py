@@ -29,19 +29,10 @@ from repro.models.quantized_linear import QuantizedLinear
 
 @torch.no_grad()
 def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
-    """Pack the 4-bit projections of a model where its device's kernels read them so.
+    """Pack the 4-bit projections of a decoder where its device's kernels read them so.
 
-    Parameters
-    ----------
-    model
-        A decoder, before or after an adapter is attached.
-    dtype
-        Of the activations; packed weights are multiplied in 16 bits.
-
-    Returns
-    -------
-    int
-        How many projections are packed: all, or 0 where the kernels read the codes as they are.
+    With or without an adapter; `dtype` is that of the activations. Returns the number packed: all,
+    or 0 where the kernels read the codes as they are.
     """
     decoder = causal_lm(model)
     layers = {
@@ -60,7 +51,7 @@ def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
-    """Return whether rows are whole tiles, and a global scale, if there is one, is shared."""
+    """Tell whether rows are whole tiles that share their global scale, if there is one."""
     scales = [getattr(layer.weight, "encode_scale", None) for layer in group]
     first = scales[0]
     same = all(

@@ -235,7 +235,7 @@ def fill(
 
 
 def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
-    """Return what stands in the model now, whatever was asked for."""
+    """Return the receipt of the model as it is now, whatever was asked for."""
     by_format: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if is_projection(name):

@@ -101,7 +101,7 @@ class AdapterLinear(PeftLinear):
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
 
     def supports_lora_conversion(self, adapter_name: str = "default") -> bool:
-        """Return whether this is vanilla LoRA (it always is)."""
+        """Tell that this is vanilla LoRA."""
         return True
 
 

@@ -186,15 +186,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of a step by part, in the rollout and in the update.
-
-    Attributes
-    ----------
-    step
-        What was planned.
-    rollout, update
-        `{part: bytes}` of each phase, with the same parts in the same order.
-    """
+    """Bytes of a step by part, `{part: bytes}`; both phases have the same parts in order."""
 
     step: StepShape
     rollout: dict[str, int]
@@ -224,7 +216,7 @@ def checkpoint_bytes(shape: DecoderShape, weight_format: WeightFormat) -> int:
 
 
 def padded(tokens: int) -> int:
-    """Return what a packed pass's tokens are padded to: at most a thirty-second more, or to 64.
+    """Return a packed pass's tokens with padding: at most a thirty-second more, or 64.
 
     Every new number makes libraries choose their products anew and the allocator find new blocks,
     which takes a small model longer than its arithmetic.
@@ -305,7 +297,7 @@ def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
 
 
 def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
-    """Return what training every parameter takes beyond the plan of 16-bit weights.
+    """Return the bytes that full training takes beyond the plan of 16-bit weights.
 
     Float32 masters in place of the 16-bit weights, which become the sampler's copy; float32
     gradients; two moments.
@@ -326,7 +318,7 @@ def _diagonal_image_bytes(step: StepShape) -> int:
 
 
 def _graph_bytes(step: StepShape) -> int:
-    """Return what captures hold: their nodes, and the activations of the widest one.
+    """Return the bytes of captures: their nodes, and the activations of the widest one.
 
     A training step's engine captures no prefills (`EngineConfig.prefill_graph_tokens`).
     """

@@ -33,16 +33,9 @@ _IN_BLOCK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<l
 
 
 class PermutedSource(SourceAround):
-    """A checkpoint's tensors with its channels permuted.
+    """A checkpoint's tensors, in 16 or 32 bits, with the channels of its model permuted.
 
-    Parameters
-    ----------
-    source
-        The tensors, in 16 or 32 bits.
-    config
-        The model's transformers config.
-    draw
-        Which permutations; draw 0 is as good as any other, and not the stored order.
+    `draw` numbers the permutation; 0 is as good as any other, and not the stored order.
     """
 
     def __init__(self, source: WeightSource, config: Any, draw: int) -> None:

@@ -32,16 +32,8 @@ _BLOCK = 32
 class RoundedSource(SourceAround):
     """A checkpoint's tensors, its projections with a multiple of a format's rounding error.
 
-    Parameters
-    ----------
-    source
-        The tensors, in 16 or 32 bits.
-    rounding
-        Which format, and how many times its error.
-    device
-        Where projections are rounded.
-    recipe
-        The arithmetic of NVFP4's scales.
+    Tensors are in 16 or 32 bits; projections are rounded on `device`; `recipe` is the arithmetic of
+    NVFP4's scales.
     """
 
     def __init__(
@@ -78,7 +70,7 @@ class RoundedSource(SourceAround):
         return changed.cpu()
 
     def receipt(self) -> dict[str, Any]:
-        """Return what was done: the rounding, how many projections, their mean relative change."""
+        """Return the receipt: rounding, number of projections, and mean relative change."""
         changes = self._changes.values()
         return dataclasses.asdict(self._rounding) | {
             "projections": len(changes),

@@ -37,13 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """A dense matrix with its adapter merged, and its bias.
-
-    Attributes
-    ----------
-    weight : Tensor, (N, K)
-    bias : Tensor or None, (N,)
-    """
+    """A dense matrix (N, K) with its adapter merged, and its bias, (N,) or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -51,16 +45,9 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """One block.
+    """One block: its live norm modules, to be called, and its seven projections.
 
-    Attributes
-    ----------
-    input_norm, post_norm
-        The live norm modules before attention and before the MLP; call them.
-    q, k, v, o, gate, up, down
-        The seven projections.
-    q_norm, k_norm : Tensor or None, (head_dim,)
-        Gains of Qwen3's head norms.
+    `q_norm` and `k_norm`, (head_dim,), are the gains of Qwen3's head norms, None elsewhere.
     """
 
     input_norm: PerturbableRMSNorm
@@ -84,18 +71,12 @@ class DecoderWeights:
     ----------
     embedding, lm_head : Tensor, (V, H)
         The same tensor when tied.
-    layers, final_norm
-        As the policy has them.
     rotary
         `rotary(hidden, position_ids (B, T))` returns cos and sin, (B, T, head_dim).
-    activation
-        Of the gate, as the config names it.
-    query_heads, key_heads, head_dim
+    query_heads, key_heads
         Query head j reads key head j // (query_heads // key_heads).
     scaling
         Factor on the attention scores.
-    head_norm_eps
-        Of `q_norm` and `k_norm`.
     """
 
     embedding: Tensor

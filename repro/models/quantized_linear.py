@@ -44,19 +44,10 @@ class Product(Protocol):
 
 
 class QuantizedLinear(nn.Module):
-    """Frozen linear layer over a `QuantizedWeight`.
+    """Frozen linear layer over the codes and scales of an (N, K) weight.
 
-    Parameters
-    ----------
-    weight
-        Codes and scales of an (N, K) weight.
-    bias
-        (N,) or None, kept in the dtype given.
-
-    Attributes
-    ----------
-    product
-        What multiplies instead of `kernels.dispatch` (`repro.models.other_products`); None usually.
+    The bias, (N,) or None, keeps its dtype. `product` multiplies instead of `kernels.dispatch`
+    where it is not None (`repro.models.other_products`).
     """
 
     def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None) -> None:

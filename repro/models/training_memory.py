@@ -59,7 +59,7 @@ class TrainingMemory:
 
 
 def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
-    """Return what a run takes of a device; None where the checkpoint's shape is not known."""
+    """Return the memory of a run on a device; None where the shape is not known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
         return None

@@ -59,18 +59,10 @@ class Rollout:
 
     Attributes
     ----------
-    rows
-        Prompts, tokens and masks.
-    advantages
-        Of the B rows.
-    reward, accuracy, format
-        B values each; `reward` is what the advantages were made of, shaping included.
-    batches
-        Batches of problems drawn for it.
-    groups_drawn
-        Groups sampled, before dynamic sampling left any out.
-    tokens_sampled
-        Tokens of all completions sampled, of groups left out too.
+    reward
+        B values that the advantages were made of, shaping included.
+    batches, groups_drawn, tokens_sampled
+        Batches of problems, groups and tokens sampled for it, those left out afterwards included.
     informative
         Share of the groups drawn that differ in what tells (see the module docstring).
     accuracy_sampled, lenient_sampled
@@ -149,18 +141,8 @@ class Prompts(Protocol):
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
-    Parameters
-    ----------
-    problems
-        At least as many as a rollout takes; ids unique.
-    tokenizer
-        Renders prompts and reads completions.
-    run
-        Gives the seed, the template, P and the longest prompt allowed.
-    prompts
-        Prompts by problem's id, which runs of one scale that train side by side fill together.
-    end_token_ids
-        Tokens that end a completion; None takes the tokenizer's.
+    `prompts` are by problem's id; runs of one scale that train side by side fill them together. A
+    completion ends at one of `end_token_ids`, by default at the tokenizer's.
 
     Raises
     ------
@@ -221,7 +203,7 @@ class PromptSource:
     def texts(
         self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
     ) -> list[str]:
-        """Return completions' texts without control tokens, each after what its prompt opens."""
+        """Return the texts of completions of P prompts, prompt-major, for the graders."""
         return read_texts([own.token_ids for own in completions], prompts, self.tokenizer)
 
 
@@ -234,14 +216,9 @@ def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """One batch of problems as a sampler and a grader take it.
+    """One batch of problems for a sampler and a grader: P prompts, and P * G golds and seeds.
 
-    Attributes
-    ----------
-    prompts
-        P sequences of token ids.
-    golds, seeds
-        P * G of each, prompt-major.
+    Golds and seeds are prompt-major.
     """
 
     prompts: list[list[int]]
@@ -252,16 +229,7 @@ class BatchRequest:
 class GrowingRollout:
     """A rollout that grows batch by batch, whoever samples and grades the batches.
 
-    Parameters
-    ----------
-    run
-        Gives sampling, loss and seed.
-    source
-        Where problems come from.
-    step
-        The optimiser step, counted from 0, at which the rollout starts.
-    draws
-        Batches of problems drawn before.
+    It starts at an optimiser step, counted from 0, with `draws` batches of problems drawn before.
     """
 
     def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
@@ -390,16 +358,8 @@ def collect(
 ) -> list[Rollout | None]:
     """Return every live run's rollout; a run that cannot have one has failed.
 
-    Parameters
-    ----------
-    growing
-        One per run, empty so far.
-    sample
-        Samples under each run's policy as it stands, added noise included.
-    score
-        What completions are worth.
-    clock
-        Marked after each batch's sampling and after its grading.
+    `growing` are empty so far, one per run. `sample` samples under each run's policy as it stands,
+    added noise included. The clock is marked after each batch's sampling and after its grading.
     """
     while True:
         asked = state.each(lambda s: None if growing[s].complete else growing[s].request())

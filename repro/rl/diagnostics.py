@@ -70,17 +70,7 @@ def token_mean(values: Tensor, mask: Tensor) -> float | None:
 
 
 def entropies(entropy: Tensor, mask: Tensor, truncated: Tensor) -> dict[str, float | None]:
-    """Return token-mean entropies of all, finished and truncated rows.
-
-    Parameters
-    ----------
-    entropy
-        (B, T) nats.
-    mask
-        (B, T) bool.
-    truncated
-        (B,) bool.
-    """
+    """Return token-mean entropies of all, finished and truncated rows from (B, T) nats."""
     return {
         "entropy": token_mean(entropy, mask),
         "entropy_finished": token_mean(entropy, mask & ~truncated[:, None]),

@@ -42,7 +42,7 @@ def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor
     own = (rows.lengths()[index] - 1).tolist()
 
     def cut(most: int) -> list[int]:
-        """Return how many rows go into each piece of at most so many tokens."""
+        """Return the number of rows in each piece of at most so many tokens."""
         counts: list[int] = []
         seen: set[int] = set()
         room = 0

@@ -29,7 +29,7 @@ class Tally(Protocol):
     """What a process counts for a run beside its steps."""
 
     def counts(self) -> dict[str, Any]:
-        """Return what was counted in all starts of the run so far, as JSON values."""
+        """Return the counts of all starts of the run so far, as JSON values."""
         ...
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ def rollout_values(
     mismatch: Mismatch | None,
     state: TrainState,
 ) -> Values:
-    """Return what is measured once per rollout and written for each of its steps.
+    """Return the values measured once per rollout and written for each of its steps.
 
     Parameters
     ----------

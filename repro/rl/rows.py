@@ -82,18 +82,7 @@ def make_rows(
     group_size: int,
     end_token_ids: Collection[int] = (),
 ) -> Rows:
-    """Build rows from completions in prompt-major order.
-
-    Parameters
-    ----------
-    prompts
-        P sequences of token ids.
-    completions
-        P * group_size completions.
-    group_size
-        G.
-    end_token_ids
-        Tokens that end a completion; one followed by further tokens is an error.
+    """Build rows from P * group_size completions in prompt-major order.
 
     Raises
     ------

@@ -46,14 +46,9 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRun:
-    """A run that ended early.
+    """A run that ended early, after `step` optimiser steps.
 
-    Attributes
-    ----------
-    step
-        Optimiser steps that it had done.
-    reason
-        Kind and message of what ended it.
+    `reason` is the kind and message of what ended it.
     """
 
     step: int
@@ -61,7 +56,7 @@ class FailedRun:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a run ended early: the error's kind and message."""
+    """Return the reason of an early end: the error's kind and message."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -71,8 +66,6 @@ class RunStates:
 
     Attributes
     ----------
-    step
-        Optimiser steps done.
     runs
         One state per run; a frozen run's stays behind.
     failures

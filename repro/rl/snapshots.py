@@ -62,17 +62,7 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a verified folder holds.
-
-    Attributes
-    ----------
-    step
-        Optimiser steps done.
-    content
-        The JSON values of `state.json`.
-    tensors
-        The tensors of each file of them, by its name.
-    """
+    """A verified folder: step, JSON values of `state.json`, and tensors by file's name."""
 
     step: int
     content: dict[str, Any]
@@ -102,21 +92,8 @@ def write_snapshot(
 ) -> Path:
     """Write a snapshot, whole or not at all, then remove all but it and the one before it.
 
-    Parameters
-    ----------
-    folder
-        Of the snapshots; made if missing.
-    step
-        Optimiser steps done; names the snapshot.
-    tensors
-        By file name (`*.safetensors`), then by name.
-    content
-        JSON values for `state.json`.
-
-    Returns
-    -------
-    Path
-        The snapshot's folder.
+    `tensors` are by file name (`*.safetensors`), then by name; `content` are the JSON values of
+    `state.json`. Returns the snapshot's folder, which the step names.
 
     Raises
     ------
@@ -196,7 +173,7 @@ def restore_newest(folder: Path, restore: Callable[[Snapshot], Noting]) -> Notin
 
 
 def snapshots_in(folder: Path) -> list[Path]:
-    """Return what is named like a snapshot, oldest first."""
+    """Return the folders named like snapshots, oldest first."""
     return sorted(
         (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=_step_of
     )

@@ -67,23 +67,10 @@ Logprobs = Sequence[Tensor | None]
 def train(
     policies: Policies, sources: Sequence[Prompts], score: Score, hooks: Hooks, *, folder: Path
 ) -> list[TrainResult | FailedRun]:
-    """Train policies, from their last checkpoint if `folder` holds one.
+    """Train freshly loaded policies in place, or go on from `folder`'s last checkpoint.
 
-    Parameters
-    ----------
-    policies
-        Freshly loaded; trained in place.
-    sources
-        One per run: where its prompts come from.
-    score
-        What completions of all runs are worth.
-    folder
-        Of the checkpoints.
-
-    Returns
-    -------
-    list
-        The result of each run; of policies that do not freeze runs, never a `FailedRun`.
+    `sources` give each run's prompts, and `score` what completions of all runs are worth. Returns
+    the result of each run; of policies that do not freeze runs, never a `FailedRun`.
 
     Raises
     ------

@@ -45,8 +45,6 @@ class TrainState:
     ----------
     digest
         Of the run's configuration.
-    step
-        Optimiser steps done.
     draws
         Batches of prompts drawn; more than rollouts where dynamic sampling refills.
     series

@@ -34,11 +34,11 @@ class Backend(Protocol):
         ...
 
     def steps(self, forward: Forward, state: RowState) -> Steps:
-        """Return what runs decode steps."""
+        """Return the decode steps."""
         ...
 
     def prefills(self, forward: Forward, state: RowState) -> Prefills:
-        """Return what runs prefills."""
+        """Return the prefills."""
         ...
 
 

@@ -52,7 +52,7 @@ class BlockPool:
         return len(self._free)
 
     def blocks_for(self, positions: int) -> int:
-        """Return how many blocks `positions` need."""
+        """Return the number of blocks that `positions` need."""
         return -(-positions // self.block_size)
 
     def allocate(self, count: int) -> list[int]:

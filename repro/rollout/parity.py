@@ -81,12 +81,7 @@ class Exactness:
 def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
     """Return the trainer's log-probabilities of each completion's tokens, (T,), float32.
 
-    Parameters
-    ----------
-    policy
-        In the state in which it was sampled from.
-    temperature
-        Of the sampling, without filters; positive.
+    The policy is in the state in which it was sampled from, at this temperature without filters.
     """
     decoder: Any = policy.decoder
     by_row = []

@@ -87,7 +87,7 @@ def chunks_of(segments: Sequence[Segment], tokens: int) -> list[list[Segment]]:
 
 
 def tokens_of(segments: Sequence[Segment]) -> int:
-    """Return how many tokens a chunk has."""
+    """Return the number of tokens of a chunk."""
     return sum(segment.end - segment.start for segment in segments)
 
 
@@ -102,15 +102,7 @@ def exact_shape(segments: Sequence[Segment], max_blocks: int) -> ChunkShape:
 def padded_shape(
     segments: Sequence[Segment], *, most_tokens: int, slots: int, max_blocks: int
 ) -> ChunkShape | None:
-    """Return the bucket of a chunk, or None where it has too many tokens or too many rows.
-
-    Parameters
-    ----------
-    most_tokens
-        Largest bucket.
-    slots
-        Rows that run at once.
-    """
+    """Return the bucket of a chunk, or None where it has too many tokens or too many rows."""
     tokens = tokens_of(segments)
     for bucket in BUCKETS:
         if tokens <= bucket <= most_tokens:
@@ -173,7 +165,7 @@ def new_tokens(
 
 
 def entry_of(row: Row) -> Entry:
-    """Return what a row that enters puts into its slot: its last token is the first to be fed."""
+    """Return the entry of a row into its slot: its last token is the first to be fed."""
     assert row.slot is not None
     sequence = row.sequence
     return Entry(

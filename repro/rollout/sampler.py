@@ -48,17 +48,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """The result of one rollout.
-
-    Attributes
-    ----------
-    prompt_ids
-        P prompts.
-    completions
-        P * G completions, prompt-major.
-    group_size
-        G.
-    """
+    """The result of one rollout: P prompts' token ids, P * G completions, prompt-major, and G."""
 
     prompt_ids: list[tuple[int, ...]]
     completions: list[Completion]
@@ -80,18 +70,9 @@ class Sampler(Protocol):
         group_size: int,
         seeds: Sequence[int],
     ) -> RolloutBatch:
-        """Sample `group_size` completions of each prompt.
+        """Sample G = `group_size` completions of each of P prompts of token ids.
 
-        Parameters
-        ----------
-        prompts
-            P sequences of token ids.
-        sampling
-            Temperature, filters and length limit.
-        group_size
-            G.
-        seeds
-            P * G seeds in [0, 2**63), prompt-major.
+        `seeds` are P * G numbers in [0, 2**63), prompt-major.
         """
         ...
 

@@ -30,16 +30,9 @@ from repro.rollout.blocks import BlockPool, OutOfBlocksError
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The completions of one prompt.
+    """The completions of one prompt, of which so many are `waiting` to enter.
 
-    Attributes
-    ----------
-    prompt
-        Token ids.
-    waiting
-        Members that have not entered yet.
-    blocks
-        Blocks of all prompt tokens but the last, once a member was prefilled; else empty.
+    `blocks` hold all prompt tokens but the last, once a member was prefilled; else they are empty.
     """
 
     prompt: tuple[int, ...]
@@ -53,8 +46,6 @@ class Row:
 
     Attributes
     ----------
-    index
-        Position in the rollout batch.
     tokens, logprobs
         What was generated before the last time the row left a slot.
     launched
@@ -104,17 +95,7 @@ class Admission:
 
 
 class Scheduler:
-    """Queues, slots and blocks.
-
-    Parameters
-    ----------
-    pool
-        Blocks of the cache.
-    slots
-        Rows that can run at once.
-    share_prompts
-        Whether members of a group share the blocks of their prompt.
-    """
+    """Queues, slots (the rows that can run at once) and blocks of the cache."""
 
     def __init__(self, pool: BlockPool, slots: int, *, share_prompts: bool = True) -> None:
         self.pool = pool

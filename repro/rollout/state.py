@@ -34,18 +34,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A row that enters a slot.
+    """A row that enters a slot: its last token, and that one's position.
 
-    Attributes
-    ----------
-    token, position
-        The sequence's last token, and its position.
-    count
-        Tokens generated before.
-    limit
-        Tokens at which the row ends.
-    uniforms
-        (limit,) float64: one number per token.
+    `count` tokens were generated before; the row ends at `limit`, with a float64 number of
+    `uniforms` for each.
     """
 
     slot: int

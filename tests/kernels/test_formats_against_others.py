@@ -94,10 +94,7 @@ def _compressed_tensors(
     from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
     from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
-    from compressed_tensors.quantization.utils import (
-        compute_dynamic_scales_and_zp,
-        generate_gparam,
-    )
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp, generate_gparam
 
     scheme = preset_name_to_scheme(preset, ["Linear"])
     state = {"weight": weight}
@@ -114,14 +111,20 @@ def _compressed_tensors(
     return compressed, compressor.decompress(compressed, scheme)["weight"]
 
 
-def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNamespace) -> None:
-    written, dense = _compressed_tensors(weight)
-    ours = quantize(weight, "nvfp4")
+def _require_theirs(
+    ours: QuantizedWeight, written: dict[str, Tensor], dense: Tensor, assertions: SimpleNamespace
+) -> None:
+    """Check a weight against what compressed-tensors wrote and made of it, bit for bit."""
     assert ours.encode_scale is not None
     assertions.bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
     assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
     assertions.bitwise(ours.codes, written["weight_packed"], "codes")
     assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+
+
+def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNamespace) -> None:
+    written, dense = _compressed_tensors(weight)
+    _require_theirs(quantize(weight, "nvfp4"), written, dense, assertions)
 
 
 def test_nvfp4_of_bfloat16_weights_in_its_recipe_equals_compressed_tensors(
@@ -129,11 +132,7 @@ def test_nvfp4_of_bfloat16_weights_in_its_recipe_equals_compressed_tensors(
 ) -> None:
     written, dense = _compressed_tensors(bfloat16_weight)
     ours = quantize(bfloat16_weight, "nvfp4", recipe="bfloat16")
-    assert ours.encode_scale is not None
-    assertions.bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
-    assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
-    assertions.bitwise(ours.codes, written["weight_packed"], "codes")
-    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+    _require_theirs(ours, written, dense, assertions)
 
 
 def test_the_recipes_differ_on_weights_of_a_network() -> None:
@@ -181,11 +180,8 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
     for part in parts:
         written, dense = _compressed_tensors(part, smallest)
         ours = quantize(part, "nvfp4", global_scale=shared, recipe=recipe)
-        assert ours.encode_scale is not None
-        assertions.bitwise(ours.encode_scale.reshape(1), smallest, "g")
-        assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
-        assertions.bitwise(ours.codes, written["weight_packed"], "codes")
-        assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+        assert torch.equal(written["weight_global_scale"], smallest)
+        _require_theirs(ours, written, dense, assertions)
 
 
 def test_nvfp4_reads_what_compressed_tensors_wrote(
@@ -239,23 +235,20 @@ def test_mxfp4_of_compressed_tensors_differs_only_where_it_rounds_the_scale_up(
     assertions.bitwise(ours.codes.view(*same.shape, 16)[same], packed[same], "codes")
 
 
-def test_nf4_equals_bitsandbytes(weight: Tensor, assertions: SimpleNamespace) -> None:
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4")
-    ours = quantize(weight, "nf4")
-    assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
-    assertions.bitwise(ours.block_scales.flatten(), state.absmax, "absmax")
-    assertions.bitwise(dequantize(ours), dequantize_4bit(codes, state), "dequantised")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_nf4_of_sixteen_bit_weights_equals_bitsandbytes(
-    dtype: torch.dtype, assertions: SimpleNamespace
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in WEIGHTS),
+        ("normal", torch.bfloat16),
+        ("normal", torch.float16),
+    ],
+)
+def test_nf4_equals_bitsandbytes(
+    name: str, dtype: torch.dtype, assertions: SimpleNamespace
 ) -> None:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    weight = WEIGHTS["normal"].to(dtype)
+    weight = WEIGHTS[name].to(dtype)
     codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4")
     ours = quantize(weight, "nf4")
     assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")

@@ -77,10 +77,7 @@ def test_a_layout_that_does_not_fit_is_refused() -> None:
         ({**good, "nested_offset": torch.tensor(0.0)}, "nested_offset is given"),
         ({**good, "zero_point": torch.tensor(0.0)}, "unknown tensors zero_point"),
         ({"codes": good["codes"]}, "block_scales missing"),
-        (
-            {"codes": good["codes"], "block_scales": good["block_scales"]},
-            "global_scale is missing",
-        ),
+        ({"codes": good["codes"], "block_scales": good["block_scales"]}, "global_scale is missing"),
         ({**good, "encode_scale": good["encode_scale"] * 1.001}, "reciprocal of the other"),
         ({**good, "codes": good["codes"].to("meta")}, "the codes are on meta"),
     ]

@@ -11,8 +11,6 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from kernels.ops import OPS
 
 ROOT = Path(__file__).parents[2]
@@ -107,21 +105,3 @@ def test_every_row_is_of_a_kernel_that_a_run_calls() -> None:
 
 def test_every_exception_is_needed() -> None:
     assert set(NO_KERNELS) <= set(called())
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("from kernels import linear as packed\npacked.packed_linear(x)", ["packed_linear"]),
-        ("from kernels.linear import packed_linear as f\ny = [f(x)]", ["packed_linear"]),
-        (
-            "def a():\n    if x:\n        from kernels import linear as k\n        k.one(x)\n"
-            "def b():\n    from kernels import linear as k\n    return k.two(k.three(x))",
-            ["one", "two", "three"],
-        ),
-        ("from kernels import linear\nTable(one=linear.one, two=2)", ["one"]),
-        ("import torch\ntorch.mm(x)\nlinear.one(x)", []),
-    ],
-)
-def test_the_walk_sees_calls_through_every_form_of_import(source: str, expected: list[str]) -> None:
-    assert list(calls(ast.parse(source), {})) == [f"kernels.linear:{name}" for name in expected]

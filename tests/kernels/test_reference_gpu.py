@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import RECIPES
-from kernels.reference import (
-    dequantize,
-    linear,
-    quantize,
-    shared_global_scale,
-    token_logprobs,
-)
+from kernels.reference import dequantize, linear, quantize, shared_global_scale, token_logprobs
 from kernels.reference_decode import decode_attention, sample_tokens
 
 pytestmark = [
@@ -47,11 +41,7 @@ def _weight() -> Tensor:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_quantising_on_the_gpu_gives_the_bits_of_the_cpu(
-    format: str,
-    double_quant: bool,
-    recipe: str,
-    dtype: torch.dtype,
-    assertions: SimpleNamespace,
+    format: str, double_quant: bool, recipe: str, dtype: torch.dtype, assertions: SimpleNamespace
 ) -> None:
     weight = _weight().to(dtype)
     if double_quant:

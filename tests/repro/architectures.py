@@ -18,6 +18,23 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
 }
+
+
+def qwen2_shape(hidden: int, *, layers: int = 1, vocabulary: int = 256) -> dict[str, Any]:
+    """Return a small Qwen2's sizes, for `repro.models.shapes.random_policy`."""
+    return {
+        "model_type": "qwen2",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
+
+
 # Llama 3's rotation, for a context of 32 positions stretched by 4.
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -173,7 +173,7 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Return what an adapter folder says of itself.
+    """Return an adapter folder's description of itself.
 
     Raises
     ------

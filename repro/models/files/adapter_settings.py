@@ -120,7 +120,7 @@ class AdapterSettings:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def adapts(self, projection: str) -> bool:
-        """Return whether the files hold factors of a projection."""
+        """Tell whether the files hold factors of a projection."""
         return bool(check_target_module_exists(self.lora, projection))
 
     def stored_rank(self, projection: str) -> int:
@@ -129,7 +129,7 @@ class AdapterSettings:
         return patterns.get(get_pattern_key(list(patterns), projection), self.lora.r)
 
     def factor(self, projection: str) -> float:
-        """Return what a projection's stored B is multiplied by, 1 without patterns."""
+        """Return the factor of a projection's stored B, 1 without patterns."""
         patterns: dict[str, float] = self.lora.alpha_pattern or {}
         alpha = patterns.get(get_pattern_key(list(patterns), projection), self.lora.lora_alpha)
         rank = self.stored_rank(projection)
@@ -143,7 +143,7 @@ def _scaling(alpha: float, rank: int, rslora: bool) -> float:
 
 
 def read_settings(path: Path) -> AdapterSettings:
-    """Return what an `adapter_config.json` says.
+    """Return the settings in an `adapter_config.json`.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
-    """Return what the values of an `adapter_config.json` say; see `read_settings`."""
+    """Return the settings in the values of an `adapter_config.json`; see `read_settings`."""
     _require_plain(values, where)
     saved = values.get("modules_to_save") or None
     if saved is not None and set(map(str, saved)) != set(BLOCK_NORMS):
@@ -279,7 +279,7 @@ def _projection(name: str) -> str:
 def _expected_shapes(
     settings: AdapterSettings, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return what the file must hold, by name, with the shapes that it stores."""
+    """Return the shapes of the tensors that the file must hold, by name."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         if not name.endswith((A_LEAF, B_LEAF)):

@@ -198,7 +198,7 @@ def _require_values(
 def _read_state(
     source: WeightSource, name: str, shape: tuple[int, int], nested: bool
 ) -> dict[str, Any]:
-    """Return what the file says of a matrix, checked field by field."""
+    """Return the file's state of a matrix, checked field by field."""
     needed: dict[str, Any] = {
         "quant_type": ("nf4",),
         "blocksize": (FORMATS["nf4"].block,),
@@ -226,7 +226,7 @@ def _values() -> Tensor:
 
 
 def _state(shape: tuple[int, int]) -> Tensor:
-    """Return what bitsandbytes says of a matrix, as bytes of JSON, (n,) uint8."""
+    """Return bitsandbytes' state of a matrix, as bytes of JSON, (n,) uint8."""
     said = {
         "quant_type": "nf4",
         "blocksize": FORMATS["nf4"].block,

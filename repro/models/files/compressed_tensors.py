@@ -224,7 +224,7 @@ def _require_all_quantised(
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a linear layer's name or class is among compressed-tensors' patterns."""
+    """Tell whether a linear layer's name or class is among compressed-tensors' patterns."""
     return any(
         pattern in (name, "Linear")
         or (pattern.startswith("re:") and re.match(pattern[3:], name) is not None)

@@ -81,7 +81,7 @@ def converted(path: Path) -> Path:
 
 
 def made_of(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of the file that it was made of, as `gguf`; empty for others."""
+    """Return the GGUF file that a folder was made of, as `gguf`; empty for other folders."""
     path = folder / _SOURCE
     source = read_object(path) if path.is_file() else {}
     return {"gguf": source} if "gguf_sha256" in source else {}

@@ -62,14 +62,14 @@ def read_packed(
 
 
 def is_optional(name: str, weight_format: str | None) -> bool:
-    """Return whether a tensor may be absent: of a projection in NF4 the second level of scales."""
+    """Tell whether a tensor may be absent: an NF4 projection's second level of scales."""
     projection, rest = projection_of(name)
     nested = (bitsandbytes_files.NESTED_SCALES, bitsandbytes_files.NESTED_VALUES)
     return weight_format == "nf4" and rest in nested and is_projection(projection)
 
 
 def count_projections(names: Mapping[str, TensorSpec]) -> int:
-    """Return how many packed projections a checkpoint's tensors are of."""
+    """Return the number of packed projections among a checkpoint's tensors."""
     return sum(name.endswith(_MARKS) for name in names)
 
 

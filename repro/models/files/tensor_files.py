@@ -157,11 +157,6 @@ def read_object(path: Path) -> dict[str, Any]:
 class TensorFile:
     """The tensors of one safetensors file.
 
-    Parameters
-    ----------
-    path
-        The file.
-
     Raises
     ------
     CheckpointError
@@ -309,14 +304,8 @@ def write_tensors(
 ) -> str:
     """Write a safetensors file tensor by tensor and return its SHA-256 hex digest.
 
-    Parameters
-    ----------
-    path
-        The file; it appears under this name only when complete.
-    specs
-        Dtype and shape of every tensor.
-    make
-        Called once per name, in the order of the file; what it returns must fit the spec.
+    The file appears under its name only when complete. `make` is called once per name, in the order
+    of the file; what it returns must fit the spec.
 
     Raises
     ------

@@ -74,17 +74,7 @@ def _training_bytes(policy: Policy) -> int:
 
 
 class CopySampler:
-    """An engine on a 16-bit copy of a fully trained policy.
-
-    Parameters
-    ----------
-    policy
-        With float32 masters.
-    config
-        Of the engine.
-    sampled
-        The 16-bit copy, where there is one already.
-    """
+    """An engine on a 16-bit copy, `sampled`, of a fully trained policy with float32 masters."""
 
     def __init__(self, policy: Policy, config: EngineConfig, sampled: Policy | None = None) -> None:
         if policy.training != "full":

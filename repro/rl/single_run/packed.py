@@ -47,25 +47,8 @@ def packed_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
-    Parameters
-    ----------
-    policy
-        Evaluated as it stands, added noise on its norms included.
-    rows
-        B rows, T columns.
-    temperature
-        That of the sampling; positive.
-    kept_blocks
-        Of how many blocks, the last ones, activations are kept for backward; None keeps all.
-
-    Returns
-    -------
-    logprobs, entropy : Tensor, (B, T), 0 where the mask is False; see `completion_logprobs`.
-
-    Raises
-    ------
-    ValueError
-        When the temperature is not positive, or there are no rows.
+    As `completion_logprobs`, but for `kept_blocks`: of so many blocks, the last ones, activations
+    are kept for backward; None keeps all.
     """
     require_rows(rows, temperature)
     decoder: Any = policy.decoder

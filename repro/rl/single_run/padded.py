@@ -111,7 +111,7 @@ def through_head(
 
 
 def _caches_with_gradient(decoder: Any) -> bool:
-    """Return whether a cache keeps all keys and their graph in this model as it is set."""
+    """Tell whether a cache keeps all keys and their graph in this model as it is set."""
     layer_types = getattr(decoder.config, "layer_types", None) or ["full_attention"]
     return not getattr(decoder, "is_gradient_checkpointing", False) and set(layer_types) == {
         "full_attention"
@@ -137,7 +137,7 @@ def padded_hidden(policy: Policy, rows: Rows) -> Tensor:
 
 
 def _shared_hidden(policy: Policy, rows: Rows) -> Tensor:
-    """Return what `padded_hidden` returns, each prompt going forward once."""
+    """Do as `padded_hidden`, each prompt going forward once."""
     used, slot = torch.unique(rows.prompt_of_row, return_inverse=True)
     prompts = [rows.prompts[index] for index in used.tolist()]
     cache, last, prompt_mask = _prefill(policy, prompts)

@@ -78,7 +78,7 @@ class Batch:
 
 
 def width_multiple(device: torch.device) -> int:
-    """Return what widths of prompts and completions are rounded up to a multiple of."""
+    """Return the unit to which widths of prompts and completions are rounded up."""
     return _GPU_MULTIPLE if device.type == "cuda" else ALIGNED
 
 
@@ -173,18 +173,10 @@ def make_batch(
     size: int,
     multiple: int = ALIGNED,
 ) -> Batch:
-    """Build a micro-batch.
+    """Build a micro-batch of the groups that each run brings, by number.
 
-    Parameters
-    ----------
-    rows
-        One rollout per run, in groups of `size`; None where a run takes no part.
-    groups
-        One list per run: the groups that it brings, by number.
-    size
-        G.
-    multiple
-        As in `cut`.
+    As for `cut`, `rows` has one rollout per run, in groups of `size`, or None; widths are rounded
+    up to a multiple of `multiple`.
     """
     S, U = len(rows), max(len(own) for own in groups)
     present = [(s, run, groups[s]) for s, run in enumerate(rows) if run is not None and groups[s]]

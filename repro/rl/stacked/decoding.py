@@ -93,7 +93,7 @@ class Buffers:
         )
 
     def by_row(self) -> list[tuple[str, Tensor]]:
-        """Return what has an axis of rows, by name."""
+        """Return the tensors with an axis of rows, by name."""
         names = [each.name for each in fields(self) if each.name not in _OF_ALL_ROWS]
         return [(name, getattr(self, name)) for name in names]
 

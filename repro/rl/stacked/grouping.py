@@ -69,13 +69,13 @@ class Footprint:
         return self.fixed + runs * self.run + max(self.reading, runs * tokens * self.token)
 
     def runs_in(self, memory_bytes: int) -> int:
-        """Return how many runs fit, one group of each at a time."""
+        """Return the number of runs that fit, one group of each at a time."""
         room = int(memory_bytes * _USED_SHARE) - self.fixed
         beside_reading = (room - self.reading) // self.run
         return max(1, min(room // (self.run + self.longest * self.token), beside_reading))
 
     def tokens_at_once(self, runs: int, memory_bytes: int) -> int:
-        """Return how many tokens of each run a backward pass can take, a whole group at least."""
+        """Return the tokens of each run that a backward pass can take, a whole group at least."""
         room = int(memory_bytes * _USED_SHARE) - self.fixed - runs * self.run
         return max(self.longest, room // (runs * max(1, self.token)))
 
@@ -86,7 +86,7 @@ def evaluation_share(memory_bytes: int) -> float:
 
 
 def prompts_at_once(runs: int, samples: int, longest: int, share: float = 1.0) -> int:
-    """Return how many prompts of `longest` tokens each of `runs` runs is asked at once.
+    """Return the number of prompts of `longest` tokens that each of `runs` runs gets at once.
 
     Parameters
     ----------
@@ -102,14 +102,8 @@ def group_runs(
 ) -> list[tuple[RunConfig, ...]]:
     """Return the ensembles in which runs are trained, kinds in the order of their first run.
 
-    Parameters
-    ----------
-    runs
-        Of procedures `train` and `evaluate`.
-    memory_bytes
-        Of one device.
-    devices
-        Of each kind that has as many runs, at least so many groups are made.
+    `memory_bytes` are of one device; of each kind that has as many runs, at least `devices` groups
+    are made.
     """
     kinds: dict[str, list[RunConfig]] = {}
     for run in runs:

@@ -36,23 +36,10 @@ def batch_logprobs(
     stream: torch.dtype,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of a batch's counting tokens.
+    """Return log-probabilities and entropies, (n,) float32, in the order of `batch.targets`.
 
-    Parameters
-    ----------
-    weights
-        Of S runs, added noise included.
-    batch
-        On the weights' device.
-    temperature
-        That of the sampling.
-    stream, dtype
-        Of the residual stream, and of products.
-
-    Returns
-    -------
-    logprobs, entropy : Tensor, (n,), float32
-        In the order of `batch.targets`.
+    The weights are of S runs, added noise included, and the batch is on their device; `stream` and
+    `dtype` are those of the residual stream and of products.
     """
     hidden = _hidden(weights, shape, batch, rotary, stream=stream, dtype=dtype)
     chosen = hidden.flatten(0, 1).index_select(0, batch.select)  # (n, H)
@@ -79,7 +66,7 @@ def _hidden(
     stream: torch.dtype,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what predicts each completion's tokens, (S, U * G * (1 + Tc), H), normed."""
+    """Return the states that predict each completion's tokens, (S, U * G * (1 + Tc), H), normed."""
     S, U, G, Tc = batch.token_ids.shape
     Tp = batch.prompt_ids.shape[2]
     padding = batch.padding.flatten()  # (S U,)

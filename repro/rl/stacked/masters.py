@@ -26,21 +26,14 @@ def plain_name(name: str) -> str:
 
 
 class Masters:
-    """Stacked float32 parameters.
-
-    Parameters
-    ----------
-    starts
-        One dictionary per run: parameters by plain name, the same names in each.
-    device
-        Where they go.
+    """Stacked float32 parameters of S runs, by plain name, the same names in each.
 
     Attributes
     ----------
     values, gradients : Tensor, (S, n), float32
         All parameters and their gradients; `leaves` are views.
     leaves : dict of Tensor, (S, ...)
-        By plain name, requiring gradients that accumulate in `gradients`.
+        Require gradients, which accumulate in `gradients`.
     shapes
         One dictionary per run: the shape of each parameter without padding.
 

@@ -21,14 +21,7 @@ _CLIP_EPSILON = 1e-6
 
 
 class StackedAdamW:
-    """AdamW on the rows of `Masters`.
-
-    Attributes
-    ----------
-    first, second : Tensor, (S, n), float32
-        Moments.
-    steps
-        Updates made.
+    """AdamW on the rows of `Masters`, with moments `first` and `second`, (S, n) float32.
 
     Raises
     ------
@@ -53,14 +46,8 @@ class StackedAdamW:
     def step(self, rates: Sequence[float], norms: Sequence[float], alive: Sequence[bool]) -> None:
         """Clip, move every run that is alive, and clear all gradients.
 
-        Parameters
-        ----------
-        rates
-            One learning rate per run.
-        norms
-            As `gradient_norms` returned.
-        alive
-            False leaves a run's parameters and moments as they are.
+        Rates and norms (of `gradient_norms`) are one per run; a run that is not alive keeps
+        parameters and moments.
         """
         config, masters = self.config, self.masters
         self.steps += 1

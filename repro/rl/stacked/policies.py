@@ -48,18 +48,10 @@ _FALLBACKS = "tokens_at_once_fallbacks"
 
 
 class StackedPolicies:
-    """The policies of a stack, with their optimiser and sampler.
+    """The policies of a stack, freshly stacked and trained in place, with optimiser and sampler.
 
-    Parameters
-    ----------
-    runs
-        One per policy of the stack, alike in what `repro.rl.stacked.grouping` says.
-    stack
-        Freshly stacked; trained in place.
-    sampler
-        Of the stack.
-    tokens_at_once
-        Padded tokens of each run in one backward pass.
+    Runs are one per policy, alike in what `repro.rl.stacked.grouping` says; `tokens_at_once` are
+    padded tokens of each run in one backward pass.
 
     Raises
     ------

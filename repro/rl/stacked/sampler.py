@@ -39,16 +39,9 @@ _SHARE = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What one run asks to have sampled.
+    """One run's request: P prompts of token ids, and P * G seeds, prompt-major, in [0, 2**63).
 
-    Attributes
-    ----------
-    prompts
-        P sequences of token ids.
-    seeds
-        P * G seeds in [0, 2**63), prompt-major.
-    exploration
-        Draws this run's tokens at another temperature than the policy's.
+    `exploration` draws this run's tokens at another temperature than the policy's.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -60,18 +53,9 @@ class SampleRequest:
 class _Place:
     """Buffers of one size of request, and their steps where they are captured.
 
-    Attributes
-    ----------
-    rows
-        Rows per run.
-    buffers
-        Of all rows.
-    smaller
-        Where steps are captured, by fewer rows per run: buffers that are views of those of all.
-    steps
-        By how tokens are drawn, and by rows per run.
-    pool
-        Of memory for the steps' graphs; None where steps are not captured.
+    `smaller` are views of the buffers for fewer rows per run, and `steps` are by the way of drawing
+    and rows per run; both are there only where steps are captured, with a `pool` of memory for the
+    graphs.
     """
 
     rows: int
@@ -323,7 +307,7 @@ class StackSampler:
         rows: int,
         group_size: int,
     ) -> list[RolloutBatch | None]:
-        """Return what was drawn in so many steps, run by run."""
+        """Return the draws of so many steps, run by run."""
         columns = torch.arange(steps, device=drawn.lengths.device)  # (steps,)
         counting = columns < drawn.lengths.unsqueeze(1)  # (N, steps)
         # Counting tokens alone, all rows' one after another, and where each row's end
@@ -411,7 +395,7 @@ def _numbers(
 def _temperatures(
     requests: Sequence[SampleRequest | None], rows: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what rows' temperatures are multiplied by, (S * rows,) float32, and for how long.
+    """Return the factors of rows' temperatures, (S * rows,) float32, and for how many tokens.
 
     The second is (S * rows,) int64: of at most `count` tokens the first so many; 0 in rows that do
     not explore.

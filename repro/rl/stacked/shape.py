@@ -9,22 +9,11 @@ from repro.models.policy_weights import DecoderWeights, LayerWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a Qwen2, Qwen3 or Llama decoder.
+    """Sizes of a Qwen2, Qwen3 or Llama decoder: L layers, H hidden, the MLP's width, V, and heads.
 
-    Attributes
-    ----------
-    layers, hidden, inner, vocabulary
-        L, H, the MLP's width and V.
-    query_heads, key_heads, head_dim
-        Query head j reads key head j // (query_heads // key_heads).
-    scaling, epsilon
-        Factor on attention scores; added to the norms' mean square.
-    biased
-        Whether q, k and v have a bias.
-    tied
-        Whether `lm_head` is the embedding.
-    head_norms
-        Whether the heads of q and k are normed.
+    Query head j reads key head j // (query_heads // key_heads). `scaling` is the factor on
+    attention scores and `epsilon` is added to the norms' mean square; `biased` are q, k and v,
+    `tied` is the head to the embedding, and `head_norms` are those of Qwen3's q and k.
     """
 
     layers: int

@@ -398,7 +398,7 @@ def merged_stack(policy: Policy, *, end_token_ids: frozenset[int]) -> Stack:
 def _frozen(
     layers: Sequence[LayerWeights], policy: Policy, trained: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return what a run does not train, fused as the forward pass multiplies it."""
+    """Return a run's frozen tensors, fused as the forward pass multiplies them."""
     decoder: Any = policy.decoder
     named = dict(decoder.named_parameters())
     frozen = {

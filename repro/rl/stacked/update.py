@@ -107,7 +107,7 @@ class RunStep:
     failure: Exception | None = None
 
     def output(self) -> StepOutput:
-        """Return what the step's metrics are made of."""
+        """Return the parts of the step's metrics."""
         return StepOutput(
             plan=self.plan,
             logprobs=self.logprobs,

@@ -206,7 +206,7 @@ class Factors:
 
 
 def takes_packed(modules: Sequence[nn.Module]) -> bool:
-    """Return whether the engine multiplies by these projections as one packed weight.
+    """Tell whether the engine multiplies by these projections as one packed weight.
 
     They must be views of one (`repro.models.fused_weights`), with the kernels' own products, and
     adapters of one rank that the kernels know, or none.

@@ -22,16 +22,10 @@ KERNELS = Primitives(
 def kernel_operations(
     slots: int, heads: tuple[int, int, int], device: torch.device, *, overlap: bool
 ) -> Operations:
-    """Return the operations by kernels.
+    """Return the operations by kernels, for steps of at most `slots` rows.
 
-    Parameters
-    ----------
-    slots
-        Most rows of a step.
-    heads
-        (query heads, key heads, head dimension).
-    overlap
-        Use programmatic dependent launch (Hopper and newer).
+    `heads` are query heads, key heads and head dimension; `overlap` uses programmatic dependent
+    launch (Hopper and newer).
     """
     workspace = decode_step.StepWorkspace(slots, *heads, device)
     return Operations(KERNELS, overlap=overlap, workspace=workspace)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from repro.models.checkpoint import MANIFEST
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES, LLAMA3_ROPE
@@ -23,6 +26,33 @@ def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
     return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
 
 
+def require_same_weights(one: Policy, other: Policy) -> None:
+    """Check that two policies have the same quantised projections, to the bit."""
+    ours, theirs = quantized_linears(one), quantized_linears(other)
+    assert ours.keys() == theirs.keys()
+    for name, linear in ours.items():
+        stored = theirs[name].weight.tensors()
+        assert stored.keys() == linear.weight.tensors().keys()
+        for part, tensor in linear.weight.tensors().items():
+            assert torch.equal(tensor.cpu().float(), stored[part].cpu().float()), (name, part)
+
+
+def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Let `change` edit the values of a folder's config.json; the manifest, which tells, goes."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    values = json.loads((folder / "config.json").read_text())
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Let `change` edit the tensors of a folder's one file; the manifest, which tells, goes."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def random_model(architecture: str, **changes: Any) -> Any:
     """Return a random bfloat16 model: norms and biases off their trivial values, 2 layers."""
     config_class, model_class = CLASSES[architecture]
@@ -31,10 +61,7 @@ def random_model(architecture: str, **changes: Any) -> Any:
         # Heads of 48, not 128 / 4: the size must come from the config, not from a division.
         values["head_dim"] = 48
     if architecture == "llama":
-        values |= {
-            "attention_bias": True,
-            "rope_parameters": dict(LLAMA3_ROPE),
-        }
+        values |= {"attention_bias": True, "rope_parameters": dict(LLAMA3_ROPE)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = model_class(config_class(**(values | changes))).to(torch.bfloat16)

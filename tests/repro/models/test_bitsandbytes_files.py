@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -18,7 +17,12 @@ from kernels import reference
 from repro.models.checkpoint import MANIFEST, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy, load_policy
-from tests.repro.models.conftest import quantized_linears
+from tests.repro.models.conftest import (
+    edit_config,
+    edit_tensors,
+    quantized_linears,
+    require_same_weights,
+)
 
 # A multiple of NF4's block of 64 everywhere.
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
@@ -40,13 +44,7 @@ def stored(dense: Path, tmp_path: Path) -> Path:
 
 
 def test_codes_and_scales_come_back_to_the_bit(dense: Path, stored: Path) -> None:
-    direct, again = quantized_linears(load(dense)), quantized_linears(load(stored))
-    assert len(direct) == len(again) == 14
-    for name, linear in direct.items():
-        other = again[name].weight.tensors()
-        assert other.keys() == linear.weight.tensors().keys()
-        for part, tensor in linear.weight.tensors().items():
-            assert torch.equal(tensor, other[part]), (name, part)
+    require_same_weights(load(dense), load(stored))
     manifest = json.loads((stored / MANIFEST).read_text())
     said = (manifest["format"], manifest["layout"], manifest["linears"])
     assert said == ("nf4", "bitsandbytes-nf4", 14)
@@ -104,13 +102,8 @@ def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor
 def test_damaged_files_are_refused_by_name(
     make_checkpoint: Callable[..., Path], tmp_path: Path, spoil: Any, words: str
 ) -> None:
-    source = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "source", "nf4").folder
-    folder = tmp_path / "broken"
-    shutil.copytree(source, folder)
-    (folder / MANIFEST).unlink()
-    tensors = load_file(folder / "model.safetensors")
-    spoil(tensors)
-    save_file(tensors, folder / "model.safetensors")
+    folder = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "broken", "nf4").folder
+    edit_tensors(folder, spoil)
     with pytest.raises(CheckpointError, match=words) as caught:
         load(folder)
     assert "q_proj" in str(caught.value)
@@ -129,10 +122,7 @@ def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
     make_checkpoint: Callable[..., Path], tmp_path: Path, change: Any, words: str
 ) -> None:
     source = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "source", "nf4").folder
-    (source / MANIFEST).unlink()
-    raw = json.loads((source / "config.json").read_text())
-    changed = raw | {"quantization_config": raw["quantization_config"] | change}
-    (source / "config.json").write_text(json.dumps(changed))
+    edit_config(source, lambda config: config["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
         load(source)
 
@@ -198,11 +188,13 @@ def test_a_state_of_another_kind_is_refused_by_field(
     folder = tmp_path / "nf4"
     dense = make_checkpoint("qwen2", **SIZES)
     written_by_transformers(dense, folder, torch.bfloat16, torch.uint8, double_quant=True)
-    tensors = load_file(folder / "model.safetensors")
-    name = f"{CODES}.quant_state.bitsandbytes__nf4"
-    state = json.loads(tensors[name].numpy().tobytes()) | {field: value}
-    tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        name = f"{CODES}.quant_state.bitsandbytes__nf4"
+        state = json.loads(tensors[name].numpy().tobytes()) | {field: value}
+        tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    edit_tensors(folder, change)
     with pytest.raises(CheckpointError, match=words) as caught:
         load(folder)
     assert "q_proj" in str(caught.value)

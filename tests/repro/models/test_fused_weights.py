@@ -18,18 +18,9 @@ from repro.models.shapes import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
+from tests.repro.architectures import qwen2_shape
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 256,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
+SHAPE = qwen2_shape(256, layers=2)
 FORMATS = ["nvfp4", "mxfp4", "nf4"]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 

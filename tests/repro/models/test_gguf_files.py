@@ -376,17 +376,27 @@ def test_a_policy_of_a_file_names_the_file(llama: Callable[..., Path]) -> None:
     assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
 
 
-def test_a_file_of_the_hub_is_found_in_its_cache(
-    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return what makes the hub's cache of a model at a commit; the hub itself is not asked."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model, commit = tmp_path / "hub" / "models--owner--model", "a" * 40
-    (model / "snapshots" / commit).mkdir(parents=True)
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text(commit)
-    path = llama()
-    shutil.copy(path, model / "snapshots" / commit / "q8.gguf")
+
+    def make(commit: str) -> Path:
+        model = tmp_path / "hub" / "models--owner--model"
+        (model / "snapshots" / commit).mkdir(parents=True)
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text(commit)
+        return model / "snapshots" / commit
+
+    return make
+
+
+def test_a_file_of_the_hub_is_found_in_its_cache(
+    llama: Callable[..., Path], hub_at: Callable[[str], Path]
+) -> None:
+    path, commit = llama(), "a" * 40
+    shutil.copy(path, hub_at(commit) / "q8.gguf")
     name = "owner/model:q8.gguf"
     assert resolve(name) == resolve(name, commit) == gguf_copy(path)
     assert snapshots("model", name) == [gguf_copy(path)]
@@ -396,21 +406,15 @@ def test_a_file_of_the_hub_is_found_in_its_cache(
 
 
 def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
-    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Callable[..., Path], hub_at: Callable[[str], Path]
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = llama()
     pinned, name = f"{PINNED_BYTES}{sha256_of(path)}", "owner/model:elsewhere.gguf"
     with pytest.raises(CheckpointError, match=r"elsewhere\.gguf"):
         resolve(name, pinned)
     made = resolve(path)
     assert resolve(name, pinned) == made
-    model = tmp_path / "hub" / "models--owner--model"
-    (model / "snapshots" / ("b" * 40)).mkdir(parents=True)
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text("b" * 40)
-    shutil.copy(path, model / "snapshots" / ("b" * 40) / "elsewhere.gguf")
+    shutil.copy(path, hub_at("b" * 40) / "elsewhere.gguf")
     with pytest.raises(CheckpointError, match=f"{PINNED_BYTES}{'0' * 64} is needed"):
         resolve(name, f"{PINNED_BYTES}{'0' * 64}")
 

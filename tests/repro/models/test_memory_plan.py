@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -66,16 +67,17 @@ def test_the_plans_shape_is_the_one_that_is_built(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "printed"), [("3b", 2.8), ("7b", 5.9), ("14b", 10.6), ("32b", 20.7)]
+    ("weight_format", "printed"),
+    [
+        ("nvfp4", {"3b": 2.8, "7b": 5.9, "14b": 10.6, "32b": 20.7}),
+        ("bf16", {"7b": 15.2, "14b": 29.6}),
+    ],
 )
-def test_sizes_are_the_papers(name: str, printed: float) -> None:
+def test_sizes_are_the_papers(weight_format: Any, printed: dict[str, float]) -> None:
     # 14B comes to 10.55, printed as 10.6.
-    assert checkpoint_bytes(SHAPES[name], "nvfp4") / 1e9 == pytest.approx(printed, abs=0.06)
-
-
-def test_16_bit_sizes_are_the_papers() -> None:
-    assert round(checkpoint_bytes(SHAPES["7b"], "bf16") / 1e9, 1) == 15.2
-    assert checkpoint_bytes(SHAPES["14b"], "bf16") / 1e9 == pytest.approx(29.6, abs=0.1)
+    for name, size in printed.items():
+        found = checkpoint_bytes(SHAPES[name], weight_format) / 1e9
+        assert found == pytest.approx(size, abs=0.06)
 
 
 @pytest.mark.parametrize("weight_format", sorted(FORMATS))

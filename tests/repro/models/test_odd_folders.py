@@ -18,6 +18,7 @@ from repro.__main__ import USAGE, main
 from repro.models.checkpoint import TINY_FOLDER, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy, load_tokenizer
+from tests.repro.models.conftest import edit_config
 
 
 @pytest.fixture
@@ -27,8 +28,7 @@ def copied(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[...
     def copy(architecture: str = "qwen2", **fields: Any) -> Path:
         folder = tmp_path / "checkpoint"
         shutil.copytree(make_checkpoint(architecture), folder)
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(values | fields))
+        edit_config(folder, lambda values: values.update(fields))
         return folder
 
     return copy
@@ -86,10 +86,15 @@ def test_a_field_of_the_wrong_type_is_named(
     assert sentence in said
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"a":' * 100_000, "\x00"])
-def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "[]", "{}", '{"hidden_size": 3}', "[" * 100_000, '{"a":' * 100_000, "\x00"],
+)
+def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str | None) -> None:
     folder = copied()
-    (folder / "config.json").write_text(text)
+    (folder / "config.json").unlink()
+    if text is not None:
+        (folder / "config.json").write_text(text)
     assert "config.json" in refused(folder)
 
 

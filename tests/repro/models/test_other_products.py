@@ -14,18 +14,9 @@ from repro.models.other_products import missing_library, take_products
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
+from tests.repro.architectures import qwen2_shape
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
+SHAPE = qwen2_shape(64)
 
 
 def make(weight_format: Any) -> Policy:

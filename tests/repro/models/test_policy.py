@@ -14,6 +14,7 @@ from kernels import reference
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
+from tests.repro.models.conftest import edit_config
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 
@@ -23,17 +24,12 @@ def load(folder: Any, weight_format: Any = "nvfp4", training: Any = "none", **mo
     return load_policy(folder, weight_format=weight_format, training=training, **arguments)
 
 
-def test_bf16_policy_has_the_logits_of_transformers(folder, token_ids):
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ours = load(folder, "bf16")
-    assert torch.equal(ours.model(input_ids=token_ids).logits, stock(input_ids=token_ids).logits)
-
-
-def test_bfloat16_compute_has_the_logits_of_transformers_in_bfloat16(folder, token_ids):
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    ours = load(folder, "bf16", compute_dtype="bfloat16")
-    logits = ours.model(input_ids=token_ids).logits
-    assert logits.dtype == torch.bfloat16
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_bf16_policy_has_the_logits_of_transformers_in_its_dtype(folder, token_ids, compute_dtype):
+    dtype = getattr(torch, compute_dtype)
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    logits = load(folder, "bf16", compute_dtype=compute_dtype).model(input_ids=token_ids).logits
+    assert logits.dtype == dtype
     assert torch.equal(logits, stock(input_ids=token_ids).logits)
 
 
@@ -204,8 +200,7 @@ def test_contradictory_arguments_are_refused(make_checkpoint, arguments, message
 def test_unknown_architecture_is_refused_by_name(tmp_path, make_checkpoint):
     folder = tmp_path / "other"
     shutil.copytree(make_checkpoint("qwen2"), folder)
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, lambda values: values.update(model_type="gpt2"))
     with pytest.raises(ValueError, match=r"gpt2.*qwen2, qwen3, llama"):
         load(folder)
 

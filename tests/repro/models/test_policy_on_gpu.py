@@ -11,7 +11,7 @@ from repro.models.checkpoint import write_quantized
 from repro.models.lora import adapter_layers, effective_weight
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from tests.repro.models.conftest import quantized_linears
+from tests.repro.models.conftest import require_same_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,13 +26,7 @@ def load(folder: Any, weight_format: Any, **more: Any) -> Policy:
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 def test_codes_and_scales_are_those_of_the_cpu(folder, weight_format):
-    cpu = quantized_linears(load(folder, weight_format))
-    for name, linear in quantized_linears(load(folder, weight_format, device="cuda")).items():
-        for part, tensor in cpu[name].weight.tensors().items():
-            assert torch.equal(linear.weight.tensors()[part].cpu().float(), tensor.float()), (
-                name,
-                part,
-            )
+    require_same_weights(load(folder, weight_format), load(folder, weight_format, device="cuda"))
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])

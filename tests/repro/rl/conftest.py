@@ -348,9 +348,7 @@ def make_completion() -> Callable[..., Completion]:
         tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
     ) -> Completion:
         return Completion(
-            token_ids=tuple(tokens),
-            sampled_logprobs=(logprob,) * len(tokens),
-            finish_reason=reason,
+            token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
         )
 
     return make

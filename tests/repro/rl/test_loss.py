@@ -274,7 +274,7 @@ def test_kl_estimators_as_losses_have_the_gradients_of_the_documentation() -> No
     assert means["k2"] != pytest.approx(kl, rel=0.02)
 
 
-def relative_errors(tab: Any, noise: float, cap: float) -> dict[str, float]:
+def relative_errors(tab: Any, noise: float, cap: float, draws: int = 12) -> dict[str, float]:
     """Return relative gradient errors by correction when a noisy copy samples; exact sums."""
     table = tab.table.clone().requires_grad_()
     logp, mask = tab.token_logprobs(table)
@@ -283,7 +283,6 @@ def relative_errors(tab: Any, noise: float, cap: float) -> dict[str, float]:
     centred = tab.rewards - (p * tab.rewards).sum()
     exact = ((p * centred)[:, None] * score).sum(0)
     errors = dict.fromkeys(("none", "token", "sequence"), 0.0)
-    draws = 12
     for _ in range(draws):
         shift = noise * torch.randn(tab.table.shape, generator=generator, dtype=torch.float64)
         mu = tab.token_logprobs(tab.table + shift)[0]
@@ -305,17 +304,14 @@ def relative_errors(tab: Any, noise: float, cap: float) -> dict[str, float]:
 
 def test_importance_weights_shrink_the_error_of_a_noisy_sampler(tabular: Any) -> None:
     tab = tabular(1.0)
-    table = {noise: relative_errors(tab, noise, cap=2.0) for noise in (0.05, 0.2, 0.5)}
-    for errors in table.values():
+    little, much = (relative_errors(tab, noise, cap=2.0) for noise in (0.05, 0.5))
+    for errors in (little, much):
         assert errors["none"] > errors["token"] > errors["sequence"]
-    for name in ("none", "token", "sequence"):
-        assert table[0.05][name] <= table[0.2][name] < table[0.5][name]
     # Where the cap does not bind, whole-sequence weights are exact and token weights are not.
-    assert table[0.05]["sequence"] < 1e-12
-    assert table[0.05]["token"] > 0.005
-    assert table[0.5]["sequence"] > 1e-3
-    wide = relative_errors(tab, 0.5, cap=1e9)
-    assert wide["sequence"] < 1e-12
+    assert little["sequence"] < 1e-12
+    assert little["token"] > 0.005
+    assert much["sequence"] > 1e-3
+    assert relative_errors(tab, 0.5, cap=1e9)["sequence"] < 1e-12
 
 
 def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -55,12 +54,6 @@ def test_other_schedules_agree_with_figure_15(schedule: Any, read: dict[int, flo
     assert sigma_of_stage(config, 1) == pytest.approx(0.05)
     for stage, value in read.items():
         assert sigma_of_stage(config, stage) == pytest.approx(value, abs=4e-4)
-
-
-def test_figure_15_draws_another_exponential_than_equation_8() -> None:
-    drawn = [0.050, 0.0198, 0.0079, 0.0031, 0.0012, 0.0005]
-    assert drawn == pytest.approx([0.05 * 10 ** (-0.4 * k) for k in range(6)], rel=0.05)
-    assert sigma_of_stage(FIGURE_15, 2) == pytest.approx(0.030, rel=2e-3)
 
 
 @pytest.mark.parametrize("form", ["as_described", "as_released"])
@@ -116,16 +109,7 @@ def test_bfloat16_swallows_small_noise(sigma: float) -> None:
         assert int((exact == 0).sum()) == 0
 
 
-def test_released_stages_fade_on_gains_of_one() -> None:
-    # Realised share of channels changed by stage, 1e-2 to 1e-4, gains near 1.
-    expected = [0.78, 0.61, 0.39, 0.16, 0.04, 0.01, 0.0, 0.0, 0.0]
-    for stage, share in enumerate(expected, start=1):
-        sigma = sigma_of_stage(RELEASED, stage)
-        noise = draw_noise(
-            torch.ones(100_000), sigma, seed=0, step=stage, name="n", form="as_released"
-        )
-        assert float((noise != 0).double().mean()) == pytest.approx(share, abs=0.025)
-    # What is kept is what an in-place addition in bfloat16 keeps.
+def test_released_noise_is_what_an_in_place_addition_in_bfloat16_keeps() -> None:
     z = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_described")
     gain = torch.ones(1000, dtype=torch.bfloat16).add_(z.bfloat16())
     noise = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_released")
@@ -217,22 +201,18 @@ def test_noise_is_removed_after_an_exception(make_policy: Any) -> None:
     assert torch.equal(logits(policy), clean)
 
 
-def test_first_stage_and_no_configuration_touch_nothing(make_policy: Any) -> None:
+def test_first_stage_no_configuration_and_the_published_form_touch_nothing(
+    make_policy: Any,
+) -> None:
     policy = make_policy()
     clean = logits(policy)
-    for config, step in ((STRONG, 0), (None, 3)):
+    published = dataclasses.replace(STRONG, form="as_published")
+    for config, step in ((STRONG, 0), (None, 3), (published, 3)):
         with enter(policy, config, step=step) as receipt:
             assert torch.equal(logits(policy), clean)
-        assert (receipt.modules, receipt.sigma, receipt.digest) == ((), 0.0, "")
-
-
-def test_published_form_touches_nothing_and_reports_the_sigma_asked(make_policy: Any) -> None:
-    policy = make_policy()
-    clean = logits(policy)
-    with enter(policy, dataclasses.replace(STRONG, form="as_published")) as receipt:
-        assert torch.equal(logits(policy), clean)
-    assert receipt.sigma > 0
-    assert (receipt.modules, receipt.sigma_realised, receipt.channels_changed) == ((), 0.0, 0)
+        assert (receipt.modules, receipt.sigma_realised, receipt.channels_changed) == ((), 0.0, 0)
+        assert (receipt.sigma > 0) == (config is published)  # the sigma that was asked for
+        assert receipt.digest == ""
 
 
 def test_noise_that_touches_nothing_raises(
@@ -264,11 +244,3 @@ def test_receipts_tell_draws_apart(make_policy: Any) -> None:
     with enter(policy, STRONG, seed=1, step=3) as receipt:
         assert receipt.digest in digests
     assert len(digests) == 3
-
-
-def test_gradient_flows_to_trained_gains_under_noise(make_policy: Any) -> None:
-    policy = make_policy(norms_trained=True)
-    with enter(policy, STRONG):
-        policy.model(torch.arange(3, 10)[None]).logits.square().mean().backward()
-    grads = [norm.weight.grad for norm in block_norms(policy.model).values()]
-    assert all(grad is not None and math.isfinite(float(grad.norm())) for grad in grads)

@@ -20,13 +20,7 @@ from repro.rl.rows import Rows
 from repro.rl.single_run import packed
 from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.single_run.padded import completion_logprobs
-from tests.repro.rl.uneven_rows import (
-    LENGTHS,
-    PROMPTS,
-    exact_head,
-    largest_gap,
-    take_gradients,
-)
+from tests.repro.rl.uneven_rows import LENGTHS, PROMPTS, exact_head, largest_gap, take_gradients
 from tests.repro.rollout.conftest import random_policy
 
 

@@ -14,7 +14,6 @@ from repro.models.policy import load_policy
 from repro.rl import step
 from repro.rl.single_run import passes
 from repro.rl.single_run.for_policy import CopySampler, sampler_for
-from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
@@ -32,16 +31,6 @@ def test_on_a_cpu_passes_and_sampler_are_what_they_were(make_policy: Any, go: An
     assert isinstance(sampler_for(policy, rows=4, max_new_tokens=8, max_positions=64), TorchSampler)
     result, _, _ = go(steps=1)
     assert "micro_tokens" not in result.effects
-
-
-def test_training_by_packed_rows_gives_the_same_run_up_to_rounding(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, _, _ = go()
-    monkeypatch.setattr(step, "row_logprobs", packed_logprobs)
-    packed, _, _ = go(folder="b")
-    for name in ("loss", "grad_norm", "entropy", "reward"):
-        assert packed.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
 
 
 def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(

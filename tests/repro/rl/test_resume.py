@@ -5,11 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,59 +21,6 @@ from tests.repro.rl.damage import DAMAGE, drop_a_moment, rewrite_state
 from tests.repro.small_runs import equal, weights
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
-
-
-CHILD = """
-import dataclasses, os, signal, sys
-sys.path[:0] = {paths!r}
-import torch
-torch.set_num_threads(1)
-import importlib.util
-spec = importlib.util.spec_from_file_location("fixtures", {conftest!r})
-fixtures = importlib.util.module_from_spec(spec)
-sys.modules["fixtures"] = fixtures
-spec.loader.exec_module(fixtures)
-from pathlib import Path
-from repro.models.policy import load_policy
-from tests.repro.small_runs import equal, weights, train_alone
-from repro.rl.single_run.torch_sampler import TorchSampler
-
-unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
-run = unwrap(fixtures.make_run)()(checkpoint_every=2)
-policy = load_policy({folder!r}, weight_format="bf16", training="lora", lora_rank=4,
-                     lora_alpha=8.0, seed=0)
-score = unwrap(fixtures.score_by_text)()
-calls = []
-
-def killing(texts, golds, seeds):
-    calls.append(1)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return score(texts, golds, seeds)
-
-train_alone(run, policy, TorchSampler(policy), unwrap(fixtures.problems)(), killing,
-      folder=Path({out!r}))
-"""
-
-
-def test_a_killed_process_goes_on_from_its_last_checkpoint(
-    go: Any, checkpoint_folder: Path, tmp_path: Path
-) -> None:
-    whole, first, _ = go(checkpoint_every=2)
-    script = CHILD.format(
-        paths=[str(Path(__file__).parents[3])],
-        conftest=str(Path(__file__).with_name("conftest.py")),
-        folder=str(checkpoint_folder),
-        out=str(tmp_path / "b"),
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-00000002"]
-    rest, second, _ = go(checkpoint_every=2, folder="b")
-    assert rest.series == whole.series
-    assert equal(weights(first), weights(second))
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)

@@ -159,10 +159,7 @@ class FailsInBackward(torch.autograd.Function):
 
 
 def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
-    rows: Rows,
-    in_double: Policy,
-    run_of: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, unchanged = go(in_double, rows, run_of(), 1000)
     gradient = take_gradients(in_double)
@@ -177,10 +174,7 @@ def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
 
 
 def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
-    rows: Rows,
-    in_double: Policy,
-    run_of: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go(in_double, rows, run_of(), 1000)
     whole = take_gradients(in_double)
@@ -200,10 +194,7 @@ def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
 
 
 def test_a_single_row_that_does_not_fit_is_the_end(
-    rows: Rows,
-    in_double: Policy,
-    run_of: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
+    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_head(monkeypatch, ShortMemory(most=2))
     with pytest.raises(torch.OutOfMemoryError, match="planted"):

@@ -14,6 +14,8 @@ from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.sampler import RolloutBatch
 from tests.repro.architectures import CLASSES
 
 
@@ -83,6 +85,33 @@ def _quantize(model: Any, weight_format: str) -> None:
             scale = dispatch.shared_global_scale([rounded[n] for n in fused_members(name)])
         codes = dispatch.quantize(rounded[name], weight_format, global_scale=scale)
         model.set_submodule(name, QuantizedLinear(codes, item.bias))
+
+
+def small(**changes: Any) -> EngineConfig:
+    """Return the configuration of an engine of four slots without graphs."""
+    values: dict[str, Any] = {
+        "slots": 4, "max_positions": 256, "max_new_tokens": 64, "block_size": 4,
+        "prefill_tokens": 16, "round_steps": 4, "graphs": False,
+    }  # fmt: skip
+    return EngineConfig(**(values | changes))
+
+
+def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Return a random prompt of each length, token 0 in none."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def tokens_of(batch: RolloutBatch) -> list[tuple[int, ...]]:
+    """Return the completions of a batch."""
+    return [tuple(completion.token_ids) for completion in batch.completions]
+
+
+def require_alike(actual: RolloutBatch, expected: RolloutBatch) -> None:
+    """Check for the same tokens, and log-probabilities up to rounding."""
+    assert tokens_of(actual) == tokens_of(expected)
+    for ours, other in zip(actual.completions, expected.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=2e-4)
 
 
 @pytest.fixture(scope="session")

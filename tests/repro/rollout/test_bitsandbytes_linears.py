@@ -9,20 +9,11 @@ import torch
 
 from kernels import dispatch
 from repro.models.shapes import random_policy
+from tests.repro.architectures import qwen2_shape
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is absent")
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}
+SHAPE = qwen2_shape(128, vocabulary=512)
 
 
 def test_its_weights_and_products_are_ours_to_the_bit() -> None:

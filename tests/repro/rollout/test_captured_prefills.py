@@ -35,6 +35,8 @@ from repro.rollout.scheduler import Group, Row, Segment
 from repro.rollout.state import RowState
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
+from tests.repro.rollout import conftest
+from tests.repro.rollout.conftest import prompts_of, require_alike
 
 MakePolicy = Callable[..., Policy]
 SAMPLING = SamplingConfig(max_new_tokens=24)
@@ -75,11 +77,7 @@ class PaddedBackend(TorchBackend):
 
 
 def small(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "slots": 4, "max_positions": 256, "max_new_tokens": 24, "block_size": 4,
-        "prefill_tokens": 80, "round_steps": 4,
-    }  # fmt: skip
-    return EngineConfig(**(values | changes))
+    return conftest.small(**{"max_new_tokens": 24, "prefill_tokens": 80, "graphs": True} | changes)
 
 
 def padded_engine(policy: Policy, config: EngineConfig, most_tokens: int = 1024) -> Any:
@@ -93,17 +91,6 @@ def padded_engine(policy: Policy, config: EngineConfig, most_tokens: int = 1024)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "backend_for", lambda policy, config: backend)
         return Engine(policy, config), backend.again
-
-
-def prompts_of(lengths: list[int]) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
-
-
-def require_alike(actual: RolloutBatch, expected: RolloutBatch) -> None:
-    for ours, other in zip(actual.completions, expected.completions, strict=True):
-        assert ours.token_ids == other.token_ids
-        assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=2e-4)
 
 
 def segment(count: int, start: int = 0, blocks: int = 700) -> Segment:
@@ -301,7 +288,3 @@ def test_captures_used_least_recently_are_dropped_beyond_the_budget_and_made_ane
 def test_a_negative_limit_of_captured_prefills_is_refused() -> None:
     with pytest.raises(ValueError, match="prefill_graph_tokens is -1; it must be 0 or more"):
         EngineConfig(prefill_graph_tokens=-1)
-
-
-def test_the_default_is_the_size_of_a_bucket() -> None:
-    assert EngineConfig().prefill_graph_tokens in BUCKETS

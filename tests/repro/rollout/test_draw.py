@@ -108,16 +108,6 @@ def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
     assert allowed.tolist() == [4, 4, 4]
 
 
-def test_a_uniform_number_picks_the_token_whose_interval_holds_it():
-    probabilities = torch.tensor([0.1, 0.0, 0.4, 0.5])
-    token_of = {0.0: 0, 0.0999: 0, 0.1001: 2, 0.4999: 2, 0.5001: 3, 0.9999: 3}
-    logits = probabilities.log().expand(len(token_of), 4)
-    numbers = torch.tensor(list(token_of), dtype=torch.float64)
-    tokens, logprobs = draw(logits, numbers, SamplingConfig())
-    assert tokens.tolist() == list(token_of.values())
-    torch.testing.assert_close(logprobs, probabilities.log()[tokens])
-
-
 def test_filtered_tokens_are_never_drawn_at_either_end():
     sampling = SamplingConfig(top_k=3)
     logits = logits_of(rows=200)

@@ -12,29 +12,12 @@ from repro.models.policy import Policy
 from repro.rl.noise import perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
-from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
+from tests.repro.rollout.conftest import prompts_of, require_alike, small, tokens_of
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
 MakePolicy = Callable[..., Policy]
-
-
-def prompts_of(lengths: list[int], seed: int = 0, vocab: int = 97) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
-
-
-def small(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "slots": 4, "max_positions": 256, "max_new_tokens": 64, "block_size": 4,
-        "prefill_tokens": 16, "round_steps": 4, "graphs": False,
-    }  # fmt: skip
-    return EngineConfig(**(values | changes))
-
-
-def tokens_of(batch: Any) -> list[tuple[int, ...]]:
-    return [completion.token_ids for completion in batch.completions]
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
@@ -79,9 +62,7 @@ def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
     prompts, seeds = prompts_of([5, 8, 3]), list(range(12))
     engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)
     plain = TorchSampler(policy).sample(prompts, sampling, group_size=4, seeds=seeds)
-    assert tokens_of(engine) == tokens_of(plain)
-    for ours, expected in zip(engine.completions, plain.completions, strict=True):
-        assert ours.sampled_logprobs == pytest.approx(expected.sampled_logprobs, abs=2e-4)
+    require_alike(engine, plain)
 
 
 def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
@@ -93,10 +74,8 @@ def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
     tight = Engine(policy, small(cache_blocks=21))
     batch = tight.sample(prompts, sampling, group_size=2, seeds=seeds)
     assert tight.statistics.preemptions > 0
-    assert tokens_of(batch) == tokens_of(roomy)
+    require_alike(batch, roomy)
     assert tight.pool.free == tight.pool.capacity
-    for ours, expected in zip(batch.completions, roomy.completions, strict=True):
-        assert ours.sampled_logprobs == pytest.approx(expected.sampled_logprobs, abs=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,16 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
 from repro.spec.config import SamplingConfig
+from tests.repro.rollout import conftest
 
 MakePolicy = Callable[..., Policy]
 SAMPLING = SamplingConfig(max_new_tokens=32)
 
 
 def small(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "slots": 4, "max_positions": 128, "max_new_tokens": 32, "block_size": 4,
-        "prefill_tokens": 64, "round_steps": 4, "graphs": False,
-    }  # fmt: skip
-    return EngineConfig(**(values | changes))
+    return conftest.small(
+        **{"max_positions": 128, "max_new_tokens": 32, "prefill_tokens": 64} | changes
+    )
 
 
 @pytest.fixture

@@ -151,9 +151,7 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
-def test_many_rows_by_a_scratch_agree_with_the_modules(
-    make_policy: Callable[..., Policy],
-) -> None:
+def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy("qwen2", "nvfp4", 32, seed=36, hidden_size=512)
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(4096, 512, device="cuda").bfloat16()
@@ -200,9 +198,7 @@ def test_projections_without_adapters_are_one_launch(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
-def test_captures_of_few_and_many_rows_replay_in_turns(
-    make_policy: Callable[..., Policy],
-) -> None:
+def test_captures_of_few_and_many_rows_replay_in_turns(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy("qwen2", "nvfp4", 32, seed=34, hidden_size=512)
     # bfloat16 reaches biases and factors; the codes stay.
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]

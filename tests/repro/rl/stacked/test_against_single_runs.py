@@ -256,9 +256,7 @@ def test_micro_batches_of_the_loss_that_are_not_those_of_the_passes(
 
 
 def test_batches_as_wide_as_a_gpus(
-    alone_once: Callable[..., Any],
-    together: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    alone_once: Callable[..., Any], together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("update", "policies"):
         monkeypatch.setattr(f"repro.rl.stacked.{module}.width_multiple", lambda device: 32)

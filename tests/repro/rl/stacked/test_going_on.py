@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +88,50 @@ def test_what_was_stopped_and_resumed_equals_what_was_not_to_the_bit(
         for result in (one.result, rest.result):
             result.effects.pop("seconds")
         assert rest.result.effects == one.result.effects
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from repro.data.load import load_problems
+from repro.rl.single_run.torch_sampler import TorchSampler
+from tests.repro.rl.stacked import conftest as small
+from tests.repro.rl.stacked.test_going_on import CASES, at_every_step
+from tests.repro.small_runs import train_alone
+
+(run,) = at_every_step(CASES["lora"])
+policy, calls = small.load(run), []
+
+def killing(*asked):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return small.score(*asked)
+
+problems = load_problems(small.DATA, "train")
+train_alone(run, policy, TorchSampler(policy), problems, killing, folder=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("runs", [CASES["lora"]], ids=["lora"])
+def test_a_killed_process_goes_on_from_its_last_checkpoint(
+    start: Start, runs: list[RunConfig], tmp_path: Path
+) -> None:
+    runs = at_every_step(runs)
+    (whole,) = start(runs, folder="whole")
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path / FOLDER)],
+        cwd=Path(__file__).parents[4], env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
+    assert left == ["step-00000001", "step-00000002"]
+    (rest,) = start(runs)
+    assert rest.result.series == whole.result.series
+    assert equal(rest.parameters, whole.parameters)
 
 
 def test_what_has_finished_returns_at_once(start: Start, runs: list[RunConfig]) -> None:

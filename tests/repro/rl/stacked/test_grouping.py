@@ -18,13 +18,7 @@ from repro.rl.stacked.grouping import (
     prompts_at_once,
 )
 from repro.spec.arm import DAPO, GRPO, Exploration, LossConfig, NoiseConfig
-from repro.spec.config import (
-    EvaluationConfig,
-    LearningRates,
-    ProblemSet,
-    RunConfig,
-    SamplingConfig,
-)
+from repro.spec.config import EvaluationConfig, LearningRates, ProblemSet, RunConfig, SamplingConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from tests.repro.planned import SCALE, STUDY

@@ -170,9 +170,7 @@ def test_noise_per_projection_samples_as_the_plain_sampler_does(problems: list[P
         require_same(one, many)
 
 
-def test_one_vector_for_all_projections_is_what_they_share_by_norm(
-    problems: list[Problem],
-) -> None:
+def test_one_vector_for_all_projections_is_what_they_share_by_norm(problems: list[Problem]) -> None:
     runs = RUNS[1:3]
     stack = small.stack_of(runs)
     noise = added_noise(runs, stack, step=2).rollout
@@ -304,9 +302,7 @@ def many_rows(problems: list[Problem]) -> tuple[list[Any], list[RolloutBatch]]:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
-    many_rows: tuple[list[Any], list[RolloutBatch]],
-    monkeypatch: pytest.MonkeyPatch,
-    captured: bool,
+    many_rows: tuple[list[Any], list[RolloutBatch]], monkeypatch: pytest.MonkeyPatch, captured: bool
 ) -> None:
     runs = RUNS[:3]
     requests, apart = many_rows

@@ -87,16 +87,6 @@ def _after(steps: int) -> Callable[[], bool]:
     return lambda: next(answers)
 
 
-def test_a_program_error_is_not_taken_for_the_failure_of_a_run(
-    together: Callable[..., Any],
-) -> None:
-    def score(asked: Sequence[Any]) -> list[Rewards | None]:
-        raise KeyError("a fault of the program")
-
-    with pytest.raises(KeyError, match="a fault"):
-        together(RUNS, score=score)
-
-
 def test_a_failure_survives_a_stop(together: Callable[..., Any]) -> None:
     together(RUNS, prepare=poison, should_stop=_after(1))
     rest = together(RUNS)
