@@ -29,7 +29,7 @@ from repro.targets.curves import (
     SIZED_FIGURES,
     TABLE2_32B,
 )
-from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
+from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, PRETRAIN_TINY, TABLE4
 from repro.targets.kernels import KERNELS
 from repro.targets.memory import (
     CHECKPOINT_PATH,
@@ -39,7 +39,6 @@ from repro.targets.memory import (
     MEMORY_FORMATS,
 )
 from repro.targets.mini import MINI_TARGETS
-from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import STEP_TARGETS

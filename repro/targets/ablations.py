@@ -18,12 +18,12 @@ import dataclasses
 from typing import get_args
 
 from repro.spec.arm import Arm, NoiseConfig, NoiseSchedule
-from repro.spec.effect import Assay
+from repro.spec.claim import slope
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier
-from repro.targets.claims import difference
 from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1, TABLE1_3B
+from repro.targets.table_rows import above
 
 SCHEDULES = {
     schedule: dataclasses.replace(
@@ -57,13 +57,10 @@ def _rates(arm: Arm, prefix: str, low: float, high: float) -> tuple[Arm, Arm]:
     return at("5e-6", low), at("3e-5", high)
 
 
-_CONFOUNDED = Assay(
-    kind="design",
-    because="alpha grows with the rank, so a larger rank takes larger steps, and a difference is "
-    "the rank's or the rate's",
+_CONFOUNDED = (
+    "alpha grows with the rank, so a larger rank takes larger steps, and a difference is the "
+    "rank's or the rate's"
 )
-
-
 QERL_LOW, QERL_HIGH = _rates(NVFP4_LORA_AQN, "qerl", 0.5, 3.0)
 LORA_LOW, LORA_HIGH = _rates(BF16_LORA, "lora", 1.0, 6.0)
 
@@ -90,22 +87,16 @@ FIGURE9 = Target(
     arms=tuple(SCHEDULES.values()),
     metrics=METRICS,
     claims=tuple(
-        difference(
-            f"exponential_beats_{schedule}",
-            f"the exponential schedule ends more accurate than the {schedule} one",
-            "Fig. 9",
-            SCHEDULES["exponential"],
-            arm,
-            "noise",
-            effect=paper_effects.SCHEDULES[schedule],
-        )
+        above(f"exponential_beats_{schedule}",
+              f"the exponential schedule ends more accurate than the {schedule} one", "Fig. 9",
+              SCHEDULES["exponential"], arm, "noise", paper_effects.SCHEDULES[schedule])
         for schedule, arm in SCHEDULES.items()
         if schedule != "exponential"
     ),
     headline="accuracy",
     why_not="the paper's scale of these runs is figure9_3b's",
     paper_file="figure9",
-)
+)  # fmt: skip
 FIGURE9_3B = _at_3b(FIGURE9, "aqn_exponential")
 FIGURE15 = Target(
     name="figure15",
@@ -132,24 +123,24 @@ FIGURE10 = Target(
             name="small_rank_faster",
             statement="the mean training reward falls as the rank grows (alpha grows with it)",
             source="Fig. 10",
-            kind="trend",
-            arms=tuple(arm.name for arm in reversed(RANKS)),
+            contrast=slope(tuple(arm.name for arm in reversed(RANKS))),
+            test="page",
             metric="train_reward_mean",
             factor=("lora_rank", "lora_alpha"),
             effect=paper_effects.RANK_SPEED,
-            assays=(_CONFOUNDED,),
+            confounded=_CONFOUNDED,
         ),
         Claim(
             name="rank_hardly_matters",
             statement="rank 128 ends as accurate as rank 16 (alpha grows with the rank)",
             source="Fig. 10 and its text",
-            kind="equivalent",
-            arms=(RANKS[-1].name, RANKS[0].name),
+            contrast={RANKS[-1].name: 1, RANKS[0].name: -1},
             metric="accuracy",
             factor=("lora_rank", "lora_alpha"),
-            margin=5.0,
+            side="within",
+            bound=5.0,
             because="the paper's ranks end within .80 to .85",
-            assays=(_CONFOUNDED,),
+            confounded=_CONFOUNDED,
         ),
     ),
     headline="train_reward_mean",
@@ -165,22 +156,15 @@ FIGURE16 = Target(
     arms=(QERL_LOW, QERL_HIGH),
     metrics=METRICS,
     claims=(
-        difference(
-            "high_rate_faster",
-            "QeRL's mean training reward is higher at three times its own rate than at half of it",
-            "Fig. 16",
-            QERL_HIGH,
-            QERL_LOW,
-            "learning_rate_factor",
-            "learning_rate",
-            effect=paper_effects.RATE_SPEED,
-            metric="train_reward_mean",
-        ),
+        above("high_rate_faster",
+              "QeRL's mean training reward is higher at three times its own rate than at half of "
+              "it", "Fig. 16", QERL_HIGH, QERL_LOW, "learning_rate_factor learning_rate",
+              paper_effects.RATE_SPEED, "train_reward_mean"),
     ),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="train_reward_mean",
     paper_file="figure16",
-)
+)  # fmt: skip
 FIGURE17 = Target(
     name="figure17",
     title="Fig. 17: BF16 LoRA at learning rates 5e-6 and 3e-5",
@@ -189,21 +173,14 @@ FIGURE17 = Target(
     arms=(LORA_LOW, LORA_HIGH),
     metrics=METRICS,
     claims=(
-        Claim(
-            name="high_rate_collapses",
-            statement="16-bit LoRA ends more accurate at its own rate than at six times it",
-            source="Fig. 17",
-            kind="difference",
-            arms=(LORA_LOW.name, LORA_HIGH.name),
-            metric="accuracy",
-            factor=("learning_rate_factor", "learning_rate"),
-            effect=paper_effects.COLLAPSE,
-            # A run that collapses is an outlier to its own arm, which a t interval hides.
-            test="sign_flip",
-        ),
+        # A run that collapses is an outlier to its own arm, which a t interval hides.
+        above("high_rate_collapses",
+              "16-bit LoRA ends more accurate at its own rate than at six times it", "Fig. 17",
+              LORA_LOW, LORA_HIGH, "learning_rate_factor learning_rate", paper_effects.COLLAPSE,
+              test="sign_flip", headroom=False),
     ),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},
     paper_file="figure17",
-)
+)  # fmt: skip

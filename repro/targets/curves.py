@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import DAPO, Arm
+from repro.spec.claim import slope
 from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier
-from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_FULL,
     BF16_LORA,
@@ -27,11 +27,14 @@ from repro.targets.table1 import (
     NVFP4_LORA_AQN,
 )
 from repro.targets.table2 import BENCHMARK_METRICS, TABLE2
+from repro.targets.table_rows import above
 
 _FORMATS = (BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
     arm for arm in TABLE2.arms if arm.name in ("bf16_full", "bf16_lora", "nvfp4_lora_aqn")
 )
+_REWARD = "train_reward_mean"
+_RATE = "weight_format learning_rate"
 
 
 def _reward_by_format(source: str) -> tuple[Claim, ...]:
@@ -41,24 +44,16 @@ def _reward_by_format(source: str) -> tuple[Claim, ...]:
             name="reward_order",
             statement="the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",
             source=source,
-            kind="trend",
-            arms=tuple(arm.name for arm in _FORMATS),
-            metric="train_reward_mean",
+            contrast=slope(tuple(arm.name for arm in _FORMATS)),
+            test="page",
+            metric=_REWARD,
             factor=("weight_format", "learning_rate"),
             effect=paper_effects.FORMAT_SPEED,
         ),
-        difference(
-            "nvfp4_reward_faster",
-            "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
-            source,
-            NVFP4_LORA,
-            BF16_LORA,
-            "weight_format",
-            "learning_rate",
-            effect=paper_effects.FORMAT_SPEED,
-            metric="train_reward_mean",
-        ),
-    )
+        above("nvfp4_reward_faster",
+              "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
+              source, NVFP4_LORA, BF16_LORA, _RATE, paper_effects.FORMAT_SPEED, _REWARD),
+    )  # fmt: skip
 
 
 FIGURE4 = Target(
@@ -94,23 +89,15 @@ FIGURE5 = Target(
     arms=_FORMATS,
     metrics=METRICS,
     claims=tuple(
-        difference(
-            f"{arm.weight_format}_more_entropy",
-            f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
-            "BF16 early in training, shorter answers included",
-            "Fig. 5",
-            arm,
-            BF16_LORA,
-            "weight_format",
-            "learning_rate",
-            effect=paper_effects.ENTROPY[arm.weight_format],
-            metric="entropy_first",
-        )
+        above(f"{arm.weight_format}_more_entropy",
+              f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
+              "BF16 early in training, shorter answers included", "Fig. 5", arm, BF16_LORA, _RATE,
+              paper_effects.ENTROPY[arm.weight_format], "entropy_first")
         for arm in _FORMATS[1:]
     ),
     records_of="table1",
     paper_file="figure5",
-)
+)  # fmt: skip
 FIGURE8 = Target(
     name="figure8",
     title="Fig. 8: reward with and without AQN (3B GSM8K, 7B BigMath)",
@@ -119,78 +106,54 @@ FIGURE8 = Target(
     arms=(NVFP4_LORA, NVFP4_LORA_AQN),
     metrics=METRICS,
     claims=(
-        difference(
-            "aqn_raises_reward",
-            "AQN raises the mean training reward",
-            "Fig. 8",
-            NVFP4_LORA_AQN,
-            NVFP4_LORA,
-            "noise",
-            effect=paper_effects.AQN_LATE,
-            metric="train_reward_mean",
-        ),
+        above("aqn_raises_reward", "AQN raises the mean training reward", "Fig. 8",
+              NVFP4_LORA_AQN, NVFP4_LORA, "noise", paper_effects.AQN_LATE, _REWARD),
     ),
     records_of="table1",
     paper_file="figure8",
-)
+)  # fmt: skip
 
 
 def _bigmath(
     number: int, title: str, statement: str, arms: tuple[Arm, ...], effect: Effect
 ) -> Target:
+    source = f"Fig. {number}"
     return Target(
         name=f"figure{number}",
-        title=f"Fig. {number}: {title}",
+        title=f"{source}: {title}",
         statement=statement,
-        source=f"Fig. {number}",
+        source=source,
         arms=arms,
         metrics=METRICS,
         claims=(
-            difference(
-                "qerl_reward_faster",
-                "QeRL has a higher mean training reward than 16-bit LoRA",
-                f"Fig. {number}",
-                NVFP4_LORA_AQN,
-                BF16_LORA,
-                "weight_format",
-                "noise",
-                "learning_rate",
-                effect=effect,
-                metric="train_reward_mean",
-            ),
+            above("qerl_reward_faster",
+                  "QeRL has a higher mean training reward than 16-bit LoRA", source,
+                  NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate", effect, _REWARD),
         ),
         records_of="table2",
         paper_file=f"figure{number}",
-    )
+    )  # fmt: skip
 
 
 FIGURE7 = _bigmath(
-    7,
-    "training reward on BigMath, 7B and 14B",
-    "QeRL's reward jumps earlier than LoRA's",
-    _BIGMATH_ARMS,
-    paper_effects.QERL_SPEED_7B,
-)
+    7, "training reward on BigMath, 7B and 14B", "QeRL's reward jumps earlier than LoRA's",
+    _BIGMATH_ARMS, paper_effects.QERL_SPEED_7B,
+)  # fmt: skip
 FIGURE12 = _bigmath(
-    12,
-    "training reward on BigMath levels 3 to 5, 7B",
-    "QeRL's reward grows faster than LoRA's",
-    _BIGMATH_ARMS[1:],
-    paper_effects.QERL_SPEED,
-)
+    12, "training reward on BigMath levels 3 to 5, 7B", "QeRL's reward grows faster than LoRA's",
+    _BIGMATH_ARMS[1:], paper_effects.QERL_SPEED,
+)  # fmt: skip
 FIGURE13 = dataclasses.replace(
     _bigmath(
-        13,
-        "training reward on BigMath levels 4 and 5, 32B",
+        13, "training reward on BigMath levels 4 and 5, 32B",
         "QeRL's reward grows faster than LoRA's",
-        _BIGMATH_ARMS[1:],
-        paper_effects.QERL_SPEED_32B,
+        _BIGMATH_ARMS[1:], paper_effects.QERL_SPEED_32B,
     ),
     records_of=None,
     scales={Tier.PAPER: paper_tier.BIGMATH_32B},
     metrics=(*METRICS, *BENCHMARK_METRICS),
-    headline="train_reward_mean",
-)
+    headline=_REWARD,
+)  # fmt: skip
 # Two of its arms are Fig. 13's runs.
 TABLE2_32B = dataclasses.replace(
     TABLE2,
@@ -202,28 +165,16 @@ TABLE2_32B = dataclasses.replace(
 )
 FIGURE14 = dataclasses.replace(
     _bigmath(
-        14,
-        "entropy over training, 14B",
-        "QeRL keeps a higher entropy than LoRA",
-        _BIGMATH_ARMS[1:],
-        paper_effects.QERL_SPEED,
+        14, "entropy over training, 14B", "QeRL keeps a higher entropy than LoRA",
+        _BIGMATH_ARMS[1:], paper_effects.QERL_SPEED,
     ),
     claims=(
-        difference(
-            "qerl_more_entropy",
-            "QeRL ends with a higher entropy than 16-bit LoRA",
-            "Fig. 14",
-            NVFP4_LORA_AQN,
-            BF16_LORA,
-            "weight_format",
-            "noise",
-            "learning_rate",
-            effect=paper_effects.ENTROPY_LATE,
-            metric="entropy_last",
-        ),
+        above("qerl_more_entropy", "QeRL ends with a higher entropy than 16-bit LoRA", "Fig. 14",
+              NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",
+              paper_effects.ENTROPY_LATE, "entropy_last"),
     ),
     records_of="table2_14b",
-)
+)  # fmt: skip
 
 
 def _at_size(target: Target, size: str, records_of: str) -> Target:

@@ -12,11 +12,12 @@ from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.needs import Needs
 from repro.spec.step_scale import StepPoint, StepScale
-from repro.spec.target import Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.step_metrics import step_metrics
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
+from repro.targets.table_rows import metric
 
 _CAP = 80 * 10**9
 
@@ -147,7 +148,7 @@ CHECKPOINT_PATH = Target(
     scales={Tier.SYSTEMS: CheckpointScale()},
     needs={Tier.SYSTEMS: Needs(memory_bytes=20 * GIB, disk_bytes=22_000_000_000)},
     metrics=tuple(
-        Metric(name=name, unit="seconds" if name.endswith("seconds") else "bytes", title=title)
+        metric(name, "seconds" if name.endswith("seconds") else "bytes", title)
         for name, title in (
             ("load_seconds", "from disk to the first sampled token"),
             ("first_load_seconds", "the same, kernels compiled first"),

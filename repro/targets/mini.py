@@ -27,10 +27,8 @@ from repro.spec.config import (
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
-from repro.targets.chosen_rates import choice_file, chosen_rates
-from repro.targets.claims import difference
+from repro.targets.chosen_rates import FACTORS, at_rate, choice_file, chosen_rates
 from repro.targets.paper_tier import GSM8K_PROMPT, pinned
-from repro.targets.rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,
     BF16_LORA,
@@ -40,8 +38,8 @@ from repro.targets.table1 import (
     NVFP4,
     NVFP4_LORA,
     NVFP4_LORA_AQN,
-    gains,
 )
+from repro.targets.table_rows import above, gains
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
@@ -49,62 +47,25 @@ _TRAINED = (BF16_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
 _ARMS = (BF16, NF4, NVFP4, *_TRAINED)
 _SWEPT = tuple(at_rate(arm, name) for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA) for name in FACTORS)
 _SOURCE = "Table 1, on a smaller checkpoint"
+_RATE = "weight_format learning_rate"
 _CLAIMS = (
-    *gains(_TRAINED),
-    difference(
-        "qerl_beats_lora",
-        "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        BF16_LORA,
-        "weight_format",
-        "noise",
-        "learning_rate",
-        effect=paper_effects.QERL_OVER_LORA,
-    ),
-    difference(
-        "qerl_beats_qlora",
-        "QeRL ends more accurate than QLoRA",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        NF4_LORA,
-        "weight_format",
-        "noise",
-        "learning_rate",
-        effect=paper_effects.QERL_OVER_QLORA,
-    ),
-    difference(
-        "aqn_helps",
-        "adding AQN to NVFP4 LoRA raises the final accuracy",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        NVFP4_LORA,
-        "noise",
-        effect=paper_effects.AQN_GAIN,
-    ),
-    difference(
-        "nvfp4_more_entropy",
-        "NVFP4 weights have a higher entropy than BF16 early in training",
-        "Fig. 5, on a smaller checkpoint",
-        NVFP4_LORA,
-        BF16_LORA,
-        "weight_format",
-        "learning_rate",
-        effect=paper_effects.ENTROPY["nvfp4"],
-        metric="entropy_first",
-    ),
-    difference(
-        "nvfp4_grows_faster",
-        "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-        "Fig. 4, on a smaller checkpoint",
-        NVFP4_LORA,
-        BF16_LORA,
-        "weight_format",
-        "learning_rate",
-        effect=paper_effects.FORMAT_SPEED,
-        metric="heldout_area",
-    ),
-)
+    *gains(*_TRAINED),
+    above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
+          _SOURCE, NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",
+          paper_effects.QERL_OVER_LORA),
+    above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
+          _SOURCE, NVFP4_LORA_AQN, NF4_LORA, "weight_format noise learning_rate",
+          paper_effects.QERL_OVER_QLORA),
+    above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
+          _SOURCE, NVFP4_LORA_AQN, NVFP4_LORA, "noise", paper_effects.AQN_GAIN),
+    above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
+          "Fig. 5, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          paper_effects.ENTROPY["nvfp4"], "entropy_first"),
+    above("nvfp4_grows_faster",
+          "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
+          "Fig. 4, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          paper_effects.FORMAT_SPEED, "heldout_area"),
+)  # fmt: skip
 
 SWEEP_1_5B = TrainScale(
     **pinned("Qwen/Qwen2.5-1.5B-Instruct"),

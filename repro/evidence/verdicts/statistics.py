@@ -10,8 +10,6 @@ What is used, and why (rules as in the suite's analysis plan):
   exact test knows no ties), pairs only behind that gate and with Holm's correction.
 * Where one run may collapse, its outlier widens a t interval past every other run: there the exact
   sign-flip test of the mean, in the claimed direction, and the median with its exact interval.
-* Two shares of the same runs (how many collapse): McNemar's exact test, and Tango's score interval,
-  which is defined where no run differs and keeps its confidence at 8 pairs.
 * Claims of one target are decided by Holm's correction, and their intervals are simultaneous
   (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) stands
   beside it.
@@ -206,57 +204,6 @@ def sign_flip(differences: Sequence[float]) -> float:
         vectorized=True,
     )
     return float(result.pvalue)
-
-
-def mcnemar(differences: Sequence[float]) -> float:
-    """Return McNemar's exact two-sided p: of pairs that differ, each sign is as likely.
-
-    Parameters
-    ----------
-    differences
-        Of two values of 0 or 1 each; 1.0 where no pair differs.
-    """
-    from scipy.stats import binomtest
-
-    up, down = differences.count(1), differences.count(-1)
-    return float(binomtest(up, up + down).pvalue) if up + down else 1.0
-
-
-def paired_share_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the difference of two shares of the same runs with Tango's score interval.
-
-    With b pairs of +1 and c of -1 among n, the interval holds each D at which
-
-        |b - c - n D| <= z sqrt(n (2 q + D (1 - D))),
-
-    q being the likeliest probability of a -1 if the difference is D (Tango 1998, Statistics in
-    Medicine 17:891).
-
-    Raises
-    ------
-    ValueError
-        If there are no values.
-    """
-    if not differences:
-        raise ValueError("the difference of two shares of no runs is not defined")
-    n, up, down = len(differences), differences.count(1), differences.count(-1)
-    z = NORMAL.inv_cdf(0.5 + confidence / 2)
-
-    def is_inside(at: float) -> bool:
-        linear = -up - down + (2 * n - up + down) * at
-        likeliest = (math.sqrt(linear**2 + 8 * n * down * at * (1 - at)) - linear) / (4 * n)
-        variance = max(0.0, n * (2 * likeliest + at * (1 - at)))
-        return abs(up - down - n * at) <= z * math.sqrt(variance)
-
-    value = (up - down) / n
-    ends = []
-    for outside in (-1.0, 1.0):
-        inside = value
-        for _ in range(_HALVINGS):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if is_inside(middle) else (inside, middle)
-        ends.append(inside)
-    return Interval(value=value, low=ends[0], high=ends[1], n=n)
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[Interval, float]:
