@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm, Exploration, NoiseConfig, PlantedRounding
-from repro.spec.claim import slope
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -34,11 +33,11 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.effect import Effect
-from repro.spec.target import Claim, Target
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1
 from repro.targets.chosen_rates import FACTORS, at_rate
-from repro.targets.table_rows import above, gains, metric, times
+from repro.targets.table_rows import above, gains, metric, rises, times
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
 _FILES = {
@@ -245,17 +244,10 @@ CLAIMS = (
           _SOURCE, AQN, NVFP4, "noise", _end(2.3, "90.8 - 88.5"), _LENIENT),
     above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
           _SOURCE, AQN, NF4, "weight_format noise", _end(5.8, "90.8 - 85.0"), _LENIENT),
-    Claim(
-        name="reward_rises_with_dose",
-        statement="the training reward, mean over the steps, rises in the order BF16, half of "
-        "NVFP4's rounding, and twice",
-        source="not in the paper; section 3.2 implies it",
-        contrast=slope((BF16.name, HALF.name, DOUBLE.name)),
-        test="page",
-        metric="train_reward_mean",
-        factor=("rounding",),
-        effect=paper_effects.OPEN_SHARE,
-    ),
+    rises("reward_rises_with_dose",
+          "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
+          "rounding, and twice", "not in the paper; section 3.2 implies it",
+          (BF16, HALF, DOUBLE), "rounding", paper_effects.OPEN_SHARE, "train_reward_mean"),
 )  # fmt: skip
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from repro.spec.arm import Arm
 from repro.spec.claim import Better
 from repro.spec.effect import Effect
-from repro.spec.step_scale import StepArm, StepPoint, equal_twin
-from repro.spec.target import Claim, Metric
+from repro.spec.needs import Needs
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.target import Claim, Metric, Target
+from repro.spec.tier import GIB, Tier
 from repro.targets.table_rows import metric, times
 
 _SECONDS = {
@@ -57,6 +61,30 @@ def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) ->
 
 def _is_measured(name: str, point: StepPoint) -> bool:
     return point.whole or (name not in _WHOLE and not point.memory_only)
+
+
+def step_target(
+    name: str,
+    title: str,
+    statement: str,
+    arms: tuple[Arm, ...],
+    scale: StepScale,
+    *,
+    card: int = 80 * GIB,
+    **more: Any,
+) -> Target:
+    """Return a target of measured steps on a card of that memory; `more` are fields of it."""
+    return Target(
+        name=name,
+        title=title,
+        statement=statement,
+        procedure="step_time",
+        timed_repeats=scale.steps,
+        arms=arms,
+        scales={Tier.SYSTEMS: scale},
+        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
+        **more,
+    )
 
 
 def longer(

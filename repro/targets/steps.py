@@ -21,12 +21,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from repro.spec.needs import Needs
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
-from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
-from repro.targets.step_metrics import longer, step_metrics
+from repro.targets.step_metrics import longer, step_metrics, step_target
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CARD = 80 * 10**9
@@ -97,30 +95,24 @@ def _target(
     title: str,
     statement: str,
     arms: tuple[StepArm, ...],
-    scale: StepScale,
-    *,
+    points: tuple[StepPoint, ...],
     claims: tuple[Claim, ...],
-    headline: str,
     version: int,
     source: str = "Table 3; section 4.3",
+    **scale: Any,
 ) -> Target:
-    """Return a target whose arms are timed against 16-bit LoRA."""
-    return Target(
-        name=name,
-        version=version,
-        title=title,
-        statement=statement,
-        source=source,
-        procedure="step_time",
-        timed_repeats=scale.steps,
-        arms=arms,
-        scales={Tier.SYSTEMS: scale},
-        needs={Tier.SYSTEMS: Needs(memory_bytes=80 * GIB, disk_bytes=10_000_000)},
-        metrics=step_metrics(scale.points, ratios=True),
-        claims=claims,
-        headline=headline,
-        paper_file="table3",
-    )
+    """Return a target whose arms are timed against 16-bit LoRA; `scale` are fields of its scale."""
+    return step_target(
+        name, title, statement, arms,
+        StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
+        metrics=step_metrics(points, ratios=True), claims=claims, version=version, source=source,
+        headline=f"speedup_{_headlined(points)}", paper_file="table3",
+    )  # fmt: skip
+
+
+def _headlined(points: tuple[StepPoint, ...]) -> str:
+    """Return the last point's name, of rows of different lengths the last with new ones."""
+    return next(point.name for point in reversed(points) if point.lengths != "equal")
 
 
 def _qerl_sooner(points: tuple[StepPoint, ...], *, source: str = "Table 3") -> tuple[Claim, ...]:
@@ -143,21 +135,9 @@ def _against_lora(
     claimed: str = "Table 3",
     **scale: Any,
 ) -> Target:
-    """Return a target that times QeRL's step against 16-bit LoRA's at some points.
-
-    Parameters
-    ----------
-    claimed
-        Where the paper claims it.
-    scale
-        Further fields of the scale.
-    """
-    return _target(
-        name, title, statement, (NVFP4, BF16),
-        StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
-        claims=_qerl_sooner(points, source=claimed), headline=f"speedup_{points[-1].name}",
-        version=version, source=source,
-    )  # fmt: skip
+    """Return a target that times QeRL's step against 16-bit LoRA's, as the paper's `claimed`."""
+    claims = _qerl_sooner(points, source=claimed)
+    return _target(name, title, statement, (NVFP4, BF16), points, claims, version, source, **scale)
 
 
 _SIZED = "Table 4 (128 prompts, 8 completions); the size is this suite's"
@@ -200,15 +180,9 @@ TABLE3_32B_RL = _against_lora(
 
 STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     _target(
-        name,
-        title,
+        name, title,
         "rows of new lengths cost an update a tenth at most, and QeRL's step takes less time",
-        (NVFP4, BF16),
-        StepScale(points=points, baseline="bf16", steps=_REPEATS),
-        claims=_qerl_sooner(spread, source="not in the paper"),
-        headline=f"speedup_{spread[-1].name}",
-        version=1,
-        source="not in the paper",
+        (NVFP4, BF16), points, _qerl_sooner(spread, source=_OWN), 1, _OWN,
     )
     for name, title, points, spread in (
         ("step_lengths", "A GRPO step of rows of different lengths, 135M to 7B",
@@ -227,8 +201,8 @@ TABLE3_ARMS = _target(
     "Table 3: other four-bit formats and other products, 7B, batch 8",
     "QLoRA's step takes longer than 16-bit LoRA's; so does the update of the released code",
     (RELEASED, NF4, MXFP4, NVFP4, BITSANDBYTES, BF16),
-    StepScale(points=(_B8,), baseline="bf16", steps=_REPEATS),
-    claims=(
+    (_B8,),
+    (
         longer(RELEASED, NVFP4, _B8, _SLOW_PASS + ", so its update takes longer", phase="update",
                source="released code"),
         longer(RELEASED, BF16, _B8, _SLOW_PASS + ", so its update takes longer than 16-bit LoRA's",
@@ -238,8 +212,7 @@ TABLE3_ARMS = _target(
         longer(BITSANDBYTES, NVFP4, _B8, "bitsandbytes' step takes over 2.5 times QeRL's",
                bound=2.5, because="the suite's own bar; the paper's 1.2 over 0.7 is 1.7"),
     ),
-    headline="speedup_7b_b8",
-    version=3,
+    3,
 )  # fmt: skip
 
 TABLE3_FULL = _target(
@@ -247,15 +220,14 @@ TABLE3_FULL = _target(
     "A GRPO step of full fine-tuning, 3B",
     "full fine-tuning, where it fits, takes longer a step than LoRA on either base",
     (FULL, NVFP4, BF16),
-    StepScale(points=FULL_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=tuple(
+    FULL_POINTS,
+    tuple(
         longer(FULL, arm, FULL_POINTS[0], "full fine-tuning's step takes longer than LoRA's",
-               source="not in the paper")
+               source=_OWN)
         for arm in (NVFP4, BF16)
     ),
-    headline="speedup_3b_b8_full",
-    version=2,
-    source="not in the paper",
+    2,
+    _OWN,
 )  # fmt: skip
 
 STEP_TARGETS = (

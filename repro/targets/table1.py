@@ -21,6 +21,7 @@ Details of the original that matter, and what is done about each here:
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from repro.spec.arm import Arm, NoiseConfig
 from repro.spec.config import (
@@ -114,6 +115,27 @@ SMOKE = TrainScale(
     # The tiny policy is graded on its answer alone, so that the format control stands apart.
     format_reward=0.0,
 )
+
+
+def figure(
+    number: int,
+    title: str,
+    statement: str,
+    arms: tuple[Arm, ...],
+    claims: tuple[Claim, ...] = (),
+    **more: Any,
+) -> Target:
+    """Return a figure with the metrics of this table; `more` are further fields of `Target`."""
+    source, name = f"Fig. {number}", f"figure{number}"
+    fields = {"source": source, "metrics": METRICS, "paper_file": name} | more
+    return Target(
+        name=name,
+        title=f"{source}: {title}",
+        statement=statement,
+        arms=arms,
+        claims=claims,
+        **fields,
+    )
 
 
 def _control(arm: Arm, what: str) -> Claim:

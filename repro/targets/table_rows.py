@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from repro.spec.arm import Arm
-from repro.spec.claim import Better, Claim, Metric
+from repro.spec.claim import Better, Claim, Metric, slope
 from repro.spec.effect import Effect
 
 
@@ -69,6 +70,23 @@ def times(
         name=name, statement=statement, source=source, metric=metric, effect=effect, log=True,
         contrast={first.name: 1, second.name: -1}, factor=tuple(factor.split()), bound=bound,
         because=because,
+    )  # fmt: skip
+
+
+def rises(
+    name: str,
+    statement: str,
+    source: str,
+    arms: Sequence[Named],
+    factor: str,
+    effect: Effect,
+    metric: str,
+    **more: Any,
+) -> Claim:
+    """Return the claim that a metric rises from each arm to the next, by Page's test."""
+    return Claim(
+        name=name, statement=statement, source=source, metric=metric, effect=effect, test="page",
+        contrast=slope(tuple(arm.name for arm in arms)), factor=tuple(factor.split()), **more,
     )  # fmt: skip
 
 
