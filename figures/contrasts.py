@@ -83,12 +83,7 @@ class Cell:
 
 def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
     """Return the cells for which there are two pairs or more, contrast by contrast."""
-    parts = [
-        part
-        for claim in target.claims
-        if claim.applies(tier) and not claim.mechanism
-        for part in _parts(claim)
-    ]
+    parts = [part for claim in target.claims if not claim.mechanism for part in _parts(claim)]
     contrasts = _contrasts(parts, target)
     table = []
     for metric in dict.fromkeys(part.claim.metric for part in parts):

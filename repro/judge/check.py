@@ -83,9 +83,8 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     evidence = gather(selection, runs, expected)
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    claims = [claim for claim in target.claims if claim.applies(selection.tier)]
     matched, verdicts = [], {}
-    for claim in claims:
+    for claim in target.claims:
         mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
         if mismatch is None:
             matched.append(claim)
@@ -101,7 +100,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
         late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict)
         verdicts[verdict.name] = _labelled(stated, late)
-    ordered = [verdicts[claim.name] for claim in claims]
+    ordered = [verdicts[claim.name] for claim in target.claims]
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)

@@ -116,8 +116,6 @@ class Claim:
         `t`: Student's t. `sign_flip`: the exact test of the claimed side alone, with the median,
         where a run may collapse and one outlier would hide it. `page`: Page's L of arms listed from
         the lowest to the highest, whose contrast is the slope (`slope`).
-    tiers
-        Tiers at which the claim is made; none named means every tier.
     mechanism
         True for what must hold if the machinery works (training gains, controls do not). A
         contradicted mechanism claim is this suite's fault; a contradicted claim of the paper's is
@@ -139,7 +137,6 @@ class Claim:
     confounded: str = ""
     draws: int | None = None
     test: Test = "t"
-    tiers: tuple[Tier, ...] = ()
     mechanism: bool = False
 
     @property
@@ -243,10 +240,6 @@ class Claim:
             self.test != "page" or weights == sorted(weights),
             f"{where}: the weights of its order are {weights}; they must rise from arm to arm",
         )
-
-    def applies(self, tier: Tier) -> bool:
-        """Whether the claim is made at `tier`."""
-        return not self.tiers or tier in self.tiers
 
 
 def slope(arms: tuple[str, ...]) -> dict[str, float]:

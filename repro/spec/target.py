@@ -162,10 +162,6 @@ class Target:
         """Return the target, and its name of the arm, under which the runs of `arm` lie."""
         return self.shared.get(arm, (self, arm))
 
-    def speaks_at(self, tier: Tier) -> bool:
-        """Whether there is anything to judge at `tier`: a claim made there, or none at all."""
-        return not self.claims or any(claim.applies(tier) for claim in self.claims)
-
     def tiers(self) -> tuple[Tier, ...]:
         """Return the tiers with a scale, from the smallest."""
         return tuple(tier for tier in Tier if tier in self.scales)

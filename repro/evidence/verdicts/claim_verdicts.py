@@ -7,8 +7,9 @@ The statuses and what leads to each stand in `repro.evidence.verdicts.verdict`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.claim_sentences import could_show, measured, sized
@@ -100,22 +101,23 @@ def _test(
     if not blocks:
         sentence = f"no {pair} has {claim.metric} for {', '.join(claim.arms)}"
         return replace(verdict, sentence=sentence)
-    effect = _mean(claim, blocks)
-    point = f"Point estimate {effect:{'' if claim.log else '+'}.3g} {verdict.unit}"
+    numbers = contrasts(claim, blocks)
+    mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
     verdict = replace(verdict, n=len(blocks))
     blocked = _blocked(claim, by_arm, lost, pair)
     sizes = sizes_of(claim, metrics, by_arm, values)
-    reason = not_testable(claim, metrics, by_arm, sizes)
-    if reason:
-        verdict = _with_sizes(claim, verdict, sizes)
-        sentence = f"{reason}. {point}"
-        return replace(verdict, status="not testable", sentence=sentence, effect=effect)
-    if len(blocks) < fewest:
-        few = f"{len(blocks)} paired {pair}(s); a verdict needs {fewest}"
-        sentence = ". ".join(words for words in (few, blocked, point) if words)
-        return replace(verdict, status="inconclusive", sentence=sentence, effect=effect)
-    compared = compare(claim, blocks)
-    return _Tested(verdict=verdict, compared=compared, sizes=sizes, blocked=blocked, pair=pair)
+    reason, beside = not_testable(claim, metrics, by_arm, sizes), sizes
+    status: Status = "not testable"
+    if not reason and len(blocks) >= fewest:
+        compared = compare(claim, blocks)
+        return _Tested(verdict=verdict, compared=compared, sizes=sizes, blocked=blocked, pair=pair)
+    if not reason:
+        status, beside = "inconclusive", None
+        reason = f"{len(blocks)} paired {pair}(s); a verdict needs {fewest}"
+        reason += f". {blocked}" if blocked else ""
+    verdict = _shown(claim, replace(_with_sizes(verdict, beside), status=status, effect=mean))
+    point = f"Point estimate {verdict.effect:{'' if claim.log else '+'}.3g} {verdict.unit}"
+    return replace(verdict, sentence=f"{reason}. {point}")
 
 
 def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Verdict:
@@ -137,23 +139,10 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -
     if pair == "seed":
         seeds = [set(by_arm.get(arm, {})) for arm in claim.arms]
         every: set[Pair] = set().union(*seeds)
-        odd = sorted(every - set.intersection(*seeds))
-        missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
+        odd = ", ".join(map(str, sorted(every - set.intersection(*seeds))))
+        missing = f"{claim.metric} is missing in an arm of seed(s) {odd}"
         reasons += [missing] * bool(odd)
     return "; ".join(dict.fromkeys(reasons))
-
-
-def _listed(pairs: Iterable[Pair]) -> str:
-    """Return seeds, or timed repeats, for a message."""
-    return ", ".join(
-        f"{pair[0]} (repeat {pair[1]})" if isinstance(pair, tuple) else str(pair) for pair in pairs
-    )
-
-
-def _mean(claim: Claim, blocks: Sequence[Sequence[float]]) -> float:
-    numbers = contrasts(claim, blocks)
-    mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
-    return math.exp(mean) if claim.log else mean
 
 
 def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
@@ -175,7 +164,7 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     verdict = _shown(
         claim,
         replace(
-            _with_sizes(claim, tested.verdict, sizes),
+            _with_sizes(tested.verdict, sizes),
             status=status,
             effect=compared.effect,
             low=low,
@@ -242,30 +231,17 @@ def _by_size(
 
 
 def _shown(claim: Claim, verdict: Verdict) -> Verdict:
-    """Return the verdict with a ratio's logarithms turned back into ratios."""
+    """Return the verdict with the logarithms of a quotient turned back into quotients."""
     if not claim.log:
         return verdict
-
-    def ratio(logarithm: float | None) -> float | None:
-        return None if logarithm is None else math.exp(logarithm)
-
-    return replace(
-        verdict,
-        effect=ratio(verdict.effect),
-        low=ratio(verdict.low),
-        high=ratio(verdict.high),
-        detectable=ratio(verdict.detectable),
-    )
+    names = ("effect", "low", "high", "detectable", "paper", "matters")
+    known = {name: value for name in names if (value := getattr(verdict, name)) is not None}
+    back: dict[str, Any] = {name: math.exp(value) for name, value in known.items()}
+    return replace(verdict, **back)
 
 
-def _with_sizes(claim: Claim, verdict: Verdict, sizes: Sizes | None) -> Verdict:
-    """Return the verdict with the paper's size here and the smallest that matters."""
-    if sizes is None:
-        return verdict
-    paper, matters = sizes.paper, sizes.matters
-    if claim.log:
-        paper, matters = None if paper is None else math.exp(paper), math.exp(matters)
-    return replace(verdict, paper=paper, matters=matters)
+def _with_sizes(verdict: Verdict, sizes: Sizes | None) -> Verdict:
+    return verdict if sizes is None else replace(verdict, paper=sizes.paper, matters=sizes.matters)
 
 
 def _needed(claim: Claim, compared: Compared, sizes: Sizes | None, family: int) -> int | None:

@@ -54,8 +54,6 @@ class Paired:
 
     Attributes
     ----------
-    mean, low, high
-        Mean and its 95 % t interval.
     deviation
         Standard deviation of the values (n - 1).
     p_two_sided
@@ -63,10 +61,7 @@ class Paired:
     """
 
     mean: float
-    low: float
-    high: float
     deviation: float
-    n: int
     p_two_sided: float
 
 
@@ -116,7 +111,7 @@ def wilson_interval(successes: float, n: int) -> Interval:
 
 
 def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
-    """Compare paired differences with `bound`; the interval is of 95 %.
+    """Compare paired differences with `bound`.
 
     Differences that cancel but for the rounding of floats have a mean of 0.
 
@@ -128,20 +123,11 @@ def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
     n = len(differences)
     if n < 2:
         raise ValueError(f"a paired comparison needs 2 or more pairs; found {n}")
-    interval = mean_interval(differences)
-    assert interval.low is not None
-    assert interval.high is not None
-    deviation = stdev(differences)
-    cancelled = abs(interval.value) < _ROUNDING * max(map(abs, differences))
-    mean = 0.0 if cancelled else interval.value
-    return Paired(
-        mean=mean,
-        low=interval.low,
-        high=interval.high,
-        deviation=deviation,
-        n=n,
-        p_two_sided=_t_test(mean - bound, deviation, n),
-    )
+    mean, deviation = fmean(differences), stdev(differences)
+    if abs(mean) < _ROUNDING * max(map(abs, differences)):
+        mean = 0.0
+    p = _t_test(mean - bound, deviation, n)
+    return Paired(mean=mean, deviation=deviation, p_two_sided=p)
 
 
 def _t_test(distance: float, deviation: float, n: int) -> float:
@@ -172,7 +158,6 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
 
 
 # Of a search between -1 and 1: to 1e-12.
-_HALVINGS = 40
 # Sign patterns that are enumerated at most, those of 16 pairs; of more pairs as many are drawn.
 _PATTERNS = 2**16
 

@@ -385,18 +385,6 @@ def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away() -> None:
     assert "accuracy is missing in an arm of seed(s) 5" in verdict.sentence
 
 
-def test_a_missing_repeat_is_named_by_its_seed_and_number() -> None:
-    numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
-    numbers["accuracy"] = {
-        arm: {divmod(number, 3): value for number, value in by_number.items()}
-        for arm, by_number in numbers["accuracy"].items()
-    }
-    assert judge([difference()], METRICS, numbers, {}, {})[0].n == 6
-    del numbers["accuracy"]["a"][1, 2]
-    verdict = judge([difference()], METRICS, numbers, {}, {})[0]
-    assert "accuracy is missing in an arm of seed(s) 1 (repeat 2)" in verdict.sentence
-
-
 TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
 # Tokens to a threshold, whose deviation from pair to pair is a tenth.
 TOKENS = [100.0, 112.0, 94.0, 105.0, 89.0, 101.0, 97.0, 108.0]
