@@ -53,7 +53,6 @@ _FILES = {
 _NEW_TOKENS = 512
 _SEEDS = tuple(range(8))
 _TUNING_SEED = 100
-_SOURCE = "Table 1, on a smaller checkpoint"
 # Draws of the rounding, where nothing is trained.
 _DRAWS = _SEEDS[:6]
 
@@ -175,7 +174,7 @@ def _dose(size: str) -> Target:
     scale = _dose_scale(_scale(size))
     return Target(
         name=f"dose_coder_{size}",
-        title=f"How large each treatment is before training, Qwen2.5-Coder-{_spoken(size)}",
+        title=f"How large each treatment is before training, Qwen2.5-Coder-{mini.spoken(size)}",
         statement="rounding to four bits raises the entropy, whichever the draw",
         source="Fig. 5, first step; section 3.2",
         procedure="dose",
@@ -203,7 +202,7 @@ def _untrained(size: str, template: str) -> Target:
     suffix = "" if template == "boxed" else "_tags"
     return Target(
         name=f"untrained_coder_{size}{suffix}",
-        title=f"Table 1's untrained rows, Qwen2.5-Coder-{_spoken(size)}, prompt {template!r}",
+        title=f"Table 1's untrained rows, Qwen2.5-Coder-{mini.spoken(size)}, prompt {template!r}",
         statement="before training, four-bit weights are less accurate than BF16",
         source="Table 1, first four rows",
         arms=table1.UNTRAINED,
@@ -237,13 +236,13 @@ CLAIMS = (
           "Fig. 12, on a smaller checkpoint", BF16, AQN, "weight_format noise", "take_off_steps",
           effect=paper_effects.QERL_TAKE_OFF),
     above("nvfp4_beats_lora", "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
-          _SOURCE, NVFP4, BF16, "weight_format", _end(0.4, "88.5 - 88.1"), _LENIENT),
+          mini.SOURCE, NVFP4, BF16, "weight_format", _end(0.4, "88.5 - 88.1"), _LENIENT),
     above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-          _SOURCE, AQN, BF16, "weight_format noise", _end(2.7, "90.8 - 88.1"), _LENIENT),
+          mini.SOURCE, AQN, BF16, "weight_format noise", _end(2.7, "90.8 - 88.1"), _LENIENT),
     above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
-          _SOURCE, AQN, NVFP4, "noise", _end(2.3, "90.8 - 88.5"), _LENIENT),
+          mini.SOURCE, AQN, NVFP4, "noise", _end(2.3, "90.8 - 88.5"), _LENIENT),
     above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
-          _SOURCE, AQN, NF4, "weight_format noise", _end(5.8, "90.8 - 85.0"), _LENIENT),
+          mini.SOURCE, AQN, NF4, "weight_format noise", _end(5.8, "90.8 - 85.0"), _LENIENT),
     rises("reward_rises_with_dose",
           "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
           "rounding, and twice", "not in the paper; section 3.2 implies it",
@@ -254,7 +253,7 @@ CLAIMS = (
 def _table(size: str) -> Target:
     return Target(
         name=f"table1_coder_{size}",
-        title=f"Table 1's contrast on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        title=f"Table 1's contrast on Qwen2.5-Coder-{mini.spoken(size)}-Instruct",
         statement="NVFP4 weights with LoRA and AQN learn faster and end above 16-bit LoRA",
         source="Table 1; Figs. 4 and 5; the size is this suite's",
         arms=(*_TRAINED, RANDOM),
@@ -270,7 +269,7 @@ def _tags(size: str) -> Target:
     """Return the paper's own template and reward on such a checkpoint."""
     return Target(
         name=f"table1_coder_{size}_tags",
-        title=f"The paper's prompt and reward on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        title=f"The paper's prompt and reward on Qwen2.5-Coder-{mini.spoken(size)}-Instruct",
         statement="asked for tags that it does not know, a small model learns the format alone",
         source="not in the paper; its prompt of section 4.1",
         arms=(table1.BF16_LORA, table1.NVFP4_LORA_AQN),
@@ -292,9 +291,9 @@ def _sweep(size: str) -> Target:
     scale = _scale(size)
     return Target(
         name=f"learning_rates_coder_{size}",
-        title=f"The learning rate at which Qwen2.5-Coder-{_spoken(size)}'s arms are compared",
+        title=f"The learning rate at which Qwen2.5-Coder-{mini.spoken(size)}'s arms are compared",
         statement="one of three rates serves 16-bit and four-bit weights alike",
-        source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
+        source=mini.SWEEP_SOURCE,
         arms=tuple(at_rate(arm, name) for arm in (BF16, NVFP4) for name in FACTORS),
         metrics=METRICS,
         scales={
@@ -307,10 +306,6 @@ def _sweep(size: str) -> Target:
         },
         headline="train_reward_mean",
     )
-
-
-def _spoken(size: str) -> str:
-    return size.replace("_", ".").upper()
 
 
 CODER_TARGETS = (

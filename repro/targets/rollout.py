@@ -76,15 +76,10 @@ _SMALL = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=
 _CHECKED = ThroughputScale(
     points=(_SMALL,),
     checks=(
-        ("sharing", 5),
-        ("trained_parity", 5),
-        ("noise", 5),
-        ("parity", 3),
-        ("float8", 3),
-        ("faults", 2),
-        ("long_tail", 2),
+        ("sharing", 5), ("trained_parity", 5), ("noise", 5), ("parity", 3), ("float8", 3),
+        ("faults", 2), ("long_tail", 2),
     ),
-)
+)  # fmt: skip
 
 
 def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:

@@ -30,11 +30,9 @@ from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVF
 _CARD = 80 * 10**9
 _REPEATS = 3
 
-NVFP4 = step_arm(NVFP4_LORA)
-BF16 = step_arm(BF16_LORA)
-NF4 = step_arm(NF4_LORA)
-MXFP4 = step_arm(MXFP4_LORA)
-FULL = step_arm(BF16_FULL)
+NVFP4, BF16, NF4, MXFP4, FULL = map(
+    step_arm, (NVFP4_LORA, BF16_LORA, NF4_LORA, MXFP4_LORA, BF16_FULL)
+)
 RELEASED = step_arm(
     NVFP4_LORA,
     name="nvfp4_lora_released",
@@ -231,16 +229,6 @@ TABLE3_FULL = _target(
 )  # fmt: skip
 
 STEP_TARGETS = (
-    TABLE3,
-    TABLE3_14B,
-    TABLE3_RL,
-    TABLE3_ARMS,
-    TABLE3_3B,
-    TABLE3_32B,
-    TABLE3_FULL,
-    TABLE3_RL_LARGE,
-    TABLE3_32B_RL,
-    STEP_LENGTHS,
-    STEP_LENGTHS_32B,
-    TABLE3_SPREAD,
-)
+    TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
+    TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD,
+)  # fmt: skip
