@@ -94,27 +94,25 @@ def _places(lines: Sequence[int]) -> list[float]:
 
 def _measured(axes: Axes, cells: Sequence[Cell], places: Mapping[tuple[str, ...], float]) -> None:
     column = cells[0].column
-    seeds = column.paired_by == "seed"
-    _frame(axes, _reach(cells, seeds))
+    _frame(axes, _reach(cells))
     for cell in cells:
         place, tone = places[cell.arms], colour(cell.arms[0])
         _tint(axes, cell, place)
         if cell.low is not None and cell.high is not None:
             axes.plot([cell.low, cell.high], [place, place], color=tone, linewidth=2)
         axes.plot(cell.mean, place, "o", color=tone, markersize=6)
-        if seeds:
-            ticks = [place] * len(cell.pairs)
-            axes.plot(cell.pairs, ticks, "|", color=tone, markersize=11, alpha=0.8)
+        ticks = [place] * len(cell.pairs)
+        axes.plot(cell.pairs, ticks, "|", color=tone, markersize=11, alpha=0.8)
     axes.set_title(f"{column.title}\n{_base(column)}", fontsize=9, loc="left", color=_GREY)
     axes.set_xlabel(f"difference, {column.unit}")
 
 
-def _reach(cells: Sequence[Cell], seeds: bool) -> tuple[float, float]:
+def _reach(cells: Sequence[Cell]) -> tuple[float, float]:
     """Return the ends of a panel: all that is drawn, zero, and a little more."""
     drawn = [0.0]
     for cell in cells:
         drawn += [cell.mean, *(end for end in (cell.low, cell.high) if end is not None)]
-        drawn += [*(cell.pairs if seeds else ()), cell.bound]
+        drawn += [*cell.pairs, cell.bound]
     low, high = min(drawn), max(drawn)
     margin = 0.08 * (high - low or 1.0)
     return low - margin, high + margin
@@ -156,10 +154,9 @@ def _frame(axes: Axes, reach: tuple[float, float]) -> None:
 
 
 def _note(cells: Sequence[Cell]) -> str:
-    kinds = {cell.column.paired_by for cell in cells}
     counts = sorted({len(cell.pairs) for cell in cells})
     pairs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    first = f"{pairs} pairs per row, paired by {' or '.join(sorted(kinds))}"
+    first = f"{pairs} pairs per row, paired by seed"
     return f"{first}; 95 % t intervals of the mean, not corrected for the number of rows"
 
 
@@ -170,11 +167,9 @@ def _rates(cells: Sequence[Cell], records: Sequence[Record]) -> str:
 
 def _keys(cells: Sequence[Cell]) -> list[Line2D | Patch]:
     keys: list[Line2D | Patch] = [
-        Line2D([], [], color=_GREY, marker="o", markersize=6, label="mean and interval")
+        Line2D([], [], color=_GREY, marker="o", markersize=6, label="mean and interval"),
+        Line2D([], [], color=_GREY, marker="|", markersize=11, linestyle="", label="each pair"),
     ]
-    if any(cell.column.paired_by == "seed" for cell in cells):
-        keys.append(Line2D([], [], color=_GREY, marker="|", markersize=11, linestyle="",
-                           label="each pair"))  # fmt: skip
     if any(cell.claimed and cell.paper for cell in cells):
         keys.append(Patch(color=_PAPER, label="side that the paper claims"))
     if any(cell.claimed and not cell.paper for cell in cells):

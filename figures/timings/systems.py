@@ -113,10 +113,9 @@ def _margins(records: Sequence[Record]) -> Mapping[tuple[str, str], float]:
     """Return the least ratio over 16-bit LoRA that is claimed, by arm and metric."""
     names = {record.target for record in records}
     return {
-        (claim.arms[0], claim.metric): claim.margin
+        (claim.arms[0], claim.metric): claim.bound
         for target in TARGETS
         if target.name in names
         for claim in target.claims
-        if claim.kind == "ratio" and claim.margin is not None
-        and claim.arms[1] == throughput.BASE
+        if claim.log and claim.arms[1] == throughput.BASE
     }  # fmt: skip

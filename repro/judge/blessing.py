@@ -134,12 +134,12 @@ def _bless(
 def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     """Return which planned seeds have neither finished nor failed, a sentence per arm.
 
-    A target with looks may end at one of them, and one whose every arm another target shares, at
-    that one's seeds: they are complete for the other, while its own statements stay undecided until
-    the rest is there. At the systems tier an arm may be missing as a whole, where this machine
-    lacks its library; half an arm may not.
+    A target whose every arm another target shares may end at that one's seeds: they are complete
+    for the other, while its own statements stay undecided until the rest is there. At the systems
+    tier an arm may be missing as a whole, where this machine lacks its library; half an arm may
+    not.
     """
-    parts = evidence.at_looks(selection.target.looks)
+    parts = [evidence]
     parts += [evidence.at(seeds) for seeds in _shared_seeds(selection, evidence.planned)]
     optional = selection.tier is Tier.SYSTEMS
     arms = [

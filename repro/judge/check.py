@@ -14,7 +14,7 @@ status 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,12 @@ from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.statistics import wilson_interval
-from repro.evidence.verdicts.verdict import DECIDED, MINIMUM_SEEDS, Verdict, judge_expectation
+from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Verdict, judge_expectation
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text
 from repro.run.select import Selection
 from repro.spec.config import TrainScale
-from repro.spec.effect import ALPHA
 from repro.spec.target import Claim
 from repro.spec.tier import SMOKE_SEEDS, Tier
 
@@ -84,9 +83,8 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     evidence = gather(selection, runs, expected)
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    claims = [claim for claim in target.claims if claim.applies(selection.tier)]
     matched, verdicts = [], {}
-    for claim in claims:
+    for claim in target.claims:
         mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
         if mismatch is None:
             matched.append(claim)
@@ -102,7 +100,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
         late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict)
         verdicts[verdict.name] = _labelled(stated, late)
-    ordered = [verdicts[claim.name] for claim in claims]
+    ordered = [verdicts[claim.name] for claim in target.claims]
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)
@@ -132,53 +130,23 @@ def _judged(
     evidence: Evidence,
     absent: Mapping[str, str],
 ) -> list[Verdict]:
-    """Return a verdict per claim: of the first planned look that decides it, else of the last.
-
-    A positive control that an earlier look has shown is shown to the later ones.
-    """
-    target = selection.target
-    if selection.tier is Tier.SMOKE:
-        paper = [claim for claim in claims if not claim.mechanism]
-        sentence = "the smoke tier judges the machinery alone"
-        return [
-            *(undecided(c, target.metric(c.metric), "not addressed", sentence) for c in paper),
-            *_judged_once(selection, [c for c in claims if c.mechanism], evidence, absent),
-        ]
-    if not target.looks:
-        return _judged_once(selection, claims, evidence, absent)
-    final: dict[str, Verdict] = {}
-    for look in target.looks:
-        part = evidence.at(evidence.planned[: look.seeds])
-        shown = {name for name, verdict in final.items() if verdict.status == "reproduced"}
-        for verdict in _judged_once(selection, claims, part, absent, look.alpha, shown):
-            earlier = final.get(verdict.name)
-            if earlier is None or earlier.status not in DECIDED:
-                final[verdict.name] = verdict
-    return list(final.values())
-
-
-def _judged_once(
-    selection: Selection,
-    claims: Sequence[Claim],
-    evidence: Evidence,
-    absent: Mapping[str, str],
-    alpha: float = ALPHA,
-    shown: Collection[str] = (),
-) -> list[Verdict]:
-    target = selection.target
+    """Return a verdict per claim; at the smoke tier the paper's are not addressed."""
+    target, smoke = selection.target, selection.tier is Tier.SMOKE
     metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
-    names = list(metrics)
-    return judge(
-        claims,
-        metrics,
-        {name: evidence.values(name) for name in names},
-        absent,
-        evidence.lost(arm.name for arm in target.arms),
-        {name: evidence.values_by_prompt(name) for name in names},
-        alpha,
-        shown,
-        SMOKE_SEEDS if selection.tier is Tier.SMOKE else MINIMUM_SEEDS,
-    )
+    sentence = "the smoke tier judges the machinery alone"
+    left = [claim for claim in claims if smoke and not claim.mechanism]
+    return [
+        *(undecided(item, metrics[item.metric], "not addressed", sentence) for item in left),
+        *judge(
+            [claim for claim in claims if claim not in left],
+            metrics,
+            {name: evidence.values(name) for name in metrics},
+            absent,
+            evidence.lost(arm.name for arm in target.arms),
+            fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
+            timed=evidence.timed,
+        ),
+    ]
 
 
 def _labelled(verdict: Verdict, late: str) -> Verdict:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.receipts.together import refusals_together
@@ -28,7 +27,6 @@ from repro.evidence.verdicts.sizes import Pair
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.effect import InterimAnalysis
 from repro.spec.target import plan
 
 
@@ -98,22 +96,10 @@ class Evidence:
         failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
         return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
-    def at_looks(self, looks: Sequence[InterimAnalysis]) -> list[Evidence]:
-        """Return the evidence at each planned look; without looks there is one, at all seeds."""
-        return [self.at(self.planned[: look.seeds]) for look in looks] or [self]
-
     def values(self, metric: str) -> dict[str, dict[Pair, float]]:
         """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""
         by_arm = {
             arm: values_of(records, metric, timed=self.timed)
-            for arm, records in self.records.items()
-        }
-        return {arm: values for arm, values in by_arm.items() if values}
-
-    def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
-        """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
-        by_arm = {
-            arm: means_by_prompt(list(records.values()), metric)
             for arm, records in self.records.items()
         }
         return {arm: values for arm, values in by_arm.items() if values}

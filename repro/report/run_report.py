@@ -294,7 +294,7 @@ def every_selection(tier: str | None) -> list[Selection]:
         Selection(target=target, source=runs_of(target), tier=offered)
         for target in TARGETS
         for offered in runs_of(target).tiers()
-        if tier in (None, offered.value) and target.speaks_at(offered)
+        if tier in (None, offered.value)
     ]
 
 
@@ -305,7 +305,6 @@ def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
     for item in chosen if names else []:
         for target in TARGETS:
             fits = target.records_of == item.source.name and item.target is item.source
-            fits = fits and target.speaks_at(item.tier)
             if fits and (target.name, item.tier) not in known:
                 added.append(Selection(target=target, source=item.source, tier=item.tier))
     return chosen + added

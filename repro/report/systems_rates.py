@@ -81,7 +81,7 @@ def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
     verdicts = {item.name: item for item in checked.verdicts}
     claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
     pairs = [
-        _pair(checked, claim.arms, claim.metric, bars, printed, claim.margin, verdicts[claim.name])
+        _pair(checked, claim.arms, claim.metric, bars, printed, claim.bound, verdicts[claim.name])
         for claim in claims
     ]
     claimed = {claim.metric for claim in claims}

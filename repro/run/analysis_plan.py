@@ -29,7 +29,7 @@ from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
-from repro.spec.claim import Claim
+from repro.spec.claim import Claim, planned
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
@@ -53,20 +53,17 @@ STATISTICS = {
     "failed": "a planned seed that failed or has no record takes every decision away from the "
     "claims on its arm",
 }
-# Of a claim and its parts, what is wording.
-_WORDING = ("statement", "source", "because", "place", "tiers")
 
 
 def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     """Return the plan of a target at a tier as JSON values."""
     source = runs_of(target)
-    claims = [claim for claim in target.claims if claim.applies(tier)]
     content: dict[str, Any] = {
         "target": target.name,
         "version": target.version,
         "tier": tier.value,
-        "claims": [_without_wording(plain_values(claim)) for claim in claims],
-        "looks": plain_values(target.looks),
+        "claims": [planned(claim, timed=source.timed_repeats > 0) for claim in target.claims],
+        "looks": (),
         "metrics": {metric.name: metric.unit for metric in target.metrics_at(tier)},
         "arms": [_arm(source, name.name, tier) for name in target.arms],
         "scale": plain_values(source.scales[tier]),
@@ -74,13 +71,6 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(content))
     return plain
-
-
-def _without_wording(value: Any) -> Any:
-    if isinstance(value, dict):
-        items = {key: item for key, item in value.items() if key not in _WORDING}
-        return {key: _without_wording(item) for key, item in items.items()}
-    return [_without_wording(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _arm(source: Target, name: str, tier: Tier) -> dict[str, Any]:
@@ -186,7 +176,7 @@ class Plans:
         late = [
             digest[:12]
             for digest in self.carried(records)
-            if digest != self.present and not _is_stated(claim, self.earlier[digest])
+            if digest != self.present and not self._is_stated(claim, self.earlier[digest])
         ]
         plans = ", ".join(late)
         return f"Post hoc: the plan of these runs ({plans}) has other rules" if late else ""
@@ -196,18 +186,18 @@ class Plans:
             return tuple(self.selection.source.scales[self.selection.tier].seeds)
         return tuple(json.loads(self.earlier[digest].plan)["scale"]["seeds"])
 
+    def _is_stated(self, claim: Claim, recorded: KeptPlan) -> bool:
+        """Whether an earlier plan states a claim as it is judged today.
 
-def _is_stated(claim: Claim, recorded: KeptPlan) -> bool:
-    """Whether an earlier plan states a claim as it is judged today.
-
-    What is said of the machinery needs no size, and Holm's correction decides it as before.
-    """
-    plan = json.loads(recorded.plan)
-    today = json.loads(json.dumps(_without_wording(plain_values(claim))))
-    (stated,) = [item for item in plan["claims"] if item["name"] == claim.name] or [{}]
-    if claim.mechanism:
-        return bool(stated) and stated == {key: today[key] for key in stated}
-    return bool(stated == today and plan["statistics"] == STATISTICS)
+        What is said of the machinery needs no size, and Holm's correction decides it as before.
+        """
+        plan = json.loads(recorded.plan)
+        timed = self.selection.source.timed_repeats > 0
+        today = json.loads(json.dumps(planned(claim, timed=timed)))
+        (stated,) = [item for item in plan["claims"] if item["name"] == claim.name] or [{}]
+        if claim.mechanism:
+            return bool(stated) and stated == {key: today[key] for key in stated}
+        return bool(stated == today and plan["statistics"] == STATISTICS)
 
 
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:

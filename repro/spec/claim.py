@@ -1,67 +1,35 @@
-"""Metrics and claims: how the arms of a target relate, with declared margins and sizes.
+"""Metrics and claims: what a run yields, and how the arms of a target relate in it.
 
-A claim of the paper carries the paper's own effect as a share that another model can have, the
-smallest effect that matters, what must hold before it can be judged (`repro.spec.effect`) and what
-was drawn again from pair to pair. What numbers should be is an expectation's business
-(`repro.evidence.verdicts.expectation`).
+A claim is a contrast: a sum of arms with weights, in one metric, on a linear or a logarithmic
+scale, and the side of a bound on which it lies. `{a: 1, b: -1}` above 0 says that a has more than
+b; above -1.5, that it is no worse by more than that; on a logarithmic scale above 2, that it has
+more than twice as much; `{a: 1}` below 15, that a's own value stays small. What numbers should be
+is an expectation's business (`repro.evidence.verdicts.expectation`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from repro.spec.arm import require, require_choice
-from repro.spec.effect import Assay, Effect, Unit
-from repro.spec.resolve import LATER
+from repro.spec.effect import Effect
 from repro.spec.tier import Tier
 
-ClaimKind = Literal[
-    "difference",
-    "non_inferior",
-    "equivalent",
-    "gain",
-    "no_gain",
-    "trend",
-    "order",
-    "interaction",
-    "ratio",
-    "slope",
-]
-Pairing = Literal["seed", "prompt", "repeat"]
-Test = Literal["t", "sign_flip", "mcnemar"]
+Side = Literal["above", "below", "within"]
+Test = Literal["t", "sign_flip", "page"]
 Better = Literal["lower", "higher", "neither"]
 
-# How many arms each kind relates; None is two or more.
-_ARMS_OF_KIND: dict[str, int | None] = {
-    "difference": 2,
-    "non_inferior": 2,
-    "equivalent": 2,
-    "gain": 1,
-    "no_gain": 1,
-    "trend": None,
-    "order": None,
-    "interaction": 4,
-    "ratio": 2,
-    "slope": None,
-}
 # Units of what belongs to the machine, and which way is better.
 BETTER_OF_UNIT: dict[str, Better] = {
     "seconds": "lower",
     "bytes": "lower",
     "tokens per second": "higher",
 }
-_KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio")
-# Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
-SIZED_KINDS = ("difference", "trend", "order", "interaction", "slope")
-# Kinds whose estimate may be a logarithm, of a quotient or of a quotient of two.
-_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent", "slope")
-# What is drawn again from pair to pair, where a claim does not say otherwise.
-_UNIT_OF_PAIRING: dict[str, Unit] = {
-    "seed": "training seed",
-    "prompt": "prompt",
-    "repeat": "timed repeat",
-}
+# A contrast's weights sum to zero, but for the rounding of floats.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +79,39 @@ class Metric:
         return self.better or BETTER_OF_UNIT.get(self.unit)
 
 
+@dataclass(frozen=True, slots=True)
+class Dose:
+    """What a slope is over: the line, within each seed, through the values of its arms.
+
+    Attributes
+    ----------
+    metric
+        How strong the treatment of an arm is.
+    size
+        The change of `metric` that the slope is given for, in its unit.
+    given
+        Metrics held fixed beside it, by linear regression.
+    """
+
+    metric: str
+    size: float
+    given: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that the line is over, its own first."""
+        return (self.metric, *self.given)
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.size) and self.size != 0,
+            f"dose: the size is {self.size}; a slope is given for a change other than 0",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One sentence of the paper (or about this suite's machinery), as a relation between arms.
+    """One sentence of the paper (or about this suite's machinery), as a contrast of arms.
 
     Attributes
     ----------
@@ -121,46 +119,36 @@ class Claim:
         The claim in this project's words.
     source
         Where the paper says so.
-    kind
-        `difference`: A - B > 0, paired by seed. `non_inferior`: A - B > -margin. `equivalent`:
-        A - B lies within the margin to both sides, or A / B within it and its inverse where its
-        effect is a ratio. `gain`: A's own gain > 0. `no_gain`: a control's
-        gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
-        highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
-        `interaction`: (A - B) - (C - D) > 0, or (A / B) / (C / D) > 1 where its effect is a ratio.
-        `ratio`: A / B > margin. `slope`: the line through the arms of a seed, of the metric (of its
-        logarithm, where the effect is a ratio) over `against`, times `dose`, > 0.
-    arms
-        A, or A and B, or the order from lowest to highest, or A, B, C and D.
+    contrast
+        {arm: weight}. Weights of several arms sum to 0; an arm alone has the weight 1; of a slope
+        over a dose, whose weights follow from what is measured, each is 0.
     metric
         Name of the metric that is compared.
     factor
         Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets.
-    margin, because
-        A number stated in advance, in the metric's unit, and its reason.
-    paired_by
-        What the arms have in common value by value: the training `seed`, or the `prompt`, for which
-        records hold the series `<metric>_by_prompt`, or the timed `repeat` of a deterministic
-        workload, in targets that declare `timed_repeats`.
+    log
+        Whether logarithms are compared, so that the contrast is a quotient.
+    side, bound
+        `above` the bound, `below` it, or `within` it to both sides; in the metric's unit, of a
+        quotient the quotient itself.
+    because
+        The reason of a bound other than none at all (0, or of a quotient 1).
     effect
-        How large the paper's effect is, and the smallest that matters; needed by claims of
-        `SIZED_KINDS` that are not about the machinery.
-    assays
-        What must hold in the same records before the claim is judged.
-    against, given, dose
-        Of a slope: the metric that it is over, metrics held fixed beside it (linear regression over
-        the arms of a seed), and the change of `against` that it is given for.
-    unit, draws
-        What the statement speaks of more than one of, and how many of it the design draws, where
-        that is not one per pair. A statement about a rounding that rests on one draw of it is not
-        testable, however many seeds sample from it.
+        How large the paper's effect is, and the smallest that matters; what lies above 0 needs one
+        unless it is about the machinery.
+    headroom
+        Whether the claim is judged only where the effect fits below the metric's ceiling.
+    confounded
+        What else the design varies, so that the claim cannot be judged; empty for nothing.
+    draws
+        How many roundings the design draws, of a statement about a rounding; None where each pair
+        is a draw. On one draw such a statement is not testable, however many seeds sample from it.
     test
-        `t`: Student's t on the differences. `sign_flip`: the exact test of the claimed direction
-        alone, with the median, where a run may collapse and one outlier would hide it. `mcnemar`:
-        the exact test of a metric that is 0 or 1 in each run, to both sides, with the difference
-        of the two shares.
-    tiers
-        Tiers at which the claim is made; none named means every tier.
+        `t`: Student's t. `sign_flip`: the exact test of the claimed side alone, with the median,
+        where a run may collapse and one outlier would hide it. `page`: Page's L of arms listed from
+        the lowest to the highest, whose contrast is the slope (`slope`).
+    dose
+        Of a slope, what it is over.
     mechanism
         True for what must hold if the machinery works (training gains, controls do not). A
         contradicted mechanism claim is this suite's fault; a contradicted claim of the paper's is
@@ -170,117 +158,203 @@ class Claim:
     name: str
     statement: str
     source: str
-    kind: ClaimKind
-    arms: tuple[str, ...]
+    contrast: Mapping[str, float]
     metric: str
     factor: tuple[str, ...] = ()
-    margin: float | None = None
+    log: bool = False
+    side: Side = "above"
+    bound: float = 0.0
     because: str = ""
-    paired_by: Pairing = "seed"
     effect: Effect | None = None
-    assays: tuple[Assay, ...] = ()
-    unit: Unit | None = None
+    headroom: bool = False
+    confounded: str = ""
     draws: int | None = None
     test: Test = "t"
-    tiers: tuple[Tier, ...] = ()
     mechanism: bool = False
-    against: str = field(default="", metadata=LATER)
-    given: tuple[str, ...] = field(default=(), metadata=LATER)
-    dose: float = field(default=0.0, metadata=LATER)
+    dose: Dose | None = None
 
     @property
-    def unit_of_replication(self) -> Unit:
-        """What is drawn again from pair to pair."""
-        return self.unit or _UNIT_OF_PAIRING[self.paired_by]
-
-    @property
-    def is_ratio(self) -> bool:
-        """Whether its estimate is a quotient, compared as a logarithm."""
-        ratio = self.effect is not None and self.effect.measure == "ratio"
-        return self.kind == "ratio" or ratio
+    def arms(self) -> tuple[str, ...]:
+        """The arms, as the contrast lists them."""
+        return tuple(self.contrast)
 
     @property
     def baseline(self) -> str:
-        """The arm that sizes are shares of: the one subtracted, or the lowest of an order."""
-        if self.kind in ("trend", "order", "slope"):
-            return self.arms[0]
-        return self.arms[-1]
+        """The arm that sizes are shares of: the one subtracted, the lowest, or the first listed."""
+        return min(self.contrast, key=self.contrast.__getitem__)
+
+    @property
+    def steps(self) -> int:
+        """Steps from the lowest arm to the highest, over which a slope spreads an effect."""
+        return len(self.contrast) - 1 if self.test == "page" else 1
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether its bound is another than none at all."""
+        return self.bound != (1.0 if self.log else 0.0)
 
     def __post_init__(self) -> None:
         where = f"claim {self.name}"
+        require_choice(f"{where}: side", self.side, Side)
+        require_choice(f"{where}: test", self.test, Test)
+        weights = list(self.contrast.values())
+        require(
+            all(math.isfinite(weight) for weight in weights),
+            f"{where}: the weights are {dict(self.contrast)}; each must be finite",
+        )
+        total = sum(weights) - (1.0 if len(weights) == 1 else 0.0)
+        require(
+            bool(weights) and abs(total) < _ROUNDING,
+            f"{where}: the weights are {dict(self.contrast)}; those of several arms must sum to 0, "
+            "and that of one arm must be 1",
+        )
+        require(
+            # The middle place of an order has the weight 0, a slope's arms all have it.
+            all(weights) or self.test == "page" or self.dose is not None,
+            f"{where}: the weights are {dict(self.contrast)}; leave out the arm that has 0",
+        )
+        lowest = 1.0 if self.log and self.side == "within" else 0.0
+        require(
+            self.bound > lowest or not (self.log or self.side == "within"),
+            f"{where}: its bound is {self.bound:g}; {'a quotient' if self.log else 'a claim'} "
+            f"{self.side} a bound needs one above {lowest:g}",
+        )
+        require(
+            bool(self.because) or not self.is_bounded,
+            f"{where}: its bound of {self.bound:g} has no reason; fill `because`",
+        )
+        require(
+            self.draws is None or self.draws > 0,
+            f"{where}: draws is {self.draws}; needs 1 or more, or None",
+        )
         self._require_size(where)
-        require_choice(f"{where}: kind", self.kind, ClaimKind)
-        require_choice(f"{where}: paired_by", self.paired_by, Pairing)
-        count = _ARMS_OF_KIND[self.kind]
-        arm_count = len(self.arms)
-        require(
-            arm_count == count if count is not None else arm_count >= 2,
-            f"{where}: kind {self.kind} relates {count or 'two or more'} arms; found {arm_count}",
-        )
-        require(len(set(self.arms)) == arm_count, f"{where}: an arm is named twice in {self.arms}")
+        self._require_test(where)
         self._require_slope(where)
-        needs_margin = self.kind in _KINDS_WITH_MARGIN
-        require(
-            (self.margin is not None) == needs_margin,
-            f"{where}: margin is {self.margin}; kind {self.kind} "
-            f"{'needs one' if needs_margin else 'takes none'}",
-        )
-        require(
-            not needs_margin or bool(self.because),
-            f"{where}: its margin of {self.margin} has no reason; fill `because`",
-        )
 
     def _require_slope(self, where: str) -> None:
-        slope = self.kind == "slope"
+        if self.dose is None:
+            return
+        weights, needed = self.contrast.values(), 2 + len(self.dose.metrics)
         require(
-            slope == bool(self.against and self.dose) and (slope or not self.given),
-            f"{where}: kind {self.kind}, against {self.against!r}, given {self.given}, dose "
-            f"{self.dose:g}; a slope needs against and a dose other than 0, other kinds take none",
+            not any(weights) and self.test == "t",
+            f"{where}: the weights are {dict(self.contrast)}, the test {self.test}; a slope over "
+            "doses finds its weights, so each is 0, and has the test t",
         )
         # A line through as many arms as it has numbers fits whatever they are.
-        needed = 3 + len(self.given)
         require(
-            not slope or len(self.arms) >= needed,
-            f"{where}: a slope given {len(self.given)} metrics needs {needed} arms; found "
-            f"{len(self.arms)}",
+            len(weights) >= needed,
+            f"{where}: it has {len(weights)} arms; a slope over {len(self.dose.metrics)} metrics "
+            f"needs {needed}",
         )
 
     def _require_size(self, where: str) -> None:
-        sized = self.kind in SIZED_KINDS and not self.mechanism
+        plain = self.side == "above" and not self.is_bounded
         require(
-            self.effect is not None or not sized,
-            f"{where}: kind {self.kind} needs an `effect`: the paper's size, or the smallest that "
-            "matters",
+            self.effect is not None or self.log or not plain or self.mechanism,
+            f"{where}: it has no `effect`; a claim above 0 needs the paper's size, or the smallest "
+            "that matters",
         )
-        ratio = self.effect is not None and self.effect.measure == "ratio"
+        if self.effect is None:
+            return
         require(
-            self.effect is None
-            or (ratio and self.kind in _KINDS_OF_RATIOS)
-            or (not ratio and self.kind != "ratio"),
-            f"{where}: kind {self.kind} with the effect {self.effect}; a ratio has a ratio's, "
-            f"{' and '.join(_KINDS_OF_RATIOS[1:])} may, other kinds have none",
-        )
-        smallest = None if self.effect is None else self.effect.smallest
-        require(
-            not ratio or self.kind != "equivalent" or self.margin == smallest,
-            f"{where}: its margin of {self.margin} is not the smallest ratio that matters, "
-            f"{smallest}",
+            self.log or plain,
+            f"{where}: it has an `effect` beside the bound {self.bound:g}, {self.side}; there the "
+            "bound is what matters, and no size is taken",
         )
         require(
-            self.kind != "ratio" or smallest is None or self.margin == 1.0,
-            f"{where}: its margin is {self.margin}; a ratio with a smallest size of its own needs "
-            "the margin 1",
+            (self.effect.measure == "ratio") == self.log,
+            f"{where}: log is {self.log}, and its effect is measured {self.effect.measure!r}; "
+            "quotients alone, and all of them, have a ratio's",
         )
-        require_choice(f"{where}: test", self.test, Test)
+        smallest = self.effect.smallest
+        if self.log and smallest is not None:
+            needed = smallest if self.side == "within" else 1.0
+            require(
+                self.bound == needed,
+                f"{where}: its bound is {self.bound:g}, and the smallest quotient that matters "
+                f"{smallest:g}; {self.side} needs the bound {needed:g}",
+            )
+
+    def _require_test(self, where: str) -> None:
+        if self.test == "t":
+            return
+        plain = not self.log and self.side == "above" and not self.is_bounded
+        weights = list(self.contrast.values())
+        rising = self.test == "page" or len(weights) == 2
         require(
-            self.test == "t" or self.kind == "difference",
-            f"{where}: kind {self.kind} has the test {self.test}; only a difference may",
+            plain and rising and len(weights) > 1,
+            f"{where}: the test {self.test} takes "
+            f"{'two or more' if self.test == 'page' else 'two'} arms, above 0; found "
+            f"{dict(self.contrast)} {self.side} {self.bound:g}, log {self.log}",
         )
         require(
-            (self.unit is None) == (self.draws is None),
-            f"{where}: unit {self.unit}, draws {self.draws}; give both, or neither (one per pair)",
+            self.test != "page" or weights == sorted(weights),
+            f"{where}: the weights of its order are {weights}; they must rise from arm to arm",
         )
 
-    def applies(self, tier: Tier) -> bool:
-        """Whether the claim is made at `tier`."""
-        return not self.tiers or tier in self.tiers
+
+def slope(arms: tuple[str, ...]) -> dict[str, float]:
+    """Return the contrast of arms in an order that is their least-squares slope, units a place."""
+    centre = (len(arms) - 1) / 2
+    square = sum((place - centre) ** 2 for place in range(len(arms)))
+    return {arm: (place - centre) / square for place, arm in enumerate(arms)}
+
+
+def planned(claim: Claim, *, timed: bool) -> dict[str, Any]:
+    """Return a claim without its wording, as an analysis plan spells it.
+
+    Plans are pinned by their digests, so contrasts that have a name there keep it; any other is
+    spelled by its weights.
+
+    Parameters
+    ----------
+    timed
+        Whether timed repeats stand in for seeds.
+    """
+    kind, margin = _kind(claim)
+    effect = claim.effect
+    checks = ["design"] * bool(claim.confounded) + ["headroom"] * claim.headroom
+    empty = {"arm": "", "metric": "", "at_least": None, "at_most": None, "claim": ""}
+    spelled: dict[str, Any] = {
+        "name": claim.name,
+        "kind": kind,
+        "arms": claim.arms,
+        "metric": claim.metric,
+        "factor": claim.factor,
+        "margin": margin,
+        "paired_by": "repeat" if timed else "seed",
+        "effect": effect
+        and {"paper": effect.paper, "smallest": effect.smallest, "measure": effect.measure},
+        "assays": tuple({"kind": check, **empty} for check in checks),
+        "unit": None if claim.draws is None else "rounding draw",
+        "draws": claim.draws,
+        "test": "t" if claim.test == "page" else claim.test,
+        "mechanism": claim.mechanism,
+    }
+    if kind == "contrast":
+        spelled |= {"weights": tuple(claim.contrast.values()), "log": claim.log, "side": claim.side}
+    if claim.dose is not None:
+        spelled |= {"against": claim.dose.metric, "dose": claim.dose.size}
+        spelled |= {"given": claim.dose.given} if claim.dose.given else {}
+    return spelled
+
+
+def _kind(claim: Claim) -> tuple[str, float | None]:
+    """Return the name that a contrast has in analysis plans, and its margin there."""
+    signs = tuple(claim.contrast.values())
+    margin = claim.bound if claim.log or claim.is_bounded else None
+    if claim.dose is not None:
+        return "slope", None
+    if claim.test == "page" and claim.contrast == slope(claim.arms):
+        return "trend", None
+    if signs == (1,) and not claim.log and claim.side != "within":
+        return ("gain", margin) if claim.side == "above" else ("no_gain", claim.bound)
+    if signs == (1, -1, -1, 1) and claim.side == "above" and not claim.is_bounded:
+        return "interaction", None
+    if signs == (1, -1) and claim.side == "within":
+        return "equivalent", claim.bound
+    if signs == (1, -1) and claim.side == "above":
+        if claim.log:
+            return "ratio", claim.bound
+        return ("difference", None) if margin is None else ("non_inferior", -margin)
+    return "contrast", claim.bound

@@ -1,27 +1,21 @@
-"""How large an effect the paper has, what must hold before it can be looked for, and when to look.
+"""How large an effect the paper has, and the smallest that matters.
 
-All three are declared with a claim, before the runs. A claim without a size can only be shown or
-not shown: "not shown" then covers *far smaller than the paper's* and *too noisy to say* alike. A
-claim without an assay is judged where nothing could have appeared, under a ceiling that all arms
-share. Seeds that are added until a difference appears find one in the end; looks at part of the
-seeds spend parts of the level that were stated before.
+Both are declared with a claim, before the runs. A claim without a size can only be shown or not
+shown: "not shown" then covers *far smaller than the paper's* and *too noisy to say* alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from repro.spec.arm import require, require_choice
 
 Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
-AssayKind = Literal["headroom", "range", "control", "design"]
-Unit = Literal["training seed", "rounding draw", "prompt", "timed repeat"]
 
 # The metric whose mean is the gain in `of gain`.
 GAIN = "gain_greedy"
-# Level of all decisions about one target; its looks share it.
+# Level of all decisions about one target.
 ALPHA = 0.05
 _TENTH = 0.1
 
@@ -90,68 +84,3 @@ class Effect:
         size = self.tenth if self.smallest is None else self.smallest
         assert size is not None
         return size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assay:
-    """What must hold in the same records before a claim is judged at all.
-
-    Attributes
-    ----------
-    kind
-        `headroom`: the claim's metric has room above the baseline arm for the effect to be seen.
-        `range`: the mean of `metric` of `arm` lies from `at_least` to `at_most` (a prior, a share
-        of informative groups). `control`: the claim named `claim` of the same target, a positive
-        control, is reproduced. `design`: known from the design to fail, with the reason.
-    because
-        What could not be seen otherwise.
-    """
-
-    kind: AssayKind
-    because: str
-    arm: str = ""
-    metric: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
-    claim: str = ""
-
-    def __post_init__(self) -> None:
-        require_choice("assay: kind", self.kind, AssayKind)
-        require(bool(self.because), "assay: it has no reason; fill `because`")
-        ranged = bool(self.arm and self.metric) and (self.at_least, self.at_most) != (None, None)
-        require(
-            ranged == (self.kind == "range"),
-            f"assay {self.kind}: arm {self.arm!r}, metric {self.metric!r}, from {self.at_least} to "
-            f"{self.at_most}; a range needs arm, metric and a bound, other kinds none of them",
-        )
-        require(
-            bool(self.claim) == (self.kind == "control"),
-            f"assay {self.kind}: claim {self.claim!r}; a control names one, other kinds none",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterimAnalysis:
-    """One time at which a target is judged.
-
-    Attributes
-    ----------
-    seeds
-        How many of the planned seeds, from the first on.
-    alpha
-        The part of the level that is spent at it.
-    """
-
-    seeds: int
-    alpha: float
-
-
-def require_looks(where: str, looks: Sequence[InterimAnalysis]) -> None:
-    """Raise `ValueError` for looks that do not grow, or that spend more than the level."""
-    counts = [look.seeds for look in looks]
-    require(counts == sorted(set(counts)), f"{where}: looks at {counts} seeds; needs growing ones")
-    require(
-        all(look.alpha > 0 for look in looks), f"{where}: each look needs a positive alpha; {looks}"
-    )
-    spent = sum(look.alpha for look in looks)
-    require(spent <= ALPHA + 1e-12, f"{where}: looks spend a level of {spent:g}; at most {ALPHA:g}")

@@ -20,15 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro.spec.arm import Arm, require, unknown
-from repro.spec.claim import Claim, ClaimKind, Metric
+from repro.spec.claim import Claim, Metric
 from repro.spec.config import RunConfig
-from repro.spec.effect import GAIN, InterimAnalysis, require_looks
+from repro.spec.effect import GAIN
 from repro.spec.needs import Needs, needs_of_checkpoint
-from repro.spec.tier import PLANNED, REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
 
 __all__ = [
     "Claim",
-    "ClaimKind",
     "Metric",
     "Target",
     "default_tier",
@@ -59,9 +58,6 @@ class Target:
         0: a number's spread is that between seeds. Above 0: every run repeats a deterministic
         workload under the clock, and its repeats stand in for seeds, this many at least, in
         verdicts and in `bless`. A record holds them as series named as the metrics.
-    looks
-        The times at which the planned seeds of a tier with a plan are judged, and the level spent
-        at each; none is one look, at all of them.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     needs
@@ -89,7 +85,6 @@ class Target:
     arms: tuple[Arm, ...] = ()
     controls: tuple[str, ...] = ()
     timed_repeats: int = 0
-    looks: tuple[InterimAnalysis, ...] = ()
     scales: Mapping[Tier, Any] = field(default_factory=dict)
     needs: Mapping[Tier, Needs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
@@ -121,19 +116,12 @@ class Target:
                     name in arm_names, f"{where}: claim {claim.name} names no arm of it: {name}"
                 )
             require(
-                (claim.paired_by == "repeat") == (self.timed_repeats > 0),
-                f"{where}: claim {claim.name} is paired by {claim.paired_by}; a target with "
-                f"timed_repeats {self.timed_repeats} pairs by "
-                f"{'repeat' if self.timed_repeats else 'seed or prompt'}",
-            )
-            require(
                 claim.metric in metric_names,
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
             )
             _require_declared_factor(self, claim)
             _require_sizes(self, claim)
         _require_same_runs(self)
-        _require_planned_looks(self)
         undeclared = set(self.scales) - set(self.needs) - set(REAL_CHECKPOINTS)
         require(
             not undeclared or self.records_of is not None,
@@ -173,10 +161,6 @@ class Target:
     def home(self, arm: str) -> tuple[Target, str]:
         """Return the target, and its name of the arm, under which the runs of `arm` lie."""
         return self.shared.get(arm, (self, arm))
-
-    def speaks_at(self, tier: Tier) -> bool:
-        """Whether there is anything to judge at `tier`: a claim made there, or none at all."""
-        return not self.claims or any(claim.applies(tier) for claim in self.claims)
 
     def tiers(self) -> tuple[Tier, ...]:
         """Return the tiers with a scale, from the smallest."""
@@ -332,32 +316,16 @@ def _require_declared_factor(target: Target, claim: Claim) -> None:
 
 
 def _require_sizes(target: Target, claim: Claim) -> None:
-    """Raise `ValueError` where the metrics behind a claim's size or assays are not measured."""
+    """Raise `ValueError` where the metrics behind a claim's size are not measured."""
     where = f"target {target.name}: claim {claim.name}"
-    names = {metric.name for metric in target.metrics}
     measure = claim.effect.measure if claim.effect else ""
-    require(measure != "of gain" or GAIN in names, f"{where}: a share of gain needs {GAIN}")
-    headroom = measure == "of shortfall" or any(item.kind == "headroom" for item in claim.assays)
+    gains = any(metric.name == GAIN for metric in target.metrics)
+    require(measure != "of gain" or gains, f"{where}: a share of gain needs {GAIN}")
     require(
-        not headroom or target.metric(claim.metric).most is not None,
-        f"{where}: {claim.metric} has no ceiling, which its size or its assay needs",
+        not (claim.headroom or measure == "of shortfall")
+        or target.metric(claim.metric).most is not None,
+        f"{where}: {claim.metric} has no ceiling, which its size or its headroom needs",
     )
-    for assay in claim.assays:
-        known = assay.kind != "range" or (
-            assay.metric in names and assay.arm in {arm.name for arm in target.arms}
-        )
-        require(known, f"{where}: an assay reads {assay.metric} of {assay.arm}, not among its own")
-        claimed = assay.kind != "control" or assay.claim in {item.name for item in target.claims}
-        require(claimed, f"{where}: its control {assay.claim} is no claim of the target")
-
-
-def _require_planned_looks(target: Target) -> None:
-    where = f"target {target.name}"
-    require_looks(where, target.looks)
-    planned_at = [target.scales[tier] for tier in PLANNED if tier in target.scales]
-    for scale in planned_at if target.looks else ():
-        last, planned = target.looks[-1].seeds, len(scale.seeds)
-        require(last == planned, f"{where}: its last look is at {last} of {planned} planned seeds")
 
 
 def _require_unique(what: str, names: Sequence[str]) -> None:

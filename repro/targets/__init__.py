@@ -7,89 +7,33 @@ from __future__ import annotations
 
 from repro.spec.arm import unknown
 from repro.spec.target import Target
-from repro.targets.ablations import (
-    FIGURE9,
-    FIGURE9_3B,
-    FIGURE10,
-    FIGURE10_3B,
-    FIGURE15,
-    FIGURE16,
-    FIGURE17,
+from repro.targets import (
+    ablations,
+    coder,
+    curves,
+    described,
+    kernels,
+    memory,
+    mini,
+    rollout,
+    speed,
+    steps,
+    table1,
+    table2,
 )
-from repro.targets.coder import CODER_TARGETS
-from repro.targets.curves import (
-    FIGURE4,
-    FIGURE4_BIGMATH,
-    FIGURE5,
-    FIGURE7,
-    FIGURE8,
-    FIGURE12,
-    FIGURE13,
-    FIGURE14,
-    SIZED_FIGURES,
-    TABLE2_32B,
-)
-from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
-from repro.targets.kernels import KERNELS
-from repro.targets.memory import (
-    CHECKPOINT_PATH,
-    MEMORY,
-    MEMORY_BUDGETS,
-    MEMORY_DENSE,
-    MEMORY_FORMATS,
-)
-from repro.targets.mini import MINI_TARGETS
-from repro.targets.pretraining import PRETRAIN_TINY
-from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
-from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
-from repro.targets.steps import STEP_TARGETS
-from repro.targets.table1 import TABLE1, TABLE1_3B
-from repro.targets.table2 import TABLE2, TABLE2_14B
 
 TARGETS: tuple[Target, ...] = (
-    TABLE1,
-    TABLE1_3B,
-    *MINI_TARGETS,
-    *CODER_TARGETS,
-    TABLE2,
-    TABLE2_14B,
-    TABLE2_32B,
-    *STEP_TARGETS,
-    TABLE4,
-    *TABLES_5_TO_8,
-    TABLE9,
-    FIGURE1,
-    FIGURE2,
-    FIGURE3,
-    FIGURE4,
-    FIGURE4_BIGMATH,
-    FIGURE5,
-    FIGURE6,
-    FIGURE7,
-    FIGURE8,
-    FIGURE9,
-    FIGURE9_3B,
-    FIGURE10,
-    FIGURE10_3B,
-    FIGURE11,
-    FIGURE12,
-    FIGURE13,
-    FIGURE14,
-    FIGURE15,
-    FIGURE16,
-    FIGURE17,
-    *SIZED_FIGURES,
-    PRETRAIN_TINY,
-    MEMORY,
-    MEMORY_DENSE,
-    MEMORY_FORMATS,
-    MEMORY_BUDGETS,
-    CHECKPOINT_PATH,
-    KERNELS,
-    ROLLOUT,
-    SCHEDULING,
-    RANKED,
-)
+    table1.TABLE1, table1.TABLE1_3B, *mini.MINI_TARGETS, *coder.CODER_TARGETS, table2.TABLE2,
+    table2.TABLE2_14B, curves.TABLE2_32B, *steps.STEP_TARGETS, described.TABLE4,
+    *speed.TABLES_5_TO_8, speed.TABLE9, described.FIGURE1, described.FIGURE2, described.FIGURE3,
+    curves.FIGURE4, curves.FIGURE4_BIGMATH, curves.FIGURE5, described.FIGURE6, curves.FIGURE7,
+    curves.FIGURE8, ablations.FIGURE9, ablations.FIGURE9_3B, ablations.FIGURE10,
+    ablations.FIGURE10_3B, speed.FIGURE11, curves.FIGURE12, curves.FIGURE13, curves.FIGURE14,
+    ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *curves.SIZED_FIGURES,
+    described.PRETRAIN_TINY, memory.MEMORY, memory.MEMORY_DENSE, memory.MEMORY_FORMATS,
+    memory.MEMORY_BUDGETS, memory.CHECKPOINT_PATH, kernels.KERNELS, rollout.ROLLOUT,
+    rollout.SCHEDULING, rollout.RANKED,
+)  # fmt: skip
 
 
 def find(name: str) -> Target:

@@ -18,12 +18,11 @@ import dataclasses
 from typing import get_args
 
 from repro.spec.arm import Arm, NoiseConfig, NoiseSchedule
-from repro.spec.effect import Assay
-from repro.spec.target import Claim, Target
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier
-from repro.targets.claims import difference
-from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1, TABLE1_3B
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA_AQN, TABLE1, TABLE1_3B, figure
+from repro.targets.table_rows import above, rises
 
 SCHEDULES = {
     schedule: dataclasses.replace(
@@ -57,13 +56,10 @@ def _rates(arm: Arm, prefix: str, low: float, high: float) -> tuple[Arm, Arm]:
     return at("5e-6", low), at("3e-5", high)
 
 
-_CONFOUNDED = Assay(
-    kind="design",
-    because="alpha grows with the rank, so a larger rank takes larger steps, and a difference is "
-    "the rank's or the rate's",
+_CONFOUNDED = (
+    "alpha grows with the rank, so a larger rank takes larger steps, and a difference is the "
+    "rank's or the rate's"
 )
-
-
 QERL_LOW, QERL_HIGH = _rates(NVFP4_LORA_AQN, "qerl", 0.5, 3.0)
 LORA_LOW, LORA_HIGH = _rates(BF16_LORA, "lora", 1.0, 6.0)
 
@@ -82,128 +78,65 @@ def _at_3b(target: Target, as_qerl: str) -> Target:
     )
 
 
-FIGURE9 = Target(
-    name="figure9",
-    title="Fig. 9: four noise schedules (3B)",
-    statement="the exponential schedule ends best",
-    source="Fig. 9",
-    arms=tuple(SCHEDULES.values()),
-    metrics=METRICS,
-    claims=tuple(
-        difference(
-            f"exponential_beats_{schedule}",
-            f"the exponential schedule ends more accurate than the {schedule} one",
-            "Fig. 9",
-            SCHEDULES["exponential"],
-            arm,
-            "noise",
-            effect=paper_effects.SCHEDULES[schedule],
-        )
+FIGURE9 = figure(
+    9, "four noise schedules (3B)", "the exponential schedule ends best",
+    tuple(SCHEDULES.values()),
+    tuple(
+        above(f"exponential_beats_{schedule}",
+              f"the exponential schedule ends more accurate than the {schedule} one", "Fig. 9",
+              SCHEDULES["exponential"], arm, "noise", paper_effects.SCHEDULES[schedule])
         for schedule, arm in SCHEDULES.items()
         if schedule != "exponential"
     ),
     headline="accuracy",
     why_not="the paper's scale of these runs is figure9_3b's",
-    paper_file="figure9",
-)
+)  # fmt: skip
 FIGURE9_3B = _at_3b(FIGURE9, "aqn_exponential")
-FIGURE15 = Target(
-    name="figure15",
-    title="Fig. 15: the four noise schedules",
-    statement="the noise falls over ten stages in one of four ways; figure9's arms have these "
-    "schedules, and its runs serve both figures",
-    source="Fig. 15; Eq. 8",
-    arms=FIGURE9.arms,
-    metrics=METRICS,
-    headline="accuracy",
-    records_of="figure9_3b",
+FIGURE15 = figure(
+    15, "the four noise schedules",
+    "the noise falls over ten stages in one of four ways; figure9's arms have these schedules, and "
+    "its runs serve both figures",
+    FIGURE9.arms, source="Fig. 15; Eq. 8", headline="accuracy", records_of="figure9_3b",
     why_not="a definition, which nothing but figure9's runs can show; tested stage by stage",
-    paper_file="figure15",
-)
-FIGURE10 = Target(
-    name="figure10",
-    title="Fig. 10: LoRA rank 16 to 128 (3B)",
-    statement="rank hardly matters; 16 converges fastest",
-    source="Fig. 10",
-    arms=RANKS,
-    metrics=METRICS,
-    claims=(
-        Claim(
-            name="small_rank_faster",
-            statement="the mean training reward falls as the rank grows (alpha grows with it)",
-            source="Fig. 10",
-            kind="trend",
-            arms=tuple(arm.name for arm in reversed(RANKS)),
-            metric="train_reward_mean",
-            factor=("lora_rank", "lora_alpha"),
-            effect=paper_effects.RANK_SPEED,
-            assays=(_CONFOUNDED,),
-        ),
-        Claim(
-            name="rank_hardly_matters",
-            statement="rank 128 ends as accurate as rank 16 (alpha grows with the rank)",
-            source="Fig. 10 and its text",
-            kind="equivalent",
-            arms=(RANKS[-1].name, RANKS[0].name),
-            metric="accuracy",
-            factor=("lora_rank", "lora_alpha"),
-            margin=5.0,
-            because="the paper's ranks end within .80 to .85",
-            assays=(_CONFOUNDED,),
-        ),
+)  # fmt: skip
+FIGURE10 = figure(
+    10, "LoRA rank 16 to 128 (3B)", "rank hardly matters; 16 converges fastest",
+    RANKS,
+    (
+        rises("small_rank_faster",
+              "the mean training reward falls as the rank grows (alpha grows with it)", "Fig. 10",
+              RANKS[::-1], "lora_rank lora_alpha", paper_effects.RANK_SPEED, "train_reward_mean",
+              confounded=_CONFOUNDED),
+        above("rank_hardly_matters",
+              "rank 128 ends as accurate as rank 16 (alpha grows with the rank)",
+              "Fig. 10 and its text", RANKS[-1], RANKS[0], "lora_rank lora_alpha", None,
+              side="within", bound=5.0, because="the paper's ranks end within .80 to .85",
+              headroom=False, confounded=_CONFOUNDED),
     ),
     headline="train_reward_mean",
     why_not="the paper's scale of these runs is figure10_3b's",
-    paper_file="figure10",
-)
+)  # fmt: skip
 FIGURE10_3B = _at_3b(FIGURE10, "rank_32")
-FIGURE16 = Target(
-    name="figure16",
-    title="Fig. 16: QeRL at learning rates 5e-6 and 3e-5",
-    statement="QeRL bears a rate six times higher and learns faster with it",
-    source="Fig. 16",
-    arms=(QERL_LOW, QERL_HIGH),
-    metrics=METRICS,
-    claims=(
-        difference(
-            "high_rate_faster",
-            "QeRL's mean training reward is higher at three times its own rate than at half of it",
-            "Fig. 16",
-            QERL_HIGH,
-            QERL_LOW,
-            "learning_rate_factor",
-            "learning_rate",
-            effect=paper_effects.RATE_SPEED,
-            metric="train_reward_mean",
-        ),
-    ),
+FIGURE16 = figure(
+    16, "QeRL at learning rates 5e-6 and 3e-5",
+    "QeRL bears a rate six times higher and learns faster with it",
+    (QERL_LOW, QERL_HIGH),
+    (above("high_rate_faster",
+           "QeRL's mean training reward is higher at three times its own rate than at half of it",
+           "Fig. 16", QERL_HIGH, QERL_LOW, "learning_rate_factor learning_rate",
+           paper_effects.RATE_SPEED, "train_reward_mean"),),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="train_reward_mean",
-    paper_file="figure16",
-)
-FIGURE17 = Target(
-    name="figure17",
-    title="Fig. 17: BF16 LoRA at learning rates 5e-6 and 3e-5",
-    statement="16-bit LoRA collapses at the higher rate",
-    source="Fig. 17",
-    arms=(LORA_LOW, LORA_HIGH),
-    metrics=METRICS,
-    claims=(
-        Claim(
-            name="high_rate_collapses",
-            statement="16-bit LoRA ends more accurate at its own rate than at six times it",
-            source="Fig. 17",
-            kind="difference",
-            arms=(LORA_LOW.name, LORA_HIGH.name),
-            metric="accuracy",
-            factor=("learning_rate_factor", "learning_rate"),
-            effect=paper_effects.COLLAPSE,
-            # A run that collapses is an outlier to its own arm, which a t interval hides.
-            test="sign_flip",
-        ),
-    ),
+)  # fmt: skip
+FIGURE17 = figure(
+    17, "BF16 LoRA at learning rates 5e-6 and 3e-5", "16-bit LoRA collapses at the higher rate",
+    (LORA_LOW, LORA_HIGH),
+    # A run that collapses is an outlier to its own arm, which a t interval hides.
+    (above("high_rate_collapses",
+           "16-bit LoRA ends more accurate at its own rate than at six times it", "Fig. 17",
+           LORA_LOW, LORA_HIGH, "learning_rate_factor learning_rate", paper_effects.COLLAPSE,
+           test="sign_flip", headroom=False),),
     scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},
-    paper_file="figure17",
-)
+)  # fmt: skip

@@ -15,13 +15,17 @@ present scale, arms have the middle of the grid.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+from repro.spec.arm import Arm
 from repro.spec.config import TrainScale, digest_of
 from repro.spec.resolve import plain_values
 
+# The grid of a sweep, as factors of an arm's rate.
+FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
 SCHEMA = 2
 # Higher is better; a run that failed counts as 0.
 METRIC = "heldout_last"
@@ -31,6 +35,14 @@ RULE = (
     "evaluation's standard errors of it, sqrt(p (1 - p) / n) at the best mean p of n questions, "
     "are ties; of ties the smallest rate"
 )
+
+
+def at_rate(arm: Arm, name: str) -> Arm:
+    """Return an arm at one of the sweep's rates."""
+    factor, label = FACTORS[name], f"{arm.label}, {name} rate"
+    return dataclasses.replace(
+        arm, name=f"{arm.name}_{name}", label=label, learning_rate_factor=factor
+    )
 
 
 def choice_file(sweep: str) -> Path:

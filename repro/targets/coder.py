@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm, Exploration, NoiseConfig, PlantedRounding
+from repro.spec.claim import Claim, Dose
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -33,11 +34,11 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.effect import Effect
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, table1
-from repro.targets.claims import difference
-from repro.targets.rates import FACTORS, at_rate
+from repro.targets import mini, paper_effects, table1
+from repro.targets.chosen_rates import FACTORS, at_rate
+from repro.targets.table_rows import above, gains, metric, rises, times
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
 _FILES = {
@@ -51,10 +52,8 @@ _FILES = {
     ),
 }
 _NEW_TOKENS = 512
-_PROMPT = 320
 _SEEDS = tuple(range(8))
 _TUNING_SEED = 100
-_SOURCE = "Table 1, on a smaller checkpoint"
 # Draws of the rounding, where nothing is trained.
 _DRAWS = _SEEDS[:6]
 
@@ -120,15 +119,12 @@ _TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, WARM, COOL, TWICE_RATE, 
 
 def _scale(size: str) -> TrainScale:
     checkpoint, revision = _FILES[size]
-    return TrainScale(
+    return dataclasses.replace(
+        mini.SWEEP_1_5B,
         checkpoint=checkpoint,
         revision=revision,
         data=DataConfig(source="gsm8k", development_problems=200),
         steps=200,
-        prompts_per_rollout=16,
-        group_size=8,
-        micro_batch_rows=16,
-        max_prompt_tokens=_PROMPT,
         rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
         optimizer=OptimizerConfig(
             learning_rates=LearningRates(lora_16bit=1e-4, lora_4bit=1e-4, full=1e-5),
@@ -144,7 +140,6 @@ def _scale(size: str) -> TrainScale:
         ),
         prompt_template="boxed",
         format_reward=0.0,
-        compute_dtype="bfloat16",
         checkpoint_every=50,
         permuted=True,
         seeds=_SEEDS,
@@ -164,31 +159,26 @@ def _dose_scale(scale: TrainScale) -> TrainScale:
 
 METRICS = (
     *table1.METRICS,
-    Metric(name="take_off_steps", unit="steps", title="steps to the threshold", better="lower"),
-    Metric(name="took_off", unit="share", title="reached the threshold", better="higher"),
-    Metric(name="collapsed", unit="share", title="broke down", better="lower"),
-    Metric(name="entropy_start", unit="nats", title="entropy, finished, first", better="neither"),
-    Metric(name="accuracy_start", unit="share", title="right at the start", better="neither"),
+    metric("take_off_steps", "steps", "steps to the threshold", "lower"),
+    metric("took_off", "share", "reached the threshold", "higher"),
+    metric("collapsed", "share", "broke down", "lower"),
+    metric("entropy_start", "nats", "entropy, finished, first", "neither"),
+    metric("accuracy_start", "share", "right at the start", "neither"),
 )
 _DOSE_METRICS = (
-    Metric(
-        name="kl_completions",
-        unit="nats",
-        title="KL from BF16 per token of its completions",
-        better="neither",
-    ),
-    Metric(name="entropy_forced", unit="nats", title="entropy, same tokens", better="neither"),
-    Metric(name="entropy_own", unit="nats", title="entropy, own completions", better="neither"),
-    Metric(name="entropy_finished", unit="nats", title="entropy, own finished", better="neither"),
-    Metric(name="choice", unit="share", title="p (1 - p) of what was drawn", better="neither"),
-    Metric(name="mixed_groups", unit="percent", title="groups that teach", better="neither"),
-    Metric(name="distinct_answers", unit="answers", title="answers a prompt", better="neither"),
-    Metric(name="code_rate", unit="percent", title="completions with a program", better="lower"),
+    metric("kl_completions", "nats", "KL from BF16 per token of its completions", "neither"),
+    metric("entropy_forced", "nats", "entropy, same tokens", "neither"),
+    metric("entropy_own", "nats", "entropy, own completions", "neither"),
+    metric("entropy_finished", "nats", "entropy, own finished", "neither"),
+    metric("choice", "share", "p (1 - p) of what was drawn", "neither"),
+    metric("mixed_groups", "percent", "groups that teach", "neither"),
+    metric("distinct_answers", "answers", "answers a prompt", "neither"),
+    metric("code_rate", "percent", "completions with a program", "lower"),
     *table1.metrics_named(
         "accuracy", "accuracy_lenient", "format_rate", "truncation_rate", "completion_tokens_mean"
     ),
-    Metric(name="pass_at_1", unit="percent", title="pass@1", better="higher"),
-    Metric(name="pass_at_16", unit="percent", title="pass@16", better="higher"),
+    metric("pass_at_1", "percent", "pass@1", "higher"),
+    metric("pass_at_16", "percent", "pass@16", "higher"),
 )
 
 
@@ -197,25 +187,17 @@ def _dose(size: str) -> Target:
     scale = _dose_scale(_scale(size))
     return Target(
         name=f"dose_coder_{size}",
-        title=f"How large each treatment is before training, Qwen2.5-Coder-{_spoken(size)}",
+        title=f"How large each treatment is before training, Qwen2.5-Coder-{mini.spoken(size)}",
         statement="rounding to four bits raises the entropy, whichever the draw",
         source="Fig. 5, first step; section 3.2",
         procedure="dose",
         arms=arms,
         metrics=_DOSE_METRICS,
         claims=tuple(
-            difference(
-                f"{arm.weight_format}_more_entropy_{how}",
-                f"{arm.weight_format.upper()} weights have more entropy than BF16, {words}",
-                "Fig. 5",
-                arm,
-                BF16,
-                "weight_format",
-                effect=paper_effects.ENTROPY[arm.weight_format],
-                metric=f"entropy_{how}",
-                unit="rounding draw",
-                draws=len(_DRAWS),
-            )
+            above(f"{arm.weight_format}_more_entropy_{how}",
+                  f"{arm.weight_format.upper()} weights have more entropy than BF16, {words}",
+                  "Fig. 5", arm, BF16, "weight_format", paper_effects.ENTROPY[arm.weight_format],
+                  f"entropy_{how}", draws=len(_DRAWS))
             for arm in (NF4, MXFP4, NVFP4)
             for how, words in (
                 ("finished", "on its own finished completions"),
@@ -224,36 +206,21 @@ def _dose(size: str) -> Target:
         ),
         headline="kl_completions",
         scales={Tier.MINI: scale},
-    )
+    )  # fmt: skip
 
 
 def _untrained(size: str, template: str) -> Target:
     """Return Table 1's first four rows, with four samples a problem."""
     scale = _scale(size)
-    arms = table1.UNTRAINED
     suffix = "" if template == "boxed" else "_tags"
     return Target(
         name=f"untrained_coder_{size}{suffix}",
-        title=f"Table 1's untrained rows, Qwen2.5-Coder-{_spoken(size)}, prompt {template!r}",
+        title=f"Table 1's untrained rows, Qwen2.5-Coder-{mini.spoken(size)}, prompt {template!r}",
         statement="before training, four-bit weights are less accurate than BF16",
         source="Table 1, first four rows",
-        arms=arms,
+        arms=table1.UNTRAINED,
         metrics=METRICS,
-        claims=tuple(
-            difference(
-                f"{arm.name}_costs_accuracy",
-                f"before training, {arm.weight_format.upper()} weights are less accurate than BF16",
-                "Table 1, first four rows",
-                table1.BF16,
-                arm,
-                "weight_format",
-                effect=paper_effects.UNTRAINED_LOSS[arm.weight_format],
-                metric="accuracy_lenient",
-                unit="rounding draw",
-                draws=len(_DRAWS),
-            )
-            for arm in arms[1:]
-        ),
+        claims=table1.untrained_losses("accuracy_lenient", draws=len(_DRAWS)),
         headline="accuracy_lenient",
         scales={
             Tier.MINI: dataclasses.replace(
@@ -266,128 +233,40 @@ def _untrained(size: str, template: str) -> Target:
     )
 
 
-def _sooner(
-    name: str, statement: str, source: str, first: Arm, effect: Effect, *factor: str
-) -> Claim:
-    """Return the claim that an arm takes off after fewer steps than BF16."""
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="ratio",
-        arms=(BF16.name, first.name),
-        metric="take_off_steps",
-        factor=factor,
-        margin=1.0,
-        because="from one on the faster arm is faster; what matters is stated as a size",
-        effect=effect,
-    )
-
-
-_FORMAT = ("weight_format",)
+_LENIENT = "accuracy_lenient"
 CLAIMS = (
-    *table1.gains((BF16, NVFP4, AQN)),
-    difference(
-        "nvfp4_more_entropy",
-        "NVFP4 weights have a higher entropy than BF16 early in training",
-        "Fig. 5, on a smaller checkpoint",
-        NVFP4,
-        BF16,
-        *_FORMAT,
-        effect=paper_effects.ENTROPY["nvfp4"],
-        metric="entropy_first",
-    ),
-    difference(
-        "aqn_more_entropy",
-        "AQN raises the entropy of NVFP4 late in training",
-        "Fig. 14, on a smaller checkpoint",
-        AQN,
-        NVFP4,
-        "noise",
-        effect=paper_effects.ENTROPY_LATE,
-        metric="entropy_last",
-    ),
-    _sooner(
-        "nvfp4_sooner",
-        "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
-        "Fig. 4, on a smaller checkpoint",
-        NVFP4,
-        paper_effects.FORMAT_TAKE_OFF["bf16"],
-        *_FORMAT,
-    ),
-    _sooner(
-        "qerl_sooner",
-        "QeRL takes off after fewer steps than 16-bit LoRA",
-        "Fig. 12, on a smaller checkpoint",
-        AQN,
-        paper_effects.QERL_TAKE_OFF,
-        *_FORMAT,
-        "noise",
-    ),
-    *(
-        difference(
-            name,
-            statement,
-            _SOURCE,
-            first,
-            second,
-            *factor,
-            effect=effect,
-            metric="accuracy_lenient",
-        )
-        for name, statement, first, second, factor, effect in (
-            (
-                "nvfp4_beats_lora",
-                "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
-                NVFP4,
-                BF16,
-                _FORMAT,
-                _end(0.4, "88.5 - 88.1"),
-            ),
-            (
-                "qerl_beats_lora",
-                "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-                AQN,
-                BF16,
-                (*_FORMAT, "noise"),
-                _end(2.7, "90.8 - 88.1"),
-            ),
-            (
-                "aqn_helps",
-                "adding AQN to NVFP4 LoRA raises the final accuracy",
-                AQN,
-                NVFP4,
-                ("noise",),
-                _end(2.3, "90.8 - 88.5"),
-            ),
-            (
-                "qerl_beats_qlora",
-                "QeRL ends more accurate than QLoRA",
-                AQN,
-                NF4,
-                (*_FORMAT, "noise"),
-                _end(5.8, "90.8 - 85.0"),
-            ),
-        )
-    ),
-    Claim(
-        name="reward_rises_with_dose",
-        statement="the training reward, mean over the steps, rises in the order BF16, half of "
-        "NVFP4's rounding, and twice",
-        source="not in the paper; section 3.2 implies it",
-        kind="trend",
-        arms=(BF16.name, HALF.name, DOUBLE.name),
-        metric="train_reward_mean",
-        factor=("rounding",),
-        effect=paper_effects.OPEN_SHARE,
-    ),
-)
+    *gains(BF16, NVFP4, AQN),
+    above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
+          "Fig. 5, on a smaller checkpoint", NVFP4, BF16, "weight_format",
+          paper_effects.ENTROPY["nvfp4"], "entropy_first"),
+    above("aqn_more_entropy", "AQN raises the entropy of NVFP4 late in training",
+          "Fig. 14, on a smaller checkpoint", AQN, NVFP4, "noise",
+          paper_effects.ENTROPY_LATE, "entropy_last"),
+    times("nvfp4_sooner", "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
+          "Fig. 4, on a smaller checkpoint", BF16, NVFP4, "weight_format", "take_off_steps",
+          effect=paper_effects.FORMAT_TAKE_OFF["bf16"]),
+    times("qerl_sooner", "QeRL takes off after fewer steps than 16-bit LoRA",
+          "Fig. 12, on a smaller checkpoint", BF16, AQN, "weight_format noise", "take_off_steps",
+          effect=paper_effects.QERL_TAKE_OFF),
+    above("nvfp4_beats_lora", "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
+          mini.SOURCE, NVFP4, BF16, "weight_format", _end(0.4, "88.5 - 88.1"), _LENIENT),
+    above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
+          mini.SOURCE, AQN, BF16, "weight_format noise", _end(2.7, "90.8 - 88.1"), _LENIENT),
+    above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
+          mini.SOURCE, AQN, NVFP4, "noise", _end(2.3, "90.8 - 88.5"), _LENIENT),
+    above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
+          mini.SOURCE, AQN, NF4, "weight_format noise", _end(5.8, "90.8 - 85.0"), _LENIENT),
+    rises("reward_rises_with_dose",
+          "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
+          "rounding, and twice", "not in the paper; section 3.2 implies it",
+          (BF16, HALF, DOUBLE), "rounding", paper_effects.OPEN_SHARE, "train_reward_mean"),
+)  # fmt: skip
 
 
 def _table(size: str) -> Target:
     return Target(
         name=f"table1_coder_{size}",
-        title=f"Table 1's contrast on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        title=f"Table 1's contrast on Qwen2.5-Coder-{mini.spoken(size)}-Instruct",
         statement="NVFP4 weights with LoRA and AQN learn faster and end above 16-bit LoRA",
         source="Table 1; Figs. 4 and 5; the size is this suite's",
         arms=(*_TRAINED, RANDOM),
@@ -404,33 +283,42 @@ _PAPERS_DOSE = 0.055
 _GRADED = (BF16, NVFP4, HALF, DOUBLE, WARM, COOL)
 
 
-def _per_entropy(
-    name: str, statement: str, metric: str, dose: float, effect: Effect, *given: str
-) -> Claim:
-    """Return the claim that a metric follows the entropy that a seed's arms start with."""
+def _per_entropy(name: str, statement: str, measured: str, effect: Effect, *given: str) -> Claim:
+    """Return the claim that a metric follows the entropy that a seed's arms start with.
+
+    Of a quotient, what .055 nats less are worth: the steps grow where entropy was what saved them.
+    """
+    log = effect.measure == "ratio"
     return Claim(
         name=name,
-        statement=statement,
+        statement=statement + (", accuracy at the start held fixed" if given else ""),
         source="Figs. 4, 5 and Table 1 together; section 3.2",
-        kind="slope",
-        arms=tuple(arm.name for arm in _GRADED),
-        metric=metric,
+        contrast={arm.name: 0 for arm in _GRADED},
+        metric=measured,
         factor=("weight_format", "rounding", "temperature_factor"),
+        log=log,
+        bound=1.0 if log else 0.0,
         effect=effect,
-        against="entropy_start",
-        given=given,
-        dose=dose,
+        dose=Dose("entropy_start", -_PAPERS_DOSE if log else _PAPERS_DOSE, given),
     )
 
 
 def _response(table: Target) -> Target:
     """Return the answer to the paper's chain: what the paper's rise of entropy is worth here."""
-    sooner, higher = (
-        "where the policy starts with less entropy, it takes more steps to take off",
-        "the more entropy a policy starts with, the more accurate it ends",
-    )
-    apart = "accuracy at the start held fixed"
-    speed, end = paper_effects.FORMAT_TAKE_OFF["bf16"], _end(2.7, "90.8 - 88.1, as if all of it")
+    asked = (
+        ("sooner", "where the policy starts with less entropy, it takes more steps to take off",
+         "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
+        ("ends_higher", "the more entropy a policy starts with, the more accurate it ends",
+         _LENIENT, _end(2.7, "90.8 - 88.1, as if all of it")),
+    )  # fmt: skip
+    claims = [
+        claim
+        for name, *what in asked
+        for claim in (
+            _per_entropy(name, *what),
+            _per_entropy(f"{name}_given_start", *what, "accuracy_start"),
+        )
+    ]
     return Target(
         name=table.name.replace("table1", "dose_response"),
         title=table.title.replace("Table 1's contrast", "What a rise of entropy is worth"),
@@ -438,26 +326,7 @@ def _response(table: Target) -> Target:
         source="section 3.2",
         arms=_GRADED,
         metrics=METRICS,
-        claims=(
-            _per_entropy("sooner", sooner, "take_off_steps", -_PAPERS_DOSE, speed),
-            _per_entropy(
-                "sooner_given_start",
-                f"{sooner}, {apart}",
-                "take_off_steps",
-                -_PAPERS_DOSE,
-                speed,
-                "accuracy_start",
-            ),
-            _per_entropy("ends_higher", higher, "accuracy_lenient", _PAPERS_DOSE, end),
-            _per_entropy(
-                "ends_higher_given_start",
-                f"{higher}, {apart}",
-                "accuracy_lenient",
-                _PAPERS_DOSE,
-                end,
-                "accuracy_start",
-            ),
-        ),
+        claims=tuple(claims),
         headline="take_off_steps",
         records_of=table.name,
     )
@@ -467,7 +336,7 @@ def _tags(size: str) -> Target:
     """Return the paper's own template and reward on such a checkpoint."""
     return Target(
         name=f"table1_coder_{size}_tags",
-        title=f"The paper's prompt and reward on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        title=f"The paper's prompt and reward on Qwen2.5-Coder-{mini.spoken(size)}-Instruct",
         statement="asked for tags that it does not know, a small model learns the format alone",
         source="not in the paper; its prompt of section 4.1",
         arms=(table1.BF16_LORA, table1.NVFP4_LORA_AQN),
@@ -489,9 +358,9 @@ def _sweep(size: str) -> Target:
     scale = _scale(size)
     return Target(
         name=f"learning_rates_coder_{size}",
-        title=f"The learning rate at which Qwen2.5-Coder-{_spoken(size)}'s arms are compared",
+        title=f"The learning rate at which Qwen2.5-Coder-{mini.spoken(size)}'s arms are compared",
         statement="one of three rates serves 16-bit and four-bit weights alike",
-        source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
+        source=mini.SWEEP_SOURCE,
         arms=tuple(at_rate(arm, name) for arm in (BF16, NVFP4) for name in FACTORS),
         metrics=METRICS,
         scales={
@@ -504,10 +373,6 @@ def _sweep(size: str) -> Target:
         },
         headline="train_reward_mean",
     )
-
-
-def _spoken(size: str) -> str:
-    return size.replace("_", ".").upper()
 
 
 _SMALL = _table("0_5b")

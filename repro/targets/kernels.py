@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from repro.spec.arm import Arm, WeightFormat
+from repro.spec.claim import Better
 from repro.spec.config import OperationScale
 from repro.spec.needs import Needs
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Metric, Target
 from repro.spec.tier import GIB, Tier
+from repro.targets.table_rows import metric, times
 
 SCALE = OperationScale()
 FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
@@ -51,102 +53,65 @@ def portable_name(format: str, rows: int) -> str:
     return f"portable_ratio_{format}_{rows}"
 
 
-_RATIOS = tuple(
-    Metric(
-        name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}", better="higher"
-    )
-    for block in SCALE.blocks
-    for rows in SCALE.rows
-)
-_BACKWARD = tuple(
-    Metric(
-        name=backward_name(block, rows),
-        unit="ratio",
-        title=f"{block} dX, M = {rows}",
-        better="higher",
-    )
-    for block in SCALE.blocks
-    for rows in SCALE.backward_rows
-)
-_ADAPTER = tuple(
-    Metric(
-        name=adapter_name(block, rows),
-        unit="ratio",
-        title=f"{block} with LoRA over without, M = {rows}",
-        better="lower",
-    )
-    for block in SCALE.blocks
-    for rows in SCALE.adapter_rows
+_ARMS = {
+    name: Arm(name=name, label=name.upper(), weight_format=name, training="none")
+    for name in FORMATS
+}
+
+
+def _by_rows(named: Naming, what: str, every: tuple[int, ...], better: Better) -> list[Metric]:
+    return [
+        metric(named(block, rows), "ratio", f"{block}{what}, M = {rows}", better)
+        for block in SCALE.blocks
+        for rows in every
+    ]
+
+
+_LINEARS = (
+    *_by_rows(ratio_name, "", SCALE.rows, "higher"),
+    *_by_rows(backward_name, " dX", SCALE.backward_rows, "higher"),
+    *_by_rows(adapter_name, " with LoRA over without", SCALE.adapter_rows, "lower"),
 )
 _OTHERS = (
     *(
-        Metric(
-            name=f"{name}_share{block}",
-            unit="ratio",
-            title=f"{title}, of the copy rate",
-            better="higher",
-        )
-        for name, block, title in (
-            ("attend_step", "_7b", "decode step's attention, 7B heads"),
-            ("attend_step", "_32b", "decode step's attention, 32B heads"),
-            ("choose", "", "draw of a token"),
-            ("add_norm", "", "RMSNorm with residual and noise"),
-            ("norm", "", "RMSNorm with noise, as trained"),
-            ("add_adapter", "", "adapter's share added"),
-            ("adapted_swiglu", "", "SwiGLU with an adapter"),
+        metric(name, "ratio", f"{title}, of the copy rate", "higher")
+        for name, title in (
+            ("attend_step_share_7b", "decode step's attention, 7B heads"),
+            ("attend_step_share_32b", "decode step's attention, 32B heads"),
+            ("choose_share", "draw of a token"),
+            ("add_norm_share", "RMSNorm with residual and noise"),
+            ("norm_share", "RMSNorm with noise, as trained"),
+            ("add_adapter_share", "adapter's share added"),
+            ("adapted_swiglu_share", "SwiGLU with an adapter"),
         )
     ),
-    Metric(
-        name="prefill_attention_ratio",
-        unit="ratio",
-        title="prefill's attention against torch's over dense rows",
-        better="higher",
-    ),
+    metric("prefill_attention_ratio", "ratio",
+           "prefill's attention against torch's over dense rows", "higher"),
     *(
-        Metric(
-            name=f"{name}_share_{format}",
-            unit="ratio",
-            title=f"{name}, {format.upper()}, of the copy rate",
-            better="higher",
-        )
+        metric(f"{name}_share_{format}", "ratio", f"{name}, {format.upper()}, of the copy rate",
+               "higher")
         for name in ("dequantize", "quantize")
         for format in FORMATS
     ),
     *(
-        Metric(
-            name=portable_name(format, rows),
-            unit="ratio",
-            title=f"portable linear, {format.upper()}, 7b, M = {rows}",
-            better="higher",
-        )
+        metric(portable_name(format, rows), "ratio",
+               f"portable linear, {format.upper()}, 7b, M = {rows}", "higher")
         for format in FORMATS
         for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
     ),
-    Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate", better="higher"),
-    Metric(
-        name="logprobs_ratio",
-        unit="ratio",
-        title="logprobs against matmul and softmax",
-        better="higher",
-    ),
-    Metric(name="logprobs_bytes", unit="bytes", title="extra memory of logprobs"),
-)
+    metric("swiglu_share", "ratio", "SwiGLU, of the copy rate", "higher"),
+    metric("logprobs_ratio", "ratio", "logprobs against matmul and softmax", "higher"),
+    metric("logprobs_bytes", "bytes", "extra memory of logprobs"),
+)  # fmt: skip
 
 _CLAIMS = tuple(
-    Claim(
-        name=f"mxfp4_{block}_{rows}",
-        statement=f"MXFP4 is within 5 % of NVFP4's speed, {block} block, M = {rows}",
-        source="this suite's bar",
-        kind="ratio",
-        arms=("mxfp4", "nvfp4"),
-        metric=ratio_name(block, rows),
-        factor=("weight_format",),
-        margin=0.95,
-        because="the same codes through the same kernels, half as many block scales",
-    )
+    times(f"mxfp4_{block}_{rows}",
+          f"MXFP4 is within 5 % of NVFP4's speed, {block} block, M = {rows}", "this suite's bar",
+          _ARMS["mxfp4"], _ARMS["nvfp4"], "weight_format", ratio_name(block, rows), 0.95,
+          "the same codes through the same kernels, half as many block scales")
     for block in SCALE.blocks
     for rows in SCALE.rows
-)
+)  # fmt: skip
 
 KERNELS = Target(
     name="kernels",
@@ -156,16 +121,10 @@ KERNELS = Target(
     "where weights are what is read, and cost nothing where arithmetic is",
     source="not in the paper; its kernel is compared in Tables 5 to 8",
     procedure="operation",
-    arms=(
-        *(
-            Arm(name=name, label=name.upper(), weight_format=name, training="none")
-            for name in FORMATS
-        ),
-        Arm(name="operations", label="other operations", training="none"),
-    ),
+    arms=(*_ARMS.values(), Arm(name="operations", label="other operations", training="none")),
     scales={Tier.SYSTEMS: SCALE},
     needs={Tier.SYSTEMS: Needs(memory_bytes=16 * GIB, disk_bytes=10_000_000)},
     claims=_CLAIMS,
-    metrics=(*_RATIOS, *_BACKWARD, *_ADAPTER, *_OTHERS),
+    metrics=(*_LINEARS, *_OTHERS),
     headline=ratio_name("7b", 8),
 )

@@ -12,11 +12,12 @@ from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.needs import Needs
 from repro.spec.step_scale import StepPoint, StepScale
-from repro.spec.target import Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import GIB, Tier
-from repro.targets.step_metrics import step_metrics
+from repro.targets.step_metrics import step_metrics, step_target
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
+from repro.targets.table_rows import metric
 
 _CAP = 80 * 10**9
 
@@ -65,75 +66,38 @@ def _target(
     statement: str,
     arms: tuple[Arm, ...],
     points: tuple[StepPoint, ...],
-    *,
-    headline: str,
-    source: str,
-    version: int,
-    card: int = 80 * GIB,
+    source: str = "not in the paper; the bars are this suite's",
+    **more: Any,
 ) -> Target:
+    # What such a point is measured for; the time of its whole step is Table 8's.
+    measured = tuple(item for item in step_metrics(points, ratios=False) if item.unit in _UNITS)
     scale = StepScale(points=points)
-    return Target(
-        name=name,
-        version=version,
-        title=title,
-        statement=statement,
-        source=source,
-        procedure="step_time",
-        timed_repeats=1,
-        arms=arms,
-        scales={Tier.SYSTEMS: scale},
-        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
-        # What such a point is measured for; the time of its whole step is Table 8's.
-        metrics=tuple(item for item in step_metrics(points, ratios=False) if item.unit in _UNITS),
-        headline=headline,
-    )
+    return step_target(name, title, statement, arms, scale, metrics=measured, source=source, **more)
 
 
 MEMORY = _target(
-    "memory",
-    "Device memory of a GRPO step, planned and measured",
+    "memory", "Device memory of a GRPO step, planned and measured",
     "a 32B model trains with NVFP4 LoRA in half of an 80 GB card, and what a step takes "
     "can be said before it runs",
-    (NVFP4_LORA,),
-    MEMORY_POINTS,
-    headline=f"peak_bytes_{CLAIM.name}",
-    source="section 1 and section 4.3 (32B on one H100-80GB); the bars are this suite's",
-    version=3,
-)
-
+    (NVFP4_LORA,), MEMORY_POINTS,
+    "section 1 and section 4.3 (32B on one H100-80GB); the bars are this suite's",
+    headline=f"peak_bytes_{CLAIM.name}", version=3,
+)  # fmt: skip
 MEMORY_DENSE = _target(
-    "memory_dense",
-    "Device memory of a GRPO step on 16-bit weights, planned and measured",
+    "memory_dense", "Device memory of a GRPO step on 16-bit weights, planned and measured",
     "what a step of 16-bit LoRA takes can be said before it runs, too, and 72B does not fit 80 GB",
-    (BF16_LORA,),
-    DENSE_POINTS,
-    headline="peak_bytes_32b",
-    source="not in the paper; the bars are this suite's",
-    version=1,
-)
-
+    (BF16_LORA,), DENSE_POINTS, headline="peak_bytes_32b",
+)  # fmt: skip
 MEMORY_FORMATS = _target(
-    "memory_formats",
-    "Device memory of a GRPO step in the other 4-bit formats (not in the paper)",
+    "memory_formats", "Device memory of a GRPO step in the other 4-bit formats (not in the paper)",
     "what a step on NF4 or MXFP4 weights takes can be said before it runs, too",
-    (NF4_LORA, MXFP4_LORA),
-    FORMAT_POINTS,
-    headline=f"peak_bytes_{_LONG.name}",
-    source="not in the paper; the bars are this suite's",
-    version=1,
-)
-
+    (NF4_LORA, MXFP4_LORA), FORMAT_POINTS, headline=f"peak_bytes_{_LONG.name}",
+)  # fmt: skip
 MEMORY_BUDGETS = _target(
-    "memory_budgets",
-    "GRPO steps on smaller cards (not in the paper)",
+    "memory_budgets", "GRPO steps on smaller cards (not in the paper)",
     "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
-    (NVFP4_LORA,),
-    BUDGET_POINTS,
-    headline="peak_bytes_32b_32gb",
-    source="not in the paper; the bars are this suite's",
-    version=2,
-    card=32 * GIB,
-)
+    (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=2, card=32 * GIB,
+)  # fmt: skip
 
 CHECKPOINT_PATH = Target(
     name="checkpoint_path",
@@ -147,7 +111,7 @@ CHECKPOINT_PATH = Target(
     scales={Tier.SYSTEMS: CheckpointScale()},
     needs={Tier.SYSTEMS: Needs(memory_bytes=20 * GIB, disk_bytes=22_000_000_000)},
     metrics=tuple(
-        Metric(name=name, unit="seconds" if name.endswith("seconds") else "bytes", title=title)
+        metric(name, "seconds" if name.endswith("seconds") else "bytes", title)
         for name, title in (
             ("load_seconds", "from disk to the first sampled token"),
             ("first_load_seconds", "the same, kernels compiled first"),

@@ -27,10 +27,8 @@ from repro.spec.config import (
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
-from repro.targets.chosen_rates import choice_file, chosen_rates
-from repro.targets.claims import difference
+from repro.targets.chosen_rates import FACTORS, at_rate, choice_file, chosen_rates
 from repro.targets.paper_tier import GSM8K_PROMPT, pinned
-from repro.targets.rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,
     BF16_LORA,
@@ -40,71 +38,35 @@ from repro.targets.table1 import (
     NVFP4,
     NVFP4_LORA,
     NVFP4_LORA_AQN,
-    gains,
 )
+from repro.targets.table_rows import above, gains
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
 _TRAINED = (BF16_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
 _ARMS = (BF16, NF4, NVFP4, *_TRAINED)
 _SWEPT = tuple(at_rate(arm, name) for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA) for name in FACTORS)
-_SOURCE = "Table 1, on a smaller checkpoint"
+SOURCE = "Table 1, on a smaller checkpoint"
+SWEEP_SOURCE = "not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA"
+_RATE = "weight_format learning_rate"
 _CLAIMS = (
-    *gains(_TRAINED),
-    difference(
-        "qerl_beats_lora",
-        "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        BF16_LORA,
-        "weight_format",
-        "noise",
-        "learning_rate",
-        effect=paper_effects.QERL_OVER_LORA,
-    ),
-    difference(
-        "qerl_beats_qlora",
-        "QeRL ends more accurate than QLoRA",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        NF4_LORA,
-        "weight_format",
-        "noise",
-        "learning_rate",
-        effect=paper_effects.QERL_OVER_QLORA,
-    ),
-    difference(
-        "aqn_helps",
-        "adding AQN to NVFP4 LoRA raises the final accuracy",
-        _SOURCE,
-        NVFP4_LORA_AQN,
-        NVFP4_LORA,
-        "noise",
-        effect=paper_effects.AQN_GAIN,
-    ),
-    difference(
-        "nvfp4_more_entropy",
-        "NVFP4 weights have a higher entropy than BF16 early in training",
-        "Fig. 5, on a smaller checkpoint",
-        NVFP4_LORA,
-        BF16_LORA,
-        "weight_format",
-        "learning_rate",
-        effect=paper_effects.ENTROPY["nvfp4"],
-        metric="entropy_first",
-    ),
-    difference(
-        "nvfp4_grows_faster",
-        "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-        "Fig. 4, on a smaller checkpoint",
-        NVFP4_LORA,
-        BF16_LORA,
-        "weight_format",
-        "learning_rate",
-        effect=paper_effects.FORMAT_SPEED,
-        metric="heldout_area",
-    ),
-)
+    *gains(*_TRAINED),
+    above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
+          SOURCE, NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",
+          paper_effects.QERL_OVER_LORA),
+    above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
+          SOURCE, NVFP4_LORA_AQN, NF4_LORA, "weight_format noise learning_rate",
+          paper_effects.QERL_OVER_QLORA),
+    above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
+          SOURCE, NVFP4_LORA_AQN, NVFP4_LORA, "noise", paper_effects.AQN_GAIN),
+    above("nvfp4_more_entropy", "NVFP4 weights have a higher entropy than BF16 early in training",
+          "Fig. 5, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          paper_effects.ENTROPY["nvfp4"], "entropy_first"),
+    above("nvfp4_grows_faster",
+          "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
+          "Fig. 4, on a smaller checkpoint", NVFP4_LORA, BF16_LORA, _RATE,
+          paper_effects.FORMAT_SPEED, "heldout_area"),
+)  # fmt: skip
 
 SWEEP_1_5B = TrainScale(
     **pinned("Qwen/Qwen2.5-1.5B-Instruct"),
@@ -154,9 +116,9 @@ def tested(sweep: TrainScale, name: str) -> TrainScale:
 def _sweep(size: str, scale: TrainScale) -> Target:
     return Target(
         name=f"learning_rates_{size}",
-        title=f"The learning rates at which the mini tier's arms are compared, {_spoken(size)}",
+        title=f"The learning rates at which the mini tier's arms are compared, {spoken(size)}",
         statement="of three rates, each format gets the one that serves it best",
-        source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
+        source=SWEEP_SOURCE,
         arms=_SWEPT,
         metrics=METRICS,
         scales={Tier.MINI: scale},
@@ -167,7 +129,7 @@ def _sweep(size: str, scale: TrainScale) -> Target:
 def _table(size: str, scale: TrainScale) -> Target:
     return Target(
         name=f"table1_{size}",
-        title=f"Table 1's contrast on Qwen2.5-{_spoken(size)}-Instruct",
+        title=f"Table 1's contrast on Qwen2.5-{spoken(size)}-Instruct",
         statement="NVFP4 weights with LoRA and AQN end above 16-bit LoRA and QLoRA, on a "
         "checkpoint small enough for a card of 24 GB",
         source="Table 1; the size is this suite's",
@@ -179,15 +141,14 @@ def _table(size: str, scale: TrainScale) -> Target:
     )
 
 
-def _spoken(size: str) -> str:
+def spoken(size: str) -> str:
+    """Return a size in a target's name as titles have it: `0_5b` as `0.5B`."""
     return size.replace("_", ".").upper()
 
 
-TABLE1_1_5B = _table("1_5b", tested(SWEEP_1_5B, "learning_rates_1_5b"))
-TABLE1_0_5B = _table("0_5b", tested(SWEEP_0_5B, "learning_rates_0_5b"))
 MINI_TARGETS = (
-    TABLE1_0_5B,
-    TABLE1_1_5B,
+    _table("0_5b", tested(SWEEP_0_5B, "learning_rates_0_5b")),
+    _table("1_5b", tested(SWEEP_1_5B, "learning_rates_1_5b")),
     _sweep("0_5b", SWEEP_0_5B),
     _sweep("1_5b", SWEEP_1_5B),
 )

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from repro.spec.claim import Better
 from repro.spec.needs import Needs
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets.speed import at_rank, rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
+from repro.targets.table_rows import metric, times
 
 BATCHES = (1, 8, 64, 256)
 POINTS = (
@@ -54,48 +55,31 @@ ROLLOUT = Target(
     metrics=(
         *(rate(point.name, batch) for point in POINTS for batch in BATCHES),
         *(
-            Metric(
-                name=f"host_share_{point.name}",
-                unit="percent",
-                title=f"{point.name}, batch 1: the device waits for the host",
-                better="lower",
-            )
+            metric(f"host_share_{point.name}", "percent",
+                   f"{point.name}, batch 1: the device waits for the host", "lower")
             for point in POINTS
         ),
     ),
     claims=tuple(
-        Claim(
-            name=f"faster_{point}_{batch}",
-            statement=f"at {point} and batch {batch}, NVFP4 with LoRA samples at least {bar} times "
-            "as fast as BF16 with LoRA on the same engine",
-            source="this suite's bar",
-            kind="ratio",
-            arms=(NVFP4_LORA.name, BF16_LORA.name),
-            metric=rate(point, batch).name,
-            factor=("weight_format", "learning_rate"),
-            margin=bar,
-            because=_BECAUSE,
-        )
+        times(f"faster_{point}_{batch}",
+              f"at {point} and batch {batch}, NVFP4 with LoRA samples at least {bar} times as fast "
+              "as BF16 with LoRA on the same engine", "this suite's bar", NVFP4_LORA, BF16_LORA,
+              "weight_format learning_rate", rate(point, batch).name, bar, _BECAUSE)
         for point, bars in RATIOS.items()
         for batch, bar in bars.items()
     ),
     headline=rate("7b", 8).name,
-)
+)  # fmt: skip
 
 
 _SMALL = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=(1,))
 _CHECKED = ThroughputScale(
     points=(_SMALL,),
     checks=(
-        ("sharing", 5),
-        ("trained_parity", 5),
-        ("noise", 5),
-        ("parity", 3),
-        ("float8", 3),
-        ("faults", 2),
-        ("long_tail", 2),
+        ("sharing", 5), ("trained_parity", 5), ("noise", 5), ("parity", 3), ("float8", 3),
+        ("faults", 2), ("long_tail", 2),
     ),
-)
+)  # fmt: skip
 
 
 def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:
@@ -113,7 +97,7 @@ def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:
             ("error_ratio", "ratio", ratio, "lower"),
         ]
     return tuple(
-        Metric(name=f"{prefix}_{name}", unit=unit, title=f"{what}: {title}", better=better)
+        metric(f"{prefix}_{name}", unit, f"{what}: {title}", better)
         for name, unit, title, better in rows
     )
 
@@ -131,76 +115,26 @@ SCHEDULING = Target(
     needs={Tier.SYSTEMS: Needs(memory_bytes=90 * GIB, disk_bytes=100_000)},
     metrics=(
         rate("7b", 1),
-        Metric(
-            name="sharing_speedup",
-            unit="ratio",
-            title="prefill, groups of 8 x 1024 tokens",
-            better="higher",
-        ),
-        Metric(
-            name="long_tail_speedup",
-            unit="ratio",
-            title="continuous against static batches",
-            better="higher",
-        ),
-        Metric(
-            name="long_tail_tokens_per_second",
-            unit="tokens per second",
-            title="long-tailed completions, 64 slots",
-        ),
+        metric("sharing_speedup", "ratio", "prefill, groups of 8 x 1024 tokens", "higher"),
+        metric("long_tail_speedup", "ratio", "continuous against static batches", "higher"),
+        metric("long_tail_tokens_per_second", "tokens per second",
+               "long-tailed completions, 64 slots"),
         *_distances("parity", "7b, random weights", exact=True),
         *_distances("trained_parity", "trained policy", exact=True),
         *_distances("float8", "7b, FP8 cache, 512 tokens", exact=False),
         *_distances("float8_without", "7b, BF16 cache, 512 tokens", exact=False),
-        Metric(
-            name="repeat_rows_changed", unit="rows", title="the same rollout twice", better="lower"
-        ),
-        Metric(
-            name="noise_off_rows_changed",
-            unit="rows",
-            title="after noise against before",
-            better="lower",
-        ),
-        Metric(
-            name="noise_rows_changed",
-            unit="percent",
-            title="rows that noise changes",
-            better="higher",
-        ),
-        Metric(
-            name="noise_norms",
-            unit="ratio",
-            title="norms that carried noise, of all",
-            better="higher",
-        ),
-        Metric(
-            name="noise_channels_changed",
-            unit="percent",
-            title="channels that noise moved",
-            better="higher",
-        ),
-        Metric(
-            name="noise_sigma_ratio",
-            unit="ratio",
-            title="sigma realised over asked",
-            better="neither",
-        ),
-        Metric(
-            name="faults_as_they_should",
-            unit="percent",
-            title="faults that end as they should",
-            better="higher",
-        ),
-        Metric(
-            name="faults_rows_changed",
-            unit="rows",
-            title="rows changed by a fault before",
-            better="lower",
-        ),
-        Metric(name="faults_bytes_kept", unit="bytes", title="device memory kept after faults"),
+        metric("repeat_rows_changed", "rows", "the same rollout twice", "lower"),
+        metric("noise_off_rows_changed", "rows", "after noise against before", "lower"),
+        metric("noise_rows_changed", "percent", "rows that noise changes", "higher"),
+        metric("noise_norms", "ratio", "norms that carried noise, of all", "higher"),
+        metric("noise_channels_changed", "percent", "channels that noise moved", "higher"),
+        metric("noise_sigma_ratio", "ratio", "sigma realised over asked", "neither"),
+        metric("faults_as_they_should", "percent", "faults that end as they should", "higher"),
+        metric("faults_rows_changed", "rows", "rows changed by a fault before", "lower"),
+        metric("faults_bytes_kept", "bytes", "device memory kept after faults"),
     ),
     headline="sharing_speedup",
-)
+)  # fmt: skip
 
 _RANKED = tuple(at_rank(NVFP4_LORA, rank) for rank in (16, 32, 64, 128))
 _RANK_SCALE = ThroughputScale(points=(_SMALL,))
@@ -216,22 +150,15 @@ RANKED = Target(
     needs={Tier.SYSTEMS: Needs(memory_bytes=40 * GIB, disk_bytes=100_000)},
     metrics=(rate("7b", 1),),
     claims=tuple(
-        Claim(
-            name=f"r{first.lora_rank}_within_10_percent_of_r{second.lora_rank}",
-            statement=f"at 7B and batch 1, rank {first.lora_rank} samples at least 0.9 times as "
-            f"fast as rank {second.lora_rank}",
-            source="this suite's bar",
-            kind="ratio",
-            arms=(first.name, second.name),
-            metric=rate("7b", 1).name,
-            factor=("lora_rank", "lora_alpha"),
-            margin=0.9,
-            because="stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, "
-            "the head included) rank 128 would reach 0.896 of rank 16",
-        )
+        times(f"r{first.lora_rank}_within_10_percent_of_r{second.lora_rank}",
+              f"at 7B and batch 1, rank {first.lora_rank} samples at least 0.9 times as fast as "
+              f"rank {second.lora_rank}", "this suite's bar", first, second,
+              "lora_rank lora_alpha", rate("7b", 1).name, 0.9,
+              "stated before; by what a step reads (5.4 GB at rank 128, 4.8 GB at rank 16, the "
+              "head included) rank 128 would reach 0.896 of rank 16")
         for first in _RANKED
         for second in _RANKED
         if first is not second
     ),
     headline=rate("7b", 1).name,
-)
+)  # fmt: skip

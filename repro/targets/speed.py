@@ -27,6 +27,7 @@ from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA
+from repro.targets.table_rows import metric, times
 
 # "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
 BATCHES = (1, 2, 4, 8)
@@ -35,11 +36,8 @@ SHAPES = {size: f"qwen2.5-{size}" for size in ("3b", "7b", "14b", "32b")}
 
 def rate(point: str, batch: int) -> Metric:
     """Return the metric of one cell: new tokens per second at a batch."""
-    return Metric(
-        name=f"tokens_per_second_{point}_{batch}",
-        unit="tokens per second",
-        title=f"rollout, {point.replace('_', ' ')}, batch {batch}",
-    )
+    title = f"rollout, {point.replace('_', ' ')}, batch {batch}"
+    return metric(f"tokens_per_second_{point}_{batch}", "tokens per second", title)
 
 
 # Stretches of a rollout, in the middle of each of which steps are timed.
@@ -59,11 +57,7 @@ def _scale(
     scale = ThroughputScale(
         points=tuple(
             ThroughputPoint(
-                name=size,
-                shape=SHAPES[size],
-                new_tokens=2048,
-                batches=batches,
-                windows=_WINDOWS,
+                name=size, shape=SHAPES[size], new_tokens=2048, batches=batches, windows=_WINDOWS
             )
             for size in sizes
         ),
@@ -82,44 +76,18 @@ def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, 
     return (
         *(rate(size, batch) for size in sizes for batch in batches),
         rate(f"whole_{size}", batch),
-        Metric(
-            name=f"window_gain_{size}_{batch}",
-            unit="percent",
-            title=f"rollout, {size}, batch {batch}: rate from windows above the whole's",
+        metric(
+            f"window_gain_{size}_{batch}",
+            "percent",
+            f"rollout, {size}, batch {batch}: rate from windows above the whole's",
+            "neither",
             change=True,
-            better="neither",
         ),
     )
 
 
-_ANY_GAIN = "faster means a ratio above one"
-
-
+_FACTOR = "weight_format learning_rate"
 _TWICE = "the paper's own figure for the rollout against QLoRA"
-
-
-def _faster(
-    name: str,
-    statement: str,
-    source: str,
-    arms: tuple[Arm, Arm],
-    metric: Metric,
-    *,
-    times: float = 1.0,
-    paper: float | None = None,
-) -> Claim:
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="ratio",
-        arms=(arms[0].name, arms[1].name),
-        metric=metric.name,
-        factor=("weight_format", "learning_rate"),
-        margin=times,
-        because=_ANY_GAIN if times == 1.0 else _TWICE,
-        effect=paper_effects.ratio(paper, source),
-    )
 
 
 def _throughput(number: int, size: str) -> Target:
@@ -135,20 +103,17 @@ def _throughput(number: int, size: str) -> Target:
         arms=arms,
         metrics=_metrics((point,), BATCHES),
         claims=tuple(
-            _faster(
-                f"qerl_samples_faster_at_{batch}",
-                f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
-                f"Table {number}",
-                (NVFP4_LORA, BF16_LORA),
-                rate(point, batch),
-                paper=paper_effects.ROLLOUT[point, batch],
-            )
+            times(f"qerl_samples_faster_at_{batch}",
+                  f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
+                  f"Table {number}", NVFP4_LORA, BF16_LORA, _FACTOR, rate(point, batch).name,
+                  effect=paper_effects.ratio(
+                      paper_effects.ROLLOUT[point, batch], f"Table {number}"))
             for batch in (2, 8)
         ),
         headline=rate(point, 8).name,
         paper_file=f"table{number}",
         **_scale((point,), BATCHES, arms),
-    )
+    )  # fmt: skip
 
 
 TABLES_5_TO_8 = (
@@ -185,28 +150,20 @@ def _ranked(arm: Arm) -> tuple[Arm, ...]:
 
 
 def _ranked_claims(
-    others: tuple[Arm, ...], whose: str, sizes: tuple[str, ...], source: str, times: float
+    others: tuple[Arm, ...], whose: str, sizes: tuple[str, ...], source: str, bound: float
 ) -> tuple[Claim, ...]:
     bf16 = others[0].weight_format == "bf16"
     papers = paper_effects.ROLLOUT_BY_RANK if bf16 else paper_effects.ROLLOUT_OVER_NF4
-    name, words = (
-        ("twice_as_fast_as", "at least twice as fast as")
-        if times == 2.0
-        else ("faster_than", "faster than")
-    )
+    words = "at least twice as fast as" if bound == 2.0 else "faster than"
+    name = words.removeprefix("at least ").replace(" ", "_")
     return tuple(
-        _faster(
-            f"nvfp4_{name}_{whose}_{size}_r{other.lora_rank}",
-            f"NVFP4 LoRA samples {size.upper()} {words} {other.label}",
-            source,
-            (at_rank(NVFP4_LORA, other.lora_rank), other),
-            rate(size, 1),
-            times=times,
-            paper=papers.get((size, other.lora_rank)),
-        )
+        times(f"nvfp4_{name}_{whose}_{size}_r{other.lora_rank}",
+              f"NVFP4 LoRA samples {size.upper()} {words} {other.label}", source,
+              at_rank(NVFP4_LORA, other.lora_rank), other, _FACTOR, rate(size, 1).name,
+              bound, _TWICE, paper_effects.ratio(papers.get((size, other.lora_rank)), source))
         for size in sizes
         for other in others
-    )
+    )  # fmt: skip
 
 
 def _by_rank(
@@ -233,9 +190,9 @@ def _by_rank(
         metrics=_metrics(sizes, (1,)),
         claims=tuple(
             claim
-            for times in asked
+            for bound in asked
             for whose, group in others.items()
-            for claim in _ranked_claims(group, whose, sizes, source, times)
+            for claim in _ranked_claims(group, whose, sizes, source, bound)
         ),
         headline=rate(sizes[-1], 1).name,
         paper_file=name,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from repro.spec.arm import Arm
+from repro.spec.claim import Better
 from repro.spec.effect import Effect
-from repro.spec.step_scale import StepArm, StepPoint, equal_twin
-from repro.spec.target import Claim, Metric
+from repro.spec.needs import Needs
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.target import Claim, Metric, Target
+from repro.spec.tier import GIB, Tier
+from repro.targets.table_rows import metric, times
 
 _SECONDS = {
     "step": "time of a GRPO step",
@@ -30,62 +36,55 @@ _WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
 
 def step_metrics(points: Sequence[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
     """Return the metrics of some points; with `ratios`, also those against the baseline."""
-    metrics = []
-    for point in points:
-        where = point.name
-        metrics += [
-            Metric(
-                name=f"{name}_seconds_{where}",
-                unit="seconds",
-                title=f"{title}, {where}",
-                better="neither" if name in _JITTER else None,
-            )
-            for name, title in _SECONDS.items()
-            if _is_measured(name, point)
-        ]
-        if point.whole:
-            metrics.append(
-                Metric(
-                    name=f"tokens_per_second_{where}",
-                    unit="tokens per second",
-                    title=f"rollout throughput, {where}",
-                )
-            )
-        metrics += [
-            Metric(name=f"peak_bytes_{where}", unit="bytes", title=f"peak memory, {where}"),
-            Metric(
-                name=f"predicted_bytes_{where}",
-                unit="bytes",
-                title=f"planned, {where}",
-                better="neither",
-            ),
-            Metric(
-                name=f"prediction_error_{where}",
-                unit="percent",
-                title=f"plan off, {where}",
-                better="lower",
-            ),
-        ]
-        metrics += [
-            Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}", better="higher")
-            for name, title in _RATIOS.items()
-            if ratios and _is_measured(name, point)
-        ]
-        metrics += [
-            Metric(
-                name=f"{name}_over_equal_{where}",
-                unit="ratio",
-                title=f"{name}, over that of equal lengths, {where}",
-                better="lower",
-            )
-            for name in _OVER_EQUAL
-            if equal_twin(point, points)
-        ]
-    return tuple(metrics)
+    return tuple(item for point in points for item in _of_point(point, points, ratios=ratios))
+
+
+def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) -> Iterator[Metric]:
+    at = point.name
+    for name, title in _SECONDS.items():
+        if _is_measured(name, point):
+            better: Better | None = "neither" if name in _JITTER else None
+            yield metric(f"{name}_seconds_{at}", "seconds", f"{title}, {at}", better)
+    if point.whole:
+        throughput = f"rollout throughput, {at}"
+        yield metric(f"tokens_per_second_{at}", "tokens per second", throughput)
+    yield metric(f"peak_bytes_{at}", "bytes", f"peak memory, {at}")
+    yield metric(f"predicted_bytes_{at}", "bytes", f"planned, {at}", "neither")
+    yield metric(f"prediction_error_{at}", "percent", f"plan off, {at}", "lower")
+    for name, title in _RATIOS.items():
+        if ratios and _is_measured(name, point):
+            yield metric(f"{name}_{at}", "ratio", f"{title}, {at}", "higher")
+    for name in _OVER_EQUAL if equal_twin(point, points) else ():
+        title = f"{name}, over that of equal lengths, {at}"
+        yield metric(f"{name}_over_equal_{at}", "ratio", title, "lower")
 
 
 def _is_measured(name: str, point: StepPoint) -> bool:
     return point.whole or (name not in _WHOLE and not point.memory_only)
+
+
+def step_target(
+    name: str,
+    title: str,
+    statement: str,
+    arms: tuple[Arm, ...],
+    scale: StepScale,
+    *,
+    card: int = 80 * GIB,
+    **more: Any,
+) -> Target:
+    """Return a target of measured steps on a card of that memory; `more` are fields of it."""
+    return Target(
+        name=name,
+        title=title,
+        statement=statement,
+        procedure="step_time",
+        timed_repeats=scale.steps,
+        arms=arms,
+        scales={Tier.SYSTEMS: scale},
+        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
+        **more,
+    )
 
 
 def longer(
@@ -95,22 +94,15 @@ def longer(
     statement: str,
     *,
     phase: str = "step",
-    margin: float = 1.0,
+    bound: float = 1.0,
     source: str = "Table 3",
-    because: str = "longer means a ratio above one",
+    because: str = "",
     effect: Effect | None = None,
 ) -> Claim:
-    """Return the claim that a phase takes `slow` more than `margin` times what it takes `fast`."""
-    return Claim(
-        name=f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
-        statement=f"{statement} ({point.name})",
-        source=source,
-        kind="ratio",
-        arms=(slow.name, fast.name),
-        metric=f"{phase}_seconds_{point.name}",
-        factor=("weight_format", "training", "linears", "learning_rate"),
-        margin=margin,
-        because=because,
-        effect=effect,
-        paired_by="repeat",
-    )
+    """Return the claim that a phase takes `slow` more than `bound` times what it takes `fast`."""
+    return times(
+        f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
+        f"{statement} ({point.name})", source, slow, fast,
+        "weight_format training linears learning_rate", f"{phase}_seconds_{point.name}",
+        bound, because, effect,
+    )  # fmt: skip

@@ -19,23 +19,20 @@ run then finds its steps measured.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from repro.spec.needs import Needs
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
-from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
-from repro.targets.step_metrics import longer, step_metrics
+from repro.targets.step_metrics import longer, step_metrics, step_target
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CARD = 80 * 10**9
 _REPEATS = 3
 
-NVFP4 = step_arm(NVFP4_LORA)
-BF16 = step_arm(BF16_LORA)
-NF4 = step_arm(NF4_LORA)
-MXFP4 = step_arm(MXFP4_LORA)
-FULL = step_arm(BF16_FULL)
+NVFP4, BF16, NF4, MXFP4, FULL = map(
+    step_arm, (NVFP4_LORA, BF16_LORA, NF4_LORA, MXFP4_LORA, BF16_FULL)
+)
 RELEASED = step_arm(
     NVFP4_LORA,
     name="nvfp4_lora_released",
@@ -96,118 +93,94 @@ def _target(
     title: str,
     statement: str,
     arms: tuple[StepArm, ...],
-    scale: StepScale,
-    *,
+    points: tuple[StepPoint, ...],
     claims: tuple[Claim, ...],
-    headline: str,
     version: int,
     source: str = "Table 3; section 4.3",
+    **scale: Any,
 ) -> Target:
-    """Return a target whose arms are timed against 16-bit LoRA."""
-    return Target(
-        name=name,
-        version=version,
-        title=title,
-        statement=statement,
-        source=source,
-        procedure="step_time",
-        timed_repeats=scale.steps,
-        arms=arms,
-        scales={Tier.SYSTEMS: scale},
-        needs={Tier.SYSTEMS: Needs(memory_bytes=80 * GIB, disk_bytes=10_000_000)},
-        metrics=step_metrics(scale.points, ratios=True),
-        claims=claims,
-        headline=headline,
-        paper_file="table3",
-    )
+    """Return a target whose arms are timed against 16-bit LoRA; `scale` are fields of its scale."""
+    return step_target(
+        name, title, statement, arms,
+        StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
+        metrics=step_metrics(points, ratios=True), claims=claims, version=version, source=source,
+        headline=f"speedup_{_headlined(points)}", paper_file="table3",
+    )  # fmt: skip
+
+
+def _headlined(points: tuple[StepPoint, ...]) -> str:
+    """Return the last point's name, of rows of different lengths the last with new ones."""
+    return next(point.name for point in reversed(points) if point.lengths != "equal")
 
 
 def _qerl_sooner(points: tuple[StepPoint, ...], *, source: str = "Table 3") -> tuple[Claim, ...]:
     """Return the claim of each point that QeRL's step takes less time than 16-bit LoRA's."""
+    sizes = paper_effects.STEPS
     return tuple(
-        longer(
-            BF16,
-            NVFP4,
-            point,
-            "16-bit LoRA's step takes longer than QeRL's",
-            source=source,
-            effect=paper_effects.ratio(paper_effects.STEPS.get(point.name), source),
-        )
+        longer(BF16, NVFP4, point, "16-bit LoRA's step takes longer than QeRL's", source=source,
+               effect=paper_effects.ratio(sizes.get(point.name), source))
         for point in points
-    )
+    )  # fmt: skip
 
 
-TABLE3 = _target(
-    "table3",
-    "Table 3: end-to-end speed of GRPO, 7B",
-    "a GRPO step of QeRL takes less time than 16-bit LoRA's",
-    (NVFP4, BF16),
-    StepScale(points=TABLE3_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(TABLE3_POINTS),
-    headline="speedup_7b_b8",
-    version=4,
-)
+def _against_lora(
+    name: str,
+    title: str,
+    statement: str,
+    points: tuple[StepPoint, ...],
+    version: int,
+    source: str = "Table 3; section 4.3",
+    claimed: str = "Table 3",
+    **scale: Any,
+) -> Target:
+    """Return a target that times QeRL's step against 16-bit LoRA's, as the paper's `claimed`."""
+    claims = _qerl_sooner(points, source=claimed)
+    return _target(name, title, statement, (NVFP4, BF16), points, claims, version, source, **scale)
 
-TABLE3_14B = _target(
-    "table3_14b",
-    "Table 3: end-to-end speed of GRPO, 14B",
-    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 14B, too",
-    (NVFP4, BF16),
-    StepScale(points=POINTS_14B, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(POINTS_14B),
-    headline="speedup_14b_b8",
-    version=2,
-)
 
-TABLE3_RL = _target(
-    "table3_rl",
-    "A GRPO step of 16 prompts with 8 completions each, 7B",
+_SIZED = "Table 4 (128 prompts, 8 completions); the size is this suite's"
+_OWN = "not in the paper"
+TABLE3 = _against_lora(
+    "table3", "Table 3: end-to-end speed of GRPO, 7B",
+    "a GRPO step of QeRL takes less time than 16-bit LoRA's", TABLE3_POINTS, 4,
+)  # fmt: skip
+TABLE3_14B = _against_lora(
+    "table3_14b", "Table 3: end-to-end speed of GRPO, 14B",
+    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 14B, too", POINTS_14B, 2,
+)  # fmt: skip
+TABLE3_3B = _against_lora(
+    "table3_3b", "Table 5: end-to-end speed of GRPO, 3B",
+    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 3B, too", POINTS_3B, 1,
+    "Table 5", "Table 5",
+)  # fmt: skip
+TABLE3_32B = _against_lora(
+    "table3_32b", "Table 8: end-to-end speed of GRPO, 32B",
+    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 32B, too", POINTS_32B, 1,
+    "Table 8", "Table 8",
+)  # fmt: skip
+TABLE3_RL = _against_lora(
+    "table3_rl", "A GRPO step of 16 prompts with 8 completions each, 7B",
     "with as many completions as RL really samples, a step of QeRL still takes less time",
-    (NVFP4, BF16),
-    StepScale(points=RL_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(RL_POINTS),
-    headline="speedup_7b_16x8",
-    version=2,
-    source="Table 4 (128 prompts, 8 completions); the size is this suite's",
-)
-
-TABLE3_RL_LARGE = _target(
-    "table3_rl_large",
-    "A GRPO step of 32 prompts with 8 completions each, 7B",
+    RL_POINTS, 2, _SIZED,
+)  # fmt: skip
+TABLE3_RL_LARGE = _against_lora(
+    "table3_rl_large", "A GRPO step of 32 prompts with 8 completions each, 7B",
     "with 256 completions, where arithmetic dominates, a step of QeRL still takes less time",
-    (NVFP4, BF16),
-    StepScale(points=RL_LARGE_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(RL_LARGE_POINTS),
-    headline="speedup_7b_32x8",
-    version=3,
-    source="Table 4 (128 prompts, 8 completions); the size is this suite's",
-)
-
-TABLE3_32B_RL = _target(
-    "table3_32b_rl",
-    "A GRPO step of 16 prompts with 8 completions each, 32B",
+    RL_LARGE_POINTS, 3, _SIZED,
+)  # fmt: skip
+TABLE3_32B_RL = _against_lora(
+    "table3_32b_rl", "A GRPO step of 16 prompts with 8 completions each, 32B",
     "where 16-bit weights leave room for few rows at once, a step of QeRL takes far less time "
-    "(of an arm's waves of rows one is timed, and counts for all)",
-    (NVFP4, BF16),
+    "(of an arm's waves of rows one is timed, and counts for all)", RL_POINTS_32B, 1, _OWN, _OWN,
     # Table 4's optimiser: its moments leave 16-bit weights room for 16 rows at once, not 13.
-    StepScale(points=RL_POINTS_32B, baseline="bf16", steps=_REPEATS, optimizer="adamw_8bit"),
-    claims=_qerl_sooner(RL_POINTS_32B, source="not in the paper"),
-    headline="speedup_32b_16x8",
-    version=1,
-    source="not in the paper",
-)
+    optimizer="adamw_8bit",
+)  # fmt: skip
 
 STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     _target(
-        name,
-        title,
+        name, title,
         "rows of new lengths cost an update a tenth at most, and QeRL's step takes less time",
-        (NVFP4, BF16),
-        StepScale(points=points, baseline="bf16", steps=_REPEATS),
-        claims=_qerl_sooner(spread, source="not in the paper"),
-        headline=f"speedup_{spread[-1].name}",
-        version=1,
-        source="not in the paper",
+        (NVFP4, BF16), points, _qerl_sooner(spread, source=_OWN), 1, _OWN,
     )
     for name, title, points, spread in (
         ("step_lengths", "A GRPO step of rows of different lengths, 135M to 7B",
@@ -226,8 +199,8 @@ TABLE3_ARMS = _target(
     "Table 3: other four-bit formats and other products, 7B, batch 8",
     "QLoRA's step takes longer than 16-bit LoRA's; so does the update of the released code",
     (RELEASED, NF4, MXFP4, NVFP4, BITSANDBYTES, BF16),
-    StepScale(points=(_B8,), baseline="bf16", steps=_REPEATS),
-    claims=(
+    (_B8,),
+    (
         longer(RELEASED, NVFP4, _B8, _SLOW_PASS + ", so its update takes longer", phase="update",
                source="released code"),
         longer(RELEASED, BF16, _B8, _SLOW_PASS + ", so its update takes longer than 16-bit LoRA's",
@@ -235,63 +208,27 @@ TABLE3_ARMS = _target(
         longer(NF4, BF16, _B8, "QLoRA's step takes longer than 16-bit LoRA's"),
         longer(BITSANDBYTES, BF16, _B8, "bitsandbytes' step takes longer than 16-bit LoRA's"),
         longer(BITSANDBYTES, NVFP4, _B8, "bitsandbytes' step takes over 2.5 times QeRL's",
-               margin=2.5, because="the suite's own bar; the paper's 1.2 over 0.7 is 1.7"),
+               bound=2.5, because="the suite's own bar; the paper's 1.2 over 0.7 is 1.7"),
     ),
-    headline="speedup_7b_b8",
-    version=3,
+    3,
 )  # fmt: skip
-
-TABLE3_3B = _target(
-    "table3_3b",
-    "Table 5: end-to-end speed of GRPO, 3B",
-    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 3B, too",
-    (NVFP4, BF16),
-    StepScale(points=POINTS_3B, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(POINTS_3B, source="Table 5"),
-    headline="speedup_3b_b8",
-    version=1,
-    source="Table 5",
-)
-
-TABLE3_32B = _target(
-    "table3_32b",
-    "Table 8: end-to-end speed of GRPO, 32B",
-    "a GRPO step of QeRL takes less time than 16-bit LoRA's at 32B, too",
-    (NVFP4, BF16),
-    StepScale(points=POINTS_32B, baseline="bf16", steps=_REPEATS),
-    claims=_qerl_sooner(POINTS_32B, source="Table 8"),
-    headline="speedup_32b_b8",
-    version=1,
-    source="Table 8",
-)
 
 TABLE3_FULL = _target(
     "table3_full",
     "A GRPO step of full fine-tuning, 3B",
     "full fine-tuning, where it fits, takes longer a step than LoRA on either base",
     (FULL, NVFP4, BF16),
-    StepScale(points=FULL_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=tuple(
+    FULL_POINTS,
+    tuple(
         longer(FULL, arm, FULL_POINTS[0], "full fine-tuning's step takes longer than LoRA's",
-               source="not in the paper")
+               source=_OWN)
         for arm in (NVFP4, BF16)
     ),
-    headline="speedup_3b_b8_full",
-    version=2,
-    source="not in the paper",
+    2,
+    _OWN,
 )  # fmt: skip
 
 STEP_TARGETS = (
-    TABLE3,
-    TABLE3_14B,
-    TABLE3_RL,
-    TABLE3_ARMS,
-    TABLE3_3B,
-    TABLE3_32B,
-    TABLE3_FULL,
-    TABLE3_RL_LARGE,
-    TABLE3_32B_RL,
-    STEP_LENGTHS,
-    STEP_LENGTHS_32B,
-    TABLE3_SPREAD,
-)
+    TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
+    TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD,
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,16 +22,14 @@ from figures.palette import colour
 from repro.evidence import printed
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.verdicts.claim_verdicts import judge
-from repro.spec.target import Target, plan
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from tests.repro.planned import PLANNED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = ROOT / "expected"
-PROMPTS = 30
 Overlap = Callable[[Bbox, Bbox], bool]
-KINDS = ("difference", "non_inferior", "interaction")
 KNOWN = {target.name: target for target in (*TARGETS, *PLANNED)}
 DRAWN = [
     name
@@ -56,14 +53,13 @@ def made_up(name: str, seeds: int = 5, *, without: tuple[str, ...] = ()) -> Sequ
     for arm in target.arms:
         home, recorded = target.home(arm.name)
         for run in plan(home, Tier.MINI, seeds, [recorded]):
-            metrics, series = {}, {}
+            metrics = {}
             for metric in target.metrics:
                 if metric.name not in without:
                     value = float(rng.uniform(40, 90) if metric.unit == "percent" else rng.random())
                     metrics[metric.name] = Estimate(value=value, unit=metric.unit)
-                    series[f"{metric.name}_by_prompt"] = list(rng.random(PROMPTS))
             record = record_of(
-                run, metrics=metrics, series=series, environment={}, started=datetime.now(UTC)
+                run, metrics=metrics, series={}, environment={}, started=datetime.now(UTC)
             )
             records.append(replace(record, arm=arm.name))
     return tuple(records)
@@ -79,15 +75,11 @@ def picture(name: str, records: Sequence[Record]) -> Figure:
     return figure
 
 
-def by_key(target: Target, records: Sequence[Record], metric: str, paired_by: str) -> dict:
-    """Return {arm: {seed or prompt: value}} in the shape that verdicts are made of."""
+def by_seed(records: Sequence[Record], metric: str) -> dict[str, dict[int, float]]:
+    """Return {arm: {seed: value}} in the shape that verdicts are made of."""
     values: dict[str, dict[int, float]] = {}
     for record in records:
-        if paired_by == "prompt":
-            (only,) = [r for r in records if r.arm == record.arm]
-            values[record.arm] = dict(enumerate(only.series[f"{metric}_by_prompt"]))
-        else:
-            values.setdefault(record.arm, {})[record.seed] = record.value(metric)
+        values.setdefault(record.arm, {})[record.seed] = record.value(metric) or 0.0
     return values
 
 
@@ -96,19 +88,18 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
     name: str,
 ) -> None:
     target = find(name)
-    plain: dict[str, Any] = {"assays": (), "unit": None, "draws": None, "test": "t"}
+    plain: dict[str, Any] = {"headroom": False, "confounded": "", "draws": None, "test": "t"}
     stated = [
-        c for c in target.claims if c.kind in KINDS and not c.mechanism and c.applies(Tier.MINI)
+        claim
+        for claim in target.claims
+        if not claim.mechanism and any(part.is_sided for part in contrasts._parts(claim))
     ]
-    claims = [replace(claim, **plain) for claim in stated]
-    seeds = 1 if target.claims[0].paired_by == "prompt" else 5
-    records = made_up(name, seeds)
+    records = made_up(name)
     cells = cells_of(name, records)
     metrics = {metric.name: metric for metric in target.metrics}
-    by_seed = {m: by_key(target, records, m, "seed") for m in metrics}
-    by_prompt = {m: by_key(target, records, m, "prompt") for m in metrics} if seeds == 1 else {}
-    for claim in claims:
-        (verdict,) = judge([claim], metrics, by_seed, {}, {}, by_prompt)
+    values = {metric: by_seed(records, metric) for metric in metrics}
+    for claim in (replace(claim, **plain) for claim in stated):
+        (verdict,) = judge([claim], metrics, values, {}, {})
         (cell,) = [
             cell
             for cell in cells
@@ -122,17 +113,13 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
             (cell.claimed * cell.mean, low, high)
         )
         assert (len(cell.pairs), cell.column.unit) == (verdict.n, verdict.unit)
-        assert cell.claimed * cell.bound == -(claim.margin or 0.0)
+        assert cell.claimed * cell.bound == claim.bound
         assert cell.paper == (not claim.source.startswith("not in the paper"))
 
 
-@pytest.mark.parametrize(("kind", "side"), [("order", 1), ("trend", 0)])
-def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none(
-    kind: Any, side: int
-) -> None:
+def test_neighbours_of_an_order_have_no_side() -> None:
     target = find("study_rewards")
-    trend = next(claim for claim in target.claims if claim.kind == "trend")
-    ranked = replace(target, claims=(replace(trend, kind=kind),))
+    ranked = replace(target, claims=tuple(c for c in target.claims if c.test == "page"))
     cells = contrasts.cells(made_up("study"), ranked, Tier.MINI)
     assert [cell.arms for cell in cells] == [
         ("nf4_lora", "bf16_lora"),
@@ -140,7 +127,7 @@ def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none(
         ("nvfp4_lora", "mxfp4_lora"),
     ]
     assert {cell.column.metric for cell in cells} == {"train_reward_mean"}
-    assert {cell.claimed for cell in cells} == {side}
+    assert {cell.claimed for cell in cells} == {0}
 
 
 def test_an_interaction_is_the_difference_of_two_differences() -> None:
@@ -175,17 +162,6 @@ def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() ->
     cells = cells_of("table1_0_5b", made_up("table1_0_5b"))
     assert len(cells) == 12
     assert sum(cell.claimed == 0 for cell in cells) == 7
-
-
-def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
-    records = copy.deepcopy(made_up("entropy_start", 1))
-    for record in records:
-        if record.arm == "nf4":
-            record.series["entropy_own_by_prompt"][3] = None
-    counts = {(cell.arms[0], cell.column.metric): len(cell.pairs)
-              for cell in cells_of("entropy_start", records)}  # fmt: skip
-    assert counts["nf4", "entropy_own"] == PROMPTS - 1
-    assert counts["nf4", "entropy_forced"] == counts["mxfp4", "entropy_own"] == PROMPTS
 
 
 def test_contrasts_of_arms_without_values_or_with_one_pair_are_left_out() -> None:
@@ -227,17 +203,15 @@ def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
     assert (accuracy.get_xlabel(), loss.get_xlabel()) == ("difference, points", "difference, nats")
 
 
-def test_no_worse_begins_at_its_margin_and_prompts_are_not_drawn_one_by_one() -> None:
+def test_no_worse_begins_at_its_margin() -> None:
     measured = picture("study", made_up("study")).axes[0]
     bars = [patch for patch in measured.patches if isinstance(patch, Rectangle)]
     assert sorted(bar.get_x() for bar in bars) == [-1.5] + [0.0] * 7
-    own, forced = picture("entropy_start", made_up("entropy_start", 1)).axes
-    assert not [line for axes in (own, forced) for line in axes.lines if line.get_marker() == "|"]
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_words_of_the_picture_stay_apart_and_inside_it(name: str, overlap: Overlap) -> None:
-    figure = picture(name, made_up(name, 1 if name == "entropy_start" else 5))
+    figure = picture(name, made_up(name))
     figure.draw_without_rendering()
     left = figure.axes[0]
     labels = [text.get_window_extent() for text in left.get_yticklabels()]
@@ -259,16 +233,13 @@ def test_words_of_the_picture_stay_apart_and_inside_it(name: str, overlap: Overl
 
 
 def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
-    for name in ("entropy_start", "study_harm"):
-        for record in made_up(name, 1 if name == "entropy_start" else 3):
-            steps = {"entropy": [0.3, 0.2]}
-            series = record.series | (steps if name == "study_harm" else {})
-            replace(record, series=series).write(tmp_path / "runs")
+    for record in made_up("study_harm", 3):
+        series = record.series | {"entropy": [0.3, 0.2]}
+        replace(record, series=series).write(tmp_path / "runs")
     line = ["--records", str(tmp_path / "runs"), "--expected", str(EXPECTED), "--kinds", "svg"]
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     pictures = ("accuracy", "entropy_curves", "paired_differences")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "mini_entropy_start_paired_differences.svg",
         *(f"mini_study_harm_{picture}.svg" for picture in pictures),
     ]
 

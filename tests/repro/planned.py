@@ -4,8 +4,7 @@ They stand at the mini tier, on the tiny policy, and are known to the suite whil
 entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
 `study_schedules` and `study_rates` are Figures 9 and 17, `study_factorial` asks for an interaction:
 they share arms with `study`. `study_sweep` has the three rates of a sweep, `study_harm` claims a
-harm in two metrics; `study_doses` measures doses before training, and `entropy_start` is paired by
-prompt.
+harm in two metrics; `study_doses` measures doses before training.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from repro.spec.effect import Effect
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.chosen_rates import FACTORS, at_rate
 from repro.targets.paper_effects import OPEN_SHARE
-from repro.targets.rates import FACTORS, at_rate
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
-from tests.repro.entropy_start import ENTROPY_START
+from repro.targets.table_rows import above, metric
 
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`
 TUNING = (100, 101)
@@ -99,8 +98,7 @@ FACTORIAL = Target(
             name="nvfp4_gains_more_from_aqn",
             statement="AQN helps NVFP4 more than BF16 (interaction)",
             source="not in the paper",
-            kind="interaction",
-            arms=tuple(arm.name for arm in _PAIRS),
+            contrast=dict(zip((arm.name for arm in _PAIRS), (1, -1, -1, 1), strict=True)),
             metric="accuracy",
             factor=("weight_format", "noise", "learning_rate"),
             effect=Effect(smallest=0.015, measure="of gain", because="a tenth of the paper's"),
@@ -116,11 +114,6 @@ SWEEP = Target(
     metrics=STUDY.metrics,
     scales={Tier.MINI: dataclasses.replace(SCALE, seeds=TUNING)},
     headline="heldout_last",
-)
-ENTROPY = dataclasses.replace(
-    ENTROPY_START,
-    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(0,))},
-    why_not="",
 )
 
 
@@ -139,17 +132,11 @@ _HARMED = (
 
 def _harm(harmed: Arm, other: Arm, source: str, *factor: str) -> Iterator[Claim]:
     """Yield the claims that an arm ends less accurate than another, and with a higher entropy."""
-    for metric, arms in (("accuracy", (other, harmed)), ("entropy_last", (harmed, other))):
-        yield Claim(
-            name=f"{harmed.name}_{metric}",
-            statement=f"{harmed.label} ends worse than {other.label} in {metric}",
-            source=source,
-            kind="difference",
-            arms=tuple(arm.name for arm in arms),
-            metric=metric,
-            factor=factor,
-            effect=OPEN_SHARE,
-        )
+    for by, high, low in (("accuracy", other, harmed), ("entropy_last", harmed, other)):
+        yield above(
+            f"{harmed.name}_{by}", f"{harmed.label} ends worse than {other.label} in {by}",
+            source, high, low, " ".join(factor), OPEN_SHARE, by, headroom=False,
+        )  # fmt: skip
 
 
 HARM = Target(
@@ -203,7 +190,8 @@ DOSES = Target(
     ),
     metrics=(
         Metric(name="kl_completions", unit="nats", title="KL from BF16", better="neither"),
-        *ENTROPY.metrics,
+        metric("entropy_own", "nats", "entropy, own samples", "neither"),
+        metric("entropy_forced", "nats", "entropy, same tokens", "neither"),
         Metric(name="accuracy_sampled_start", unit="percent", title="accuracy", better="higher"),
     ),
     scales={
@@ -215,7 +203,7 @@ DOSES = Target(
 )
 # Its runs train many at once; it is no target that the suite knows.
 TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
-PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, ENTROPY, HARM, DOSES)
+PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, HARM, DOSES)
 
 _LATE_IMPORTS = (
     "figures.__main__",
@@ -236,10 +224,10 @@ def registered(*targets: Target) -> Iterator[None]:
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
     own = repro.targets.TARGETS
-    named = {target.name: target for target in (*own, *targets)}
-    with mock.patch.object(repro.targets, "TARGETS", tuple(named.values())):
+    known = tuple({target.name: target for target in (*own, *targets)}.values())
+    with mock.patch.object(repro.targets, "TARGETS", known):
         patches = [
-            mock.patch.object(module, "TARGETS", tuple(named.values()))
+            mock.patch.object(module, "TARGETS", known)
             for module in list(sys.modules.values())
             if getattr(module, "TARGETS", None) is own
         ]

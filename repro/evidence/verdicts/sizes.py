@@ -14,10 +14,9 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from repro.spec.claim import Claim, Metric
-from repro.spec.effect import GAIN, Assay, Effect
+from repro.spec.effect import GAIN, Effect
 
-# What values of arms are paired by: a seed, a timed repeat as (seed, repeat), or a prompt. Those of
-# one metric are all of one kind, so that they sort.
+# What values of arms are paired by: a seed, or a timed repeat as (seed, repeat).
 Pair: TypeAlias = Any
 Values = Mapping[str, Mapping[Pair, float]]
 
@@ -29,7 +28,7 @@ _LARGEST_MARGIN = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes in the metric's unit; of a ratio, logarithms; of an order, per place.
+    """Sizes in the metric's unit; of a quotient, logarithms; of an order, per place.
 
     Attributes
     ----------
@@ -63,12 +62,11 @@ def sizes_of(
     if effect is None:
         return None
 
-    def here(size: float) -> float:
-        if effect.measure == "ratio":
-            return math.log(size)
-        return size * scale / (len(claim.arms) - 1 if claim.kind in ("trend", "order") else 1)
+    scale = 1.0 if claim.log else _scale(claim, metrics, compared, values) / claim.steps
 
-    scale = 1.0 if effect.measure == "ratio" else _scale(claim, metrics, compared, values)
+    def here(size: float) -> float:
+        return math.log(size) if claim.log else size * scale
+
     return Sizes(
         paper=None if effect.paper is None else here(effect.paper),
         tenth=None if effect.tenth is None else here(effect.tenth),
@@ -118,72 +116,28 @@ def _share(claim: Claim, effect: Effect) -> str:
 
 
 def not_testable(
-    claim: Claim,
-    metrics: Mapping[str, Metric],
-    compared: Values,
-    values: Mapping[str, Values],
-    sizes: Sizes | None,
+    claim: Claim, metrics: Mapping[str, Metric], compared: Values, sizes: Sizes | None
 ) -> str:
-    """Return why a claim cannot be judged on these records; empty where it can.
-
-    Positive controls are left to the caller, who has their verdicts.
-    """
+    """Return why a claim cannot be judged on these records; empty where it can."""
     if claim.draws is not None and claim.draws < MINIMUM_DRAWS:
         return (
-            f"its unit of replication is the {claim.unit_of_replication}, of which there is "
-            f"{claim.draws}; a verdict needs {MINIMUM_DRAWS}"
+            f"its unit of replication is the rounding draw, of which there is {claim.draws}; a "
+            f"verdict needs {MINIMUM_DRAWS}"
         )
-    for assay in claim.assays:
-        reason = _assayed(assay, claim, metrics, compared, values, sizes)
-        if reason:
-            return f"{reason}: {assay.because}"
-    return ""
-
-
-def _assayed(
-    assay: Assay,
-    claim: Claim,
-    metrics: Mapping[str, Metric],
-    compared: Values,
-    values: Mapping[str, Values],
-    sizes: Sizes | None,
-) -> str:
-    if assay.kind == "design":
-        return "by its design"
-    if assay.kind == "headroom":
-        return _headroom(claim, metrics[claim.metric], compared, sizes)
-    if assay.kind == "range":
-        return _outside(assay, values)
-    return ""
+    if claim.confounded:
+        return f"by its design: {claim.confounded}"
+    return _headroom(claim, metrics[claim.metric], compared, sizes) if claim.headroom else ""
 
 
 def _headroom(claim: Claim, metric: Metric, compared: Values, sizes: Sizes | None) -> str:
     """Return why what is to be seen does not fit above the baseline arm; empty where it does."""
     mean = fmean(compared[claim.baseline].values())
     room = _room(metric, mean)
+    why = "an effect of that size could not have appeared under that ceiling"
     above = f"{claim.baseline} at {mean:.3g} leaves {room:.3g} below {metric.most:g}"
-    if claim.kind in ("non_inferior", "equivalent"):
-        margin = claim.margin or 0.0
+    if sizes is None:
+        margin = abs(claim.bound)
         fits = margin <= _LARGEST_MARGIN * room
-        return "" if fits else f"{above}, and the margin is {margin:g}"
-    assert sizes is not None
+        return "" if fits else f"{above}, and the margin is {margin:g}: {why}"
     needed = sizes.matters if sizes.paper is None else sizes.paper
-    return "" if needed <= room else f"{above}, and the effect to be seen is {needed:.3g}"
-
-
-def _outside(assay: Assay, values: Mapping[str, Values]) -> str:
-    """Return why an arm's mean is not in the range that the assay needs; empty where it is."""
-    known = values.get(assay.metric, {}).get(assay.arm, {})
-    if not known:
-        return f"{assay.arm} has no {assay.metric}"
-    mean = fmean(known.values())
-    least = -math.inf if assay.at_least is None else assay.at_least
-    most = math.inf if assay.at_most is None else assay.at_most
-    if least <= mean <= most:
-        return ""
-    needs = f"{least:g} to {most:g}"
-    if not math.isfinite(least):
-        needs = f"at most {most:g}"
-    elif not math.isfinite(most):
-        needs = f"at least {least:g}"
-    return f"{assay.metric} of {assay.arm} is {mean:.3g}; needs {needs}"
+    return "" if needed <= room else f"{above}, and the effect to be seen is {needed:.3g}: {why}"

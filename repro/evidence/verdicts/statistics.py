@@ -10,8 +10,6 @@ What is used, and why (rules as in the suite's analysis plan):
   exact test knows no ties), pairs only behind that gate and with Holm's correction.
 * Where one run may collapse, its outlier widens a t interval past every other run: there the exact
   sign-flip test of the mean, in the claimed direction, and the median with its exact interval.
-* Two shares of the same runs (how many collapse): McNemar's exact test, and Tango's score interval,
-  which is defined where no run differs and keeps its confidence at 8 pairs.
 * Claims of one target are decided by Holm's correction, and their intervals are simultaneous
   (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) stands
   beside it.
@@ -56,8 +54,6 @@ class Paired:
 
     Attributes
     ----------
-    mean, low, high
-        Mean and its 95 % t interval.
     deviation
         Standard deviation of the values (n - 1).
     p_two_sided
@@ -65,10 +61,7 @@ class Paired:
     """
 
     mean: float
-    low: float
-    high: float
     deviation: float
-    n: int
     p_two_sided: float
 
 
@@ -118,7 +111,7 @@ def wilson_interval(successes: float, n: int) -> Interval:
 
 
 def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
-    """Compare paired differences with `bound`; the interval is of 95 %.
+    """Compare paired differences with `bound`.
 
     Differences that cancel but for the rounding of floats have a mean of 0.
 
@@ -130,20 +123,11 @@ def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
     n = len(differences)
     if n < 2:
         raise ValueError(f"a paired comparison needs 2 or more pairs; found {n}")
-    interval = mean_interval(differences)
-    assert interval.low is not None
-    assert interval.high is not None
-    deviation = stdev(differences)
-    cancelled = abs(interval.value) < _ROUNDING * max(map(abs, differences))
-    mean = 0.0 if cancelled else interval.value
-    return Paired(
-        mean=mean,
-        low=interval.low,
-        high=interval.high,
-        deviation=deviation,
-        n=n,
-        p_two_sided=_t_test(mean - bound, deviation, n),
-    )
+    mean, deviation = fmean(differences), stdev(differences)
+    if abs(mean) < _ROUNDING * max(map(abs, differences)):
+        mean = 0.0
+    p = _t_test(mean - bound, deviation, n)
+    return Paired(mean=mean, deviation=deviation, p_two_sided=p)
 
 
 def _t_test(distance: float, deviation: float, n: int) -> float:
@@ -174,7 +158,6 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
 
 
 # Of a search between -1 and 1: to 1e-12.
-_HALVINGS = 40
 # Sign patterns that are enumerated at most, those of 16 pairs; of more pairs as many are drawn.
 _PATTERNS = 2**16
 
@@ -206,57 +189,6 @@ def sign_flip(differences: Sequence[float]) -> float:
         vectorized=True,
     )
     return float(result.pvalue)
-
-
-def mcnemar(differences: Sequence[float]) -> float:
-    """Return McNemar's exact two-sided p: of pairs that differ, each sign is as likely.
-
-    Parameters
-    ----------
-    differences
-        Of two values of 0 or 1 each; 1.0 where no pair differs.
-    """
-    from scipy.stats import binomtest
-
-    up, down = differences.count(1), differences.count(-1)
-    return float(binomtest(up, up + down).pvalue) if up + down else 1.0
-
-
-def paired_share_interval(differences: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the difference of two shares of the same runs with Tango's score interval.
-
-    With b pairs of +1 and c of -1 among n, the interval holds each D at which
-
-        |b - c - n D| <= z sqrt(n (2 q + D (1 - D))),
-
-    q being the likeliest probability of a -1 if the difference is D (Tango 1998, Statistics in
-    Medicine 17:891).
-
-    Raises
-    ------
-    ValueError
-        If there are no values.
-    """
-    if not differences:
-        raise ValueError("the difference of two shares of no runs is not defined")
-    n, up, down = len(differences), differences.count(1), differences.count(-1)
-    z = NORMAL.inv_cdf(0.5 + confidence / 2)
-
-    def is_inside(at: float) -> bool:
-        linear = -up - down + (2 * n - up + down) * at
-        likeliest = (math.sqrt(linear**2 + 8 * n * down * at * (1 - at)) - linear) / (4 * n)
-        variance = max(0.0, n * (2 * likeliest + at * (1 - at)))
-        return abs(up - down - n * at) <= z * math.sqrt(variance)
-
-    value = (up - down) / n
-    ends = []
-    for outside in (-1.0, 1.0):
-        inside = value
-        for _ in range(_HALVINGS):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if is_inside(middle) else (inside, middle)
-        ends.append(inside)
-    return Interval(value=value, low=ends[0], high=ends[1], n=n)
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[Interval, float]:

@@ -9,7 +9,7 @@ Of an effect with its simultaneous interval, the paper's size here, and the smal
 `no difference`    the interval lies within the smallest effect that matters, to both sides
 `excluded`         none of these, and the interval ends below the paper's size
 `inconclusive`     nor this, or values are missing; with the effect that could have been shown
-`not testable`     an assay fails, or what the statement is about was drawn too few times
+`not testable`     no room for the effect, a confounded design, or too few draws of a rounding
 `not run`          no records; with the reason
 `not addressed`    a statement of the paper at a tier that judges the machinery alone
 =================  =================================================================================
@@ -47,34 +47,10 @@ Status = Literal[
 ]
 # A direction is shown, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
-# What settles a statement at an interim look.
-DECIDED: tuple[Status, ...] = (*SHOWN, "no difference", "excluded")
 
 MINIMUM_SEEDS = MINIMUM_DRAWS
 # Timed repeats: of two, a 95 % interval is 9 deviations to either side; of three, 2.5.
 MINIMUM_REPEATS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllSeeds:
-    """The estimate of a claim over every seed recorded, where an earlier look decided it.
-
-    The verdict belongs to the look that was planned, the estimate to all of the data: how many
-    seeds there are was planned too, so leaving some out would only widen the interval.
-
-    Attributes
-    ----------
-    effect, low, high
-        As in `Verdict`, the interval at the level of the last look and simultaneous over its
-        family; the ends None where the claim is not testable on all seeds.
-    n
-        Pairs behind it.
-    """
-
-    effect: float
-    low: float | None
-    high: float | None
-    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +75,12 @@ class Verdict:
     detectable
         Smallest effect that n seeds would have shown with probability 0.8.
     needed
-        How many seeds (or prompts) would decide if the effect is as measured; None where there is
+        How many seeds would decide if the effect is as measured; None where there is
         none, too many to name, or ranks are tested (orders and trends).
     paper, matters
         The paper's effect in these units, and the smallest that matters; None where not declared.
     post_hoc
         Why it was not judged by rules that were fixed before the runs; empty where it was.
-    all_seeds
-        The estimate over all seeds, where this is the verdict of an earlier look; else None.
     """
 
     name: str
@@ -128,7 +102,6 @@ class Verdict:
     paper: float | None = None
     matters: float | None = None
     post_hoc: str = ""
-    all_seeds: AllSeeds | None = None
 
     @property
     def own_fault(self) -> bool:

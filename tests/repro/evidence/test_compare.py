@@ -88,31 +88,26 @@ def test_six_percent_slower_with_large_noise_is_unclear_and_fails_nothing() -> N
     assert status(comparison) == ("fine", 0)
 
 
-def test_noise_that_could_hide_a_loss_is_unclear_without_any_change() -> None:
-    noisy = values(8.5, 10.0, 11.5)
-    assert row(compared(noisy, old=noisy), STEP).verdict == "unclear"
-
-
-def test_fewer_tokens_per_second_regress_and_more_improve() -> None:
-    assert row(compared(times(0.94, "tokens")), "tokens_per_second_7b_b4").verdict == "regressed"
-    assert row(compared(times(1.06, "tokens")), "tokens_per_second_7b_b4").verdict == "improved"
-    assert row(compared(times(0.94, STEP)), STEP).verdict == "improved"
-    assert status(compared(times(0.94, STEP))) == ("fine", 0)
-
-
-def test_a_smaller_speedup_regresses() -> None:
-    assert row(compared(times(0.9, "speedup")), "speedup_7b_b8").verdict == "regressed"
-
-
-def test_memory_regresses_by_one_and_a_half_percent_but_not_by_half_a_percent() -> None:
-    peak = "peak_bytes_7b_b8"
-    assert row(compared(times(1.015, "peak")), peak).verdict == "regressed"
-    assert row(compared(times(1.005, "peak")), peak).verdict == "unchanged"
+@pytest.mark.parametrize(
+    ("metric", "factor", "verdict"),
+    [
+        ("tokens_per_second_7b_b4", 0.94, "regressed"),
+        ("tokens_per_second_7b_b4", 1.06, "improved"),
+        (STEP, 0.94, "improved"),
+        ("speedup_7b_b8", 0.9, "regressed"),
+        ("peak_bytes_7b_b8", 1.015, "regressed"),
+        ("peak_bytes_7b_b8", 1.005, "unchanged"),
+        ("prediction_error_7b_b8", 1.8, "unchanged"),
+    ],
+)
+def test_a_metric_is_judged_by_the_threshold_of_its_unit(
+    metric: str, factor: float, verdict: str
+) -> None:
+    assert row(compared(times(factor, metric)), metric).verdict == verdict
 
 
 def test_percents_are_compared_in_points() -> None:
     error = "prediction_error_7b_b8"
-    assert row(compared(times(1.8, error)), error).verdict == "unchanged"
     worse = row(compared(times(2.5, error)), error)
     assert (worse.verdict, worse.relative, worse.change) == ("regressed", False, 1.5)
 
@@ -132,20 +127,27 @@ def test_many_rows_are_corrected_for_their_number() -> None:
     assert (alone.verdict, among.verdict) == ("regressed", "unclear")
 
 
-def test_single_timings_are_judged_by_the_threshold_alone() -> None:
-    one = row(compared(values(10.6), old=values(10.0)), STEP)
-    assert (one.verdict, one.low, one.p_worse) == ("regressed", None, None)
-    assert row(compared(values(10.4), old=values(10.0)), STEP).verdict == "unchanged"
-
-
-def test_pairs_of_timings_that_overlap_are_unclear() -> None:
-    assert row(compared(values(10.1, 11.3), old=values(9.9, 10.2)), STEP).verdict == "unclear"
-
-
-def test_a_single_timing_is_judged_by_the_spread_of_the_baseline() -> None:
-    steady, noisy = values(10.0, 10.01, 9.99), values(9.0, 10.0, 11.0)
-    assert row(compared(values(10.6), old=steady), STEP).verdict == "regressed"
-    assert row(compared(values(10.6), old=noisy), STEP).verdict == "unclear"
+@pytest.mark.parametrize(
+    ("new", "old", "verdict"),
+    [
+        # Of one timing each there is the threshold alone.
+        ((10.6,), (10.0,), "regressed"),
+        ((10.4,), (10.0,), "unchanged"),
+        # Pairs that overlap.
+        ((10.1, 11.3), (9.9, 10.2), "unclear"),
+        # One timing has the spread of the baseline.
+        ((10.6,), (10.0, 10.01, 9.99), "regressed"),
+        ((10.6,), (9.0, 10.0, 11.0), "unclear"),
+        # Noise that could hide a loss, without any change.
+        ((8.5, 10.0, 11.5), (8.5, 10.0, 11.5), "unclear"),
+    ],
+)
+def test_few_timings_are_judged_by_what_spread_there_is(
+    new: tuple[float, ...], old: tuple[float, ...], verdict: str
+) -> None:
+    one = row(compared(values(*new), old=values(*old)), STEP)
+    assert one.verdict == verdict
+    assert (one.p_worse is None) == (max(len(new), len(old)) < 3)
 
 
 def test_a_count_that_should_stay_zero_regresses_by_one() -> None:
@@ -211,17 +213,21 @@ def test_records_of_two_commits_on_one_side_are_not_compared() -> None:
     assert "2 commits" in against(mixed).problems[0]
 
 
-def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
-    gone = {
+def without(metric: str, records: Records) -> Records:
+    """Return records that lack a metric."""
+    return {
         arm: {
             seed: dataclasses.replace(
-                record,
-                metrics={k: v for k, v in record.metrics.items() if k != "peak_bytes_7b_b8"},
+                record, metrics={k: v for k, v in record.metrics.items() if k != metric}
             )
             for seed, record in by_seed.items()
         }
-        for arm, by_seed in step_records(times(1.06, STEP)).items()
+        for arm, by_seed in records.items()
     }
+
+
+def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
+    gone = without("peak_bytes_7b_b8", step_records(times(1.06, STEP)))
     comparison = against(gone)
     assert "lacks 2 values of table3" in comparison.problems[0]
     assert row(comparison, STEP).verdict == "regressed"
@@ -238,15 +244,7 @@ def test_sides_without_a_common_value_are_not_judged() -> None:
 
 def test_a_new_metric_has_no_baseline_and_is_no_problem() -> None:
     new = Side(name="new", records=step_records())
-    old = {
-        arm: {
-            seed: dataclasses.replace(
-                record, metrics={k: v for k, v in record.metrics.items() if k != STEP}
-            )
-            for seed, record in by_seed.items()
-        }
-        for arm, by_seed in step_records().items()
-    }
+    old = without(STEP, step_records())
     comparison = compare(TABLE3, Tier.SYSTEMS, Side(name="old", records=old), new)
     assert comparison.without_baseline == (f"nvfp4_lora.{STEP}", f"bf16_lora.{STEP}")
     assert status(comparison) == ("fine", 0)

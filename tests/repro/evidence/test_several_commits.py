@@ -26,7 +26,6 @@ from repro.judge.check import check_selection
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.config import RunConfig
-from repro.spec.effect import InterimAnalysis
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import at_commit, on_device, planned_record, source_of
@@ -105,10 +104,14 @@ def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
 
 
 @pytest.fixture
-def two_looks() -> Iterator[None]:
-    """Plan two looks at the study, at its first seeds and at all, so that it may stand at five."""
-    looks = (InterimAnalysis(seeds=5, alpha=0.01), InterimAnalysis(seeds=10, alpha=0.04))
-    with registered(dataclasses.replace(find("study"), looks=looks)):
+def half() -> Iterator[None]:
+    """Let a target share every arm of the study at its first seeds, so that it may stand there."""
+    study = find("study")
+    fewer = dataclasses.replace(study.scales[Tier.MINI], seeds=tuple(FIRST))
+    shared = {arm.name: (study, arm.name) for arm in study.arms}
+    with registered(
+        dataclasses.replace(study, name="study_half", scales={Tier.MINI: fewer}, shared=shared)
+    ):
         yield
 
 
@@ -172,7 +175,7 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
     assert any("had different checkpoint files" in sentence for sentence in said)
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("half")
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,7 +306,7 @@ def test_an_arm_shared_with_another_target_counts(
     assert check_selection(selection, fresh, expected).sound
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("half")
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
@@ -314,7 +317,7 @@ def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
         go("study", tmp_path / "new", expected, add=True)
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("half")
 def test_shared_arms_come_from_the_blessed_records_too(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:

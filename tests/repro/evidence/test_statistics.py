@@ -166,29 +166,3 @@ def test_the_false_discovery_rate_steps_up() -> None:
         [0.04, 0.16 / 3, 0.16 / 3, 0.5]
     )
     assert st.false_discovery([]) == []
-
-
-def test_the_interval_of_a_difference_of_shares_is_tangos() -> None:
-    # The example by which such intervals are compared: 1 and 7 discordant of 21 pairs.
-    interval = st.paired_share_interval([1.0] + [-1.0] * 7 + [0.0] * 13)
-    assert (interval.value, interval.low, interval.high) == pytest.approx(
-        (-6 / 21, -0.517, -0.026), abs=5e-4
-    )
-    z = st.NORMAL.inv_cdf(0.975)
-    none = st.paired_share_interval([0.0] * 8)
-    assert none.high == pytest.approx(z**2 / (8 + z**2))
-    assert none.low == pytest.approx(-(z**2) / (8 + z**2))
-    every = st.paired_share_interval([1.0] * 8)
-    assert every.high == 1.0
-    assert every.low is not None
-    assert 0 < every.low < 1
-    with pytest.raises(ValueError, match="no runs"):
-        st.paired_share_interval([])
-
-
-@pytest.mark.parametrize(("up", "down"), [(8, 0), (3, 1), (0, 0), (2, 2)])
-def test_mcnemars_p_is_that_of_all_patterns_of_signs(up: int, down: int) -> None:
-    values = [1.0] * up + [-1.0] * down + [0.0] * 4
-    patterns = itertools.product((-1, 1), repeat=up + down)
-    as_far = [abs(sum(signs)) >= abs(up - down) for signs in patterns]
-    assert st.mcnemar(values) == pytest.approx(sum(as_far) / len(as_far))

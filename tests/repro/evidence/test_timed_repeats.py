@@ -194,14 +194,6 @@ def test_a_timed_target_with_too_few_repeats_is_not_blessed(tmp_path: Path, expe
         bless(target, Tier.SYSTEMS, records, problems=[], expected=expected)
 
 
-def test_a_claim_must_be_paired_as_its_target_is_repeated() -> None:
-    seeds = tuple(dataclasses.replace(claim, paired_by="seed") for claim in TABLE3.claims)
-    with pytest.raises(ValueError, match="pairs by repeat"):
-        dataclasses.replace(TABLE3, claims=seeds)
-    with pytest.raises(ValueError, match="pairs by seed or prompt"):
-        dataclasses.replace(TABLE3, timed_repeats=0)
-
-
 def test_bars_are_counted_and_those_missed_listed(tmp_path: Path) -> None:
     write(tmp_path / "fast")
     fast = bar_rows({"nvidia_h200": checked(tmp_path / "fast")}, expected_folder(None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,9 @@ from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.effect import InterimAnalysis
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import planned_record
-from tests.repro.planned import registered
 
 Maker = Callable[..., Record]
 pytestmark = pytest.mark.usefixtures("planned_targets")
@@ -125,38 +123,6 @@ def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, planned_record: 
         assert f"5 of 10 planned seeds of {arm} have no record (5, 6, 7, 8, 9)" in half.sentence
 
 
-@pytest.fixture
-def looked() -> Iterator[Selection]:
-    """Yield the study with two looks in its plan: at 5 seeds and at all 10."""
-    looks = (InterimAnalysis(seeds=5, alpha=0.01), InterimAnalysis(seeds=10, alpha=0.04))
-    with registered(dataclasses.replace(find("study"), looks=looks)):
-        yield selected("study")
-
-
-def test_a_planned_look_decides_and_another_does_not(
-    tmp_path: Path, planned_record: Maker, looked: Selection
-) -> None:
-    def judged(seeds: range, end: float) -> Verdict:
-        runs = tmp_path / f"{len(seeds)}-{end}"
-        for run in looked.plan(list(seeds)):
-            shift = end if run.arm.name == "nvfp4_lora_aqn" else 0.0
-            # What falls as often as it rises is open after five seeds.
-            signed = shift if end > 5 or run.seed % 2 else -shift
-            planned_record(run, signed).write(runs)
-        checked = check_selection(looked, runs, tmp_path / "nothing blessed")
-        return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
-
-    first = judged(range(5, 10), 10.0)
-    assert (first.status, first.n) == ("reproduced", 5)
-    assert "99 % interval" in first.sentence
-    # Between two looks, seeds that happen to be there decide nothing more than the look did.
-    assert judged(range(5, 13), 10.0).n == 5
-    open_yet = judged(range(5, 13), 4.9)
-    assert open_yet.status == "inconclusive"
-    assert "2 of 10 planned seeds of nvfp4_lora_aqn have no record (13, 14)" in open_yet.sentence
-    assert judged(range(5, 9), 10.0).status == "inconclusive"
-
-
 def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
     """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
     plan = plans.analysis_plan(find("study_schedules"), Tier.MINI)
@@ -191,7 +157,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
 
 def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
     (claim,) = [item for item in find("study").claims if item.name == "bf16_lora_gains"]
-    stated = {"name": claim.name, "kind": claim.kind, "arms": list(claim.arms), "margin": None}
+    stated = {"name": claim.name, "kind": "gain", "arms": list(claim.arms), "margin": None}
     plan = plans.Plans(selected("study"), [])
     for claims, late in (([stated], False), ([stated | {"kind": "difference"}], True), ([], True)):
         earlier_plan = plan_on_record(claims)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from repro.spec.arm import GRPO, Arm, Exploration, NoiseConfig
+from repro.spec.claim import planned, slope
 from repro.spec.config import TrainScale
-from repro.spec.effect import Assay, Effect, InterimAnalysis
+from repro.spec.effect import Effect
 from repro.spec.hub import is_hub_name
 from repro.spec.schedule import learning_rate_of_run
 from repro.spec.target import (
@@ -26,9 +27,7 @@ from repro.spec.target import (
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import on_data, with_steps
 from repro.targets import TARGETS, find, runs_of
-from repro.targets.claims import HEADROOM
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
-from tests.repro.planned import STUDY
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
 TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
@@ -250,8 +249,7 @@ def claim(**values: object) -> Claim:
         "name": "c",
         "statement": "s",
         "source": "p",
-        "kind": "difference",
-        "arms": ("nvfp4_lora", "bf16_lora"),
+        "contrast": {"nvfp4_lora": 1, "bf16_lora": -1},
         "metric": "accuracy",
         "factor": ("weight_format",),
         "effect": EFFECT,
@@ -263,16 +261,11 @@ def claim(**values: object) -> Claim:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"arms": ("nvfp4_lora", "int8")}, "names no arm of it: int8"),
+        ({"contrast": {"nvfp4_lora": 1, "int8": -1}}, "names no arm of it: int8"),
         ({"metric": "speed"}, "names no metric of it: speed"),
         ({"factor": ()}, "also differ in weight_format"),
-        ({"arms": ("nvfp4_lora_aqn", "bf16_lora")}, "also differ in noise"),
-        ({"metric": "entropy_first", "assays": (HEADROOM,)}, "entropy_first has no ceiling"),
-        ({"assays": (Assay(kind="control", claim="d", because="b"),)}, "d is no claim of"),
-        (
-            {"assays": (Assay(kind="range", arm="a", metric="speed", at_least=1.0, because="b"),)},
-            "an assay reads speed of a",
-        ),
+        ({"contrast": {"nvfp4_lora_aqn": 1, "bf16_lora": -1}}, "also differ in noise"),
+        ({"metric": "entropy_first", "headroom": True}, "entropy_first has no ceiling"),
     ],
 )
 def test_a_claim_that_does_not_fit_its_target_is_refused(
@@ -285,29 +278,30 @@ def test_a_claim_that_does_not_fit_its_target_is_refused(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"arms": ("a",)}, "relates 2 arms; found 1"),
-        ({"arms": ("a", "a")}, "named twice"),
-        ({"margin": 1.0}, "takes none"),
-        ({"kind": "non_inferior"}, "needs one"),
-        ({"kind": "non_inferior", "margin": 1.0}, "has no reason"),
-        ({"kind": "vibe"}, "kind is 'vibe'"),
-        ({"effect": None}, "needs an `effect`"),
-        ({"effect": Effect(paper=1.5, measure="ratio", place="p")}, "other kinds have none"),
-        (
-            {"kind": "non_inferior", "margin": 1.0, "because": "b", "test": "sign_flip"},
-            "only a difference may",
-        ),
-        ({"unit": "rounding draw"}, "give both, or neither"),
-        (
-            {"kind": "equivalent", "margin": 1.2, "because": "b", "effect": TENTH},
-            "not the smallest ratio that matters, 1.1",
-        ),
-        (
-            {"kind": "ratio", "margin": 1.5, "because": "b", "effect": TENTH},
-            "needs the margin 1",
-        ),
+        ({"contrast": {}}, "must sum to 0"),
+        ({"contrast": {"a": 2}}, "that of one arm must be 1"),
+        ({"contrast": {"a": 1, "b": -2}}, "must sum to 0"),
+        ({"contrast": {"a": 1, "b": -1, "c": 0}}, "leave out the arm that has 0"),
+        ({"contrast": {"a": float("nan"), "b": -1}}, "must be finite"),
+        ({"bound": -1.0, "effect": None}, "has no reason"),
+        ({"bound": -1.0, "because": "b"}, "there the bound is what matters"),
+        ({"side": "beside"}, "side is 'beside'"),
+        ({"side": "within", "effect": None}, "needs one above 0"),
+        ({"log": True, "effect": None}, "a quotient above a bound needs one above 0"),
+        ({"log": True, "side": "within", "bound": 0.9, "effect": None}, "needs one above 1"),
+        ({"effect": None}, "has no `effect`"),
+        ({"effect": Effect(paper=1.5, measure="ratio", place="p")}, "quotients alone"),
+        ({"log": True, "bound": 1.0}, "quotients alone"),
+        ({"test": "vibe"}, "test is 'vibe'"),
+        ({"contrast": {"a": 1}, "mechanism": True, "effect": None, "test": "sign_flip"},
+         "takes two arms"),
+        ({"test": "page"}, "must rise from arm to arm"),
+        ({"draws": 0}, "draws is 0"),
+        ({"log": True, "side": "within", "bound": 1.2, "because": "b", "effect": TENTH},
+         "needs the bound 1.1"),
+        ({"log": True, "bound": 1.5, "because": "b", "effect": TENTH}, "needs the bound 1"),
     ],
-)
+)  # fmt: skip
 def test_a_claim_that_makes_no_sense_is_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         claim(**values)
@@ -337,31 +331,32 @@ def test_the_smallest_effect_that_matters_is_a_tenth_of_the_papers_unless_stated
     assert dataclasses.replace(EFFECT, smallest=0.05, because="b").matters == 0.05
 
 
-def test_every_claim_that_is_not_about_the_machinery_says_what_would_matter() -> None:
-    for target in TARGETS:
-        for item in target.claims:
-            sized = item.effect is not None or item.margin is not None
-            assert sized or item.mechanism, f"{target.name}.{item.name}"
-
-
 @pytest.mark.parametrize(
-    ("looks", "words"),
+    ("values", "kind", "margin"),
     [
-        (
-            (InterimAnalysis(seeds=5, alpha=0.03), InterimAnalysis(seeds=10, alpha=0.03)),
-            "spend a level of 0.06",
-        ),
-        (
-            (InterimAnalysis(seeds=10, alpha=0.01), InterimAnalysis(seeds=5, alpha=0.01)),
-            "needs growing ones",
-        ),
-        ((InterimAnalysis(seeds=5, alpha=0.05),), "its last look is at 5 of 10 planned seeds"),
-        ((InterimAnalysis(seeds=10, alpha=0.0),), "needs a positive alpha"),
+        ({}, "difference", None),
+        ({"bound": -1.5, "because": "b", "effect": None}, "non_inferior", 1.5),
+        ({"side": "within", "bound": 5.0, "because": "b", "effect": None}, "equivalent", 5.0),
+        ({"log": True, "bound": 1.0, "effect": TENTH}, "ratio", 1.0),
+        ({"contrast": slope(("a", "b", "c")), "test": "page"}, "trend", None),
+        ({"contrast": {"a": 1}, "mechanism": True, "effect": None}, "gain", None),
+        ({"contrast": {"a": 1, "b": -1, "c": -1, "d": 1}}, "interaction", None),
     ],
 )
-def test_looks_that_are_no_plan_are_refused(looks: tuple[InterimAnalysis, ...], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(STUDY, looks=looks)
+def test_plans_spell_contrasts_that_have_a_name_there_by_it(
+    values: dict[str, object], kind: str, margin: float | None
+) -> None:
+    spelled = planned(claim(**values), timed=False)
+    assert (spelled["kind"], spelled["margin"]) == (kind, margin)
+    assert "weights" not in spelled
+
+
+def test_plans_spell_any_other_contrast_by_its_weights() -> None:
+    pooled = [claim(contrast={"a": weight, "b": 1 - weight, "c": -1}) for weight in (0.5, 0.25)]
+    first, second = (planned(item, timed=True) for item in pooled)
+    assert first["kind"] == second["kind"] == "contrast"
+    assert first["weights"] == (0.5, 0.5, -1)
+    assert first != second
 
 
 def test_repeated_names_are_refused() -> None:

@@ -1,0 +1,105 @@
+"""The rows that tables of claims and metrics are made of, a line or two each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from repro.spec.arm import Arm
+from repro.spec.claim import Better, Claim, Metric, slope
+from repro.spec.effect import Effect
+
+
+class Named(Protocol):
+    """An arm, of learning or of measured steps."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the target."""
+        ...
+
+
+def metric(name: str, unit: str, title: str, better: Better | None = None, **more: Any) -> Metric:
+    """Return a metric; `more` are further fields of `Metric`."""
+    return Metric(name=name, unit=unit, title=title, better=better, **more)
+
+
+def above(
+    name: str,
+    statement: str,
+    source: str,
+    first: Named,
+    second: Named,
+    factor: str,
+    effect: Effect | None,
+    metric: str = "accuracy",
+    **more: Any,
+) -> Claim:
+    """Return the claim that a metric of the first arm lies above the second's.
+
+    Parameters
+    ----------
+    factor
+        The configuration fields in which the two arms may differ, separated by spaces.
+    effect
+        The paper's effect, or the smallest that matters; of the final accuracy it needs headroom.
+    more
+        Further fields of `Claim`.
+    """
+    fields = {"headroom": metric == "accuracy"} | more
+    return Claim(
+        name=name, statement=statement, source=source, metric=metric, effect=effect,
+        contrast={first.name: 1, second.name: -1}, factor=tuple(factor.split()), **fields,
+    )  # fmt: skip
+
+
+def times(
+    name: str,
+    statement: str,
+    source: str,
+    first: Named,
+    second: Named,
+    factor: str,
+    metric: str,
+    bound: float = 1.0,
+    because: str = "",
+    effect: Effect | None = None,
+) -> Claim:
+    """Return the claim that a metric of the first arm is above `bound` times the second's."""
+    return Claim(
+        name=name, statement=statement, source=source, metric=metric, effect=effect, log=True,
+        contrast={first.name: 1, second.name: -1}, factor=tuple(factor.split()), bound=bound,
+        because=because,
+    )  # fmt: skip
+
+
+def rises(
+    name: str,
+    statement: str,
+    source: str,
+    arms: Sequence[Named],
+    factor: str,
+    effect: Effect,
+    metric: str,
+    **more: Any,
+) -> Claim:
+    """Return the claim that a metric rises from each arm to the next, by Page's test."""
+    return Claim(
+        name=name, statement=statement, source=source, metric=metric, effect=effect, test="page",
+        contrast=slope(tuple(arm.name for arm in arms)), factor=tuple(factor.split()), **more,
+    )  # fmt: skip
+
+
+def gains(*arms: Arm) -> tuple[Claim, ...]:
+    """Return the claims that training lifts each arm above its own start."""
+    return tuple(
+        Claim(
+            name=f"{arm.name}_gains",
+            statement=f"training lifts the greedy accuracy of {arm.label} above its own start",
+            source="Table 1",
+            contrast={arm.name: 1},
+            metric="gain_greedy",
+            mechanism=True,
+        )
+        for arm in arms
+    )
