@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from repro.evidence.by_prompt import means_by_prompt
-from repro.evidence.record import Record
+from repro.evidence.record import Record, means_by_prompt
 from repro.evidence.verdicts.statistics import mean_interval
 from repro.spec.target import Claim, ClaimKind, Target
 from repro.spec.tier import Tier

@@ -6,10 +6,12 @@ that exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside
 so that it can be tried again while the failure stays counted.
 
 Every record carries a seal, the SHA-256 of everything else in it in one canonical spelling. It
-finds damage and edits by hand. It is no signature: whoever changes a record and computes the seal
-again has a record whose seal fits, and only what its numbers say of each other
-(`repro.evidence.receipts`), the review of what is blessed, and making the run again stand against
-that.
+finds damage and edits by hand. It is no signature: the review of what is blessed, and making the
+run again, stand against who computes it anew.
+
+A record holds what was observed: configuration, digests, series, tallies, seconds, facts, and the
+metrics that only the run itself could measure. The others are formed when it is read
+(`repro.evidence.derived`).
 
 Records of schema 1 have no seal and do not say which states of the source they were made from. They
 are read from the store (`repro.evidence.store`), which was reviewed, and judged by what they carry;
@@ -31,6 +33,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.derived import derive
+from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.form import (
     COUNT,
     DIGEST,
@@ -66,32 +70,6 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """One measured number.
-
-    Attributes
-    ----------
-    value
-        None where the run produced no finite number.
-    unit
-        As in `repro.spec.target.Metric`.
-    low, high
-        95 % interval, None where there is none.
-    n
-        How many independent units are behind it.
-    method
-        How value and interval were formed.
-    """
-
-    value: float | None
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    n: int = 1
-    method: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One run of one arm with one seed.
 
@@ -111,7 +89,8 @@ class Record:
     inputs
         SHA-256 digests of what went in (checkpoint, problems, prompt template).
     metrics, series
-        Numbers by name, and lists with one value per step (None where not finite).
+        Numbers by name, those that follow from the rest among them once it is read, and lists with
+        one value per step (None where not finite).
     effects
         What was really done; `repro.evidence.receipts` says what must be there.
     outcome
@@ -171,15 +150,25 @@ class Record:
         return values | {SEAL: seal_of(values)}
 
     def write(self, runs: Path) -> Path:
-        """Write the record to its place under `runs`; return the path.
+        """Write the record to its place under `runs`, without metrics that follow from the rest.
+
+        Returns
+        -------
+        Path
+            The file.
 
         Raises
         ------
         FileExistsError
             If a record of success is there already: records are never overwritten.
+        ValueError
+            If what the run observed contradicts itself.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
-        text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        follow = derive(self) if self.ok else {}
+        measured = {name: item for name, item in self.metrics.items() if name not in follow}
+        held = dataclasses.replace(self, metrics=measured)
+        text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1
@@ -299,19 +288,28 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
 
 
 def read_record(path: Path) -> Record:
-    """Read one record.
+    """Read one raw record, and form the metrics that follow from what it holds.
 
     Raises
     ------
     RecordError
         If the file is not JSON, lacks a field, has one of the wrong kind, is of another schema,
-        holds a digest that is not its configuration's, or has another seal than its contents.
+        holds a digest that is not its configuration's, has another seal than its contents, or
+        observations of which no metric can be formed.
     """
     try:
         raw = read_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FormError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
-    return parse_record(raw, str(path), oldest=SCHEMA)
+    record = parse_record(raw, str(path), oldest=SCHEMA)
+    if "series_left_out" in record.effects:
+        raise RecordError(f"{path}: effects.series_left_out is there; a raw run keeps all series")
+    if not record.ok:
+        return record
+    try:
+        return dataclasses.replace(record, metrics=record.metrics | derive(record))
+    except ValueError as error:
+        raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
 
 def parse_record(raw: Any, where: str, *, oldest: int = OLDEST) -> Record:
@@ -376,6 +374,20 @@ def _fault_of_outcome(raw: Mapping[str, Any]) -> str | None:
 def seal_of(values: Mapping[str, Any]) -> str:
     """Return the seal of a record's JSON values, the seal itself left out."""
     return digest_of(values)
+
+
+def means_by_prompt(records: Sequence[Record], metric: str) -> dict[int, float]:
+    """Return {prompt: mean over the records} of the series `<metric>_by_prompt`.
+
+    A prompt counts where every record has a value of it.
+    """
+    columns = [record.series.get(f"{metric}_by_prompt", []) for record in records]
+    means = {}
+    for prompt, values in enumerate(zip(*columns, strict=False)):
+        present = [value for value in values if value is not None]
+        if present and len(present) == len(columns):
+            means[prompt] = sum(present) / len(present)
+    return means
 
 
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.receipts.together import refusals_together
@@ -21,6 +20,7 @@ from repro.evidence.record import (
     Record,
     RecordError,
     config_difference,
+    means_by_prompt,
 )
 from repro.evidence.store import Entry, Source, source_of
 from repro.evidence.verdicts.compare import values_of

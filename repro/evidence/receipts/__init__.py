@@ -6,9 +6,9 @@ traces of what was done, and `violations` says in sentences what is missing or i
 
 It is one walk over declared checks (`CHECKS`), most basic first, each of them about a part: that
 inputs and source are named, that modules and parameters are as many as the model has, that series
-are as long as training was and follow the schedules, that every metric is what series, answers and
-grades give. A record stands if nothing in it speaks against anything else in it. What several
-records say of each other is `together`'s.
+are as long as training was and follow the schedules, that all questions were asked and graded.
+Metrics need no receipt: they are formed of the record as it is read (`repro.evidence.derived`).
+What several records say of each other is `together`'s.
 
 What procedures write
 ---------------------
@@ -44,8 +44,7 @@ scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for ea
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
 digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
 
-Of a stored record `series_left_out` names the series that it had when it was checked and blessed,
-and has no more; a raw run has none.
+`series_left_out` lists the series dropped at blessing; a raw run has none.
 
 An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
 how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
@@ -75,11 +74,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from repro.evidence.receipts import (
+    answers,
     device,
     exploration,
     identity,
     noise,
-    numbers,
     schedule,
     training,
     weights,
@@ -105,25 +104,16 @@ CHECKS: tuple[Check, ...] = (
     Check(find=schedule.lengths, procedures=TRAINED),
     Check(find=schedule.rates, procedures=TRAINED),
     Check(find=schedule.sigmas, procedures=TRAINED),
-    Check(find=schedule.bounds, procedures=TRAINED),
-    Check(find=schedule.first_updates, procedures=TRAIN),
-    Check(find=schedule.consumed, procedures=TRAIN),
     Check(find=training.advantages, procedures=TRAIN),
     Check(find=training.rewards, procedures=TRAIN),
     Check(find=training.rows, procedures=TRAIN),
-    Check(find=training.curve, procedures=TRAIN),
-    Check(find=training.paid, procedures=TRAIN),
     Check(find=training.lessons, procedures=FINETUNE),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
     Check(find=exploration.exploration, procedures=ASKED),
     Check(find=noise.at_start, procedures=("dose",)),
-    Check(find=numbers.all_asked, procedures=ASKED),
-    Check(find=numbers.derived, procedures=ASKED),
-    Check(find=numbers.evaluations, procedures=TRAINED),
-    Check(find=numbers.answers, procedures=ASKED, since=NOW),
-    Check(find=numbers.grades, procedures=ASKED, since=NOW),
-    Check(find=numbers.elapsed, procedures=ASKED),
+    Check(find=answers.answers, procedures=ASKED, since=NOW),
+    Check(find=answers.grades, procedures=ASKED, since=NOW),
     Check(find=device.timed),
     Check(find=device.own_device),
 )
@@ -140,7 +130,7 @@ def violations(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
     """
     if not record.ok:
         return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]
-    faults = list(numbers.units(record, {metric.name: metric for metric in metrics}))
+    faults = list(answers.units(record, {metric.name: metric for metric in metrics}))
     for check in CHECKS:
         if check.applies(record):
             faults += check.find(record)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from repro.evidence.by_prompt import means_by_prompt
-from repro.evidence.record import Record, record_of
+from repro.evidence.record import Record, means_by_prompt, record_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from tests.repro.planned import ENTROPY
