@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from repro.evidence.form import Count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -27,5 +29,5 @@ class Estimate:
     unit: str
     low: float | None = None
     high: float | None = None
-    n: int = 1
+    n: Count = 1
     method: str = ""

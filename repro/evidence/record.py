@@ -13,10 +13,6 @@ A record holds what was observed: configuration, digests, series, tallies, secon
 metrics that only the run itself could measure. The others are formed when it is read
 (`repro.evidence.derived`).
 
-Records of schema 1 have no seal and do not say which states of the source they were made from. They
-are read from the store (`repro.evidence.store`), which was reviewed, and judged by what they carry;
-among raw runs they are refused.
-
 Easy to get wrong: comparing a record with the configuration of today by name alone. Each record
 holds its whole resolved configuration and its digest; `find_record` refuses one whose digest is
 another, and says in which fields the two differ.
@@ -31,42 +27,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
-from repro.evidence.form import (
-    COUNT,
-    DIGEST,
-    INTEGER,
-    NUMBER,
-    TEXT,
-    TIME,
-    WORDS,
-    FormError,
-    fault,
-    listing,
-    mapping,
-    maybe,
-    members,
-    read_json,
-    shown,
-)
-from repro.evidence.form_of_effects import EFFECTS, ENVIRONMENT, FLAG_OR_NULL
+from repro.evidence.form import Digest, FormError, Time, Words, is_digest, read_json, require, shown
+from repro.evidence.form_of_effects import Effects, Environment
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import write_new
 
-# 2: a seal, and the states of the source.
 SCHEMA = 2
-OLDEST = 1
-# Of the first program that wrote seals.
-_SEALED_SINCE = datetime(2026, 11, 22, 21, 21, tzinfo=UTC)
 SEAL = "seal"
 
 
 class RecordError(ValueError):
     """A record that cannot be read or used; the message names the file and the field."""
+
+
+class State(TypedDict):
+    """A state of the source: see `repro.evidence.provenance`."""
+
+    commit: str
+    dirty: bool | None
+    sha256: Digest
+
+
+class _NamedArm(TypedDict):
+    name: str
+
+
+class _Config(TypedDict):
+    """What is read of a resolved `RunConfig` by name."""
+
+    target: str
+    target_version: int
+    tier: str
+    procedure: str
+    arm: _NamedArm
+    scale: dict[str, Any]
+    seed: int
+
+
+class _Outcome(TypedDict):
+    status: str
+
+
+class _OutcomeWithReason(_Outcome, total=False):
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +89,7 @@ class Record:
         Source commit of the process that wrote the record, and whether files differed from it;
         `unknown` and None where that is not known.
     sources
-        Every state that the source was in while the run ran, in all its processes: `commit`,
-        `dirty` and `sha256` of the files, and `written`, the files written to meanwhile, where
-        there are any. Empty in records of schema 1, which do not say.
+        Every state that the source was seen in, where the run's processes began and ended.
     environment
         See `repro.evidence.environment`.
     inputs
@@ -106,19 +112,21 @@ class Record:
     arm: str
     seed: int
     procedure: str
-    config: dict[str, Any]
-    digest: str
+    config: Annotated[dict[str, Any], _Config]
+    digest: Digest
     commit: str
     dirty: bool | None
-    sources: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any]
+    sources: Annotated[list[dict[str, Any]], list[State]] = field(default_factory=list)
+    environment: Annotated[dict[str, Any], Environment]
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    effects: dict[str, Any] = field(default_factory=dict)
-    outcome: dict[str, str] = field(default_factory=lambda: {"status": "ok"})
-    started: str
-    finished: str
+    effects: Annotated[dict[str, Any], Effects] = field(default_factory=dict)
+    outcome: Annotated[dict[str, str], _OutcomeWithReason] = field(
+        default_factory=lambda: {"status": "ok"}
+    )
+    started: Time
+    finished: Time
 
     @property
     def ok(self) -> bool:
@@ -145,8 +153,6 @@ class Record:
         """Return the record as JSON values, with its seal."""
         # Not of `asdict`, which copies every number first: `_finite` makes new lists and objects.
         values = {item.name: _finite(getattr(self, item.name)) for item in dataclasses.fields(self)}
-        if self.schema < SCHEMA:
-            del values["sources"]
         return values | {SEAL: seal_of(values)}
 
     def write(self, runs: Path) -> Path:
@@ -301,9 +307,10 @@ def read_record(path: Path) -> Record:
         raw = read_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FormError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
-    record = parse_record(raw, str(path), oldest=SCHEMA)
-    if "series_left_out" in record.effects:
-        raise RecordError(f"{path}: effects.series_left_out is there; a raw run keeps all series")
+    record = parse_record(raw, str(path))
+    for name in ("series_left_out", "not_kept"):
+        if name in record.effects:
+            raise RecordError(f"{path}: effects.{name} is there; a raw run keeps what it observed")
     if not record.ok:
         return record
     try:
@@ -312,50 +319,47 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
 
-def parse_record(raw: Any, where: str, *, oldest: int = OLDEST) -> Record:
+def parse_record(raw: Any, where: str) -> Record:
     """Return the record that JSON values stand for; `where` names their origin in errors.
-
-    Parameters
-    ----------
-    oldest
-        The first schema that is read.
 
     Raises
     ------
     RecordError
         On the first thing that is out of form.
     """
-    sentence = _fault_of_record(raw, oldest)
+    try:
+        require(raw, dict[str, Any])
+        values = {name: value for name, value in raw.items() if name != SEAL}
+        require(values, Record)
+        sentence = _fault_of_record(raw, values)
+    except FormError as error:
+        sentence = str(error)
     if sentence is not None:
         raise RecordError(f"{where}: {sentence}")
-    values = {name: value for name, value in raw.items() if name != SEAL}
     metrics = {name: Estimate(**metric) for name, metric in raw["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
 
 
-def _fault_of_record(raw: Any, oldest: int) -> str | None:
-    """Return what is wrong with a record as such, most basic fault first, or None."""
-    schema = raw.get("schema") if isinstance(raw, dict) else SCHEMA
-    if not isinstance(schema, int) or not oldest <= schema <= SCHEMA:
-        return f"schema is {shown(schema)}; this program reads {oldest} to {SCHEMA} here"
-    sentence = fault(raw, _FORM if schema == SCHEMA else _FORM_BEFORE)
-    if sentence is not None:
+def _fault_of_record(raw: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Return how a record in form contradicts itself, most basic fault first, or None."""
+    if raw.get("schema") != SCHEMA:
+        return f"schema is {shown(raw.get('schema'))}; this program reads {SCHEMA}"
+    for name in (*(item.name for item in dataclasses.fields(Record)), SEAL):
+        if name not in raw:
+            return f"field {name} is missing"
+    for name, digest in raw["inputs"].items():
+        # Of a hub name, the commit that was loaded.
+        if name != "checkpoint_revision" and not is_digest(digest):
+            return f"field inputs.{name} is {shown(digest)}; it must be a SHA-256 of 64 hex digits"
+    if sentence := _fault_of_outcome(raw):
         return sentence
-    if schema < SCHEMA and datetime.fromisoformat(raw["started"]) >= _SEALED_SINCE:
-        return f"schema is {schema}, and it started ({raw['started']}) when all records had a seal"
     if digest_of(raw["config"]) != raw["digest"]:
         return "digest is not that of the record's own config; it was edited"
     own = raw["config"] | {"arm": raw["config"]["arm"]["name"]}
     for name in ("target", "target_version", "tier", "arm", "seed", "procedure"):
         if raw[name] != own[name]:
             return f"{name} is {shown(raw[name])}; its own config has {shown(own[name])}"
-    return _fault_of_outcome(raw) or _fault_of_seal(raw)
-
-
-def _fault_of_seal(raw: Mapping[str, Any]) -> str | None:
-    """Return why a record's seal is not its own, or None; those of schema 1 may have none."""
-    contents = {name: value for name, value in raw.items() if name != SEAL}
-    if SEAL in raw and seal_of(contents) != raw[SEAL]:
+    if seal_of(values) != raw[SEAL]:
         return "seal is not that of the record's contents; it was damaged or edited by hand"
     return None
 
@@ -393,67 +397,6 @@ def means_by_prompt(records: Sequence[Record], metric: str) -> dict[int, float]:
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
     """Yield the paths of all records of a target at a tier, failed ones included, sorted."""
     yield from sorted((runs / tier / target).glob("*/seed-*.json"))
-
-
-_ESTIMATE = members(
-    {
-        "value": maybe(NUMBER),
-        "unit": TEXT,
-        "low": maybe(NUMBER),
-        "high": maybe(NUMBER),
-        "n": COUNT,
-        "method": TEXT,
-    },
-    ("value", "unit"),
-    closed=True,
-)
-_CONFIG = members(
-    {
-        "target": TEXT,
-        "target_version": INTEGER,
-        "tier": TEXT,
-        "procedure": TEXT,
-        "arm": members({"name": TEXT}, ("name",)),
-        "scale": members({}),
-        "seed": INTEGER,
-    },
-    [item.name for item in dataclasses.fields(RunConfig)],
-)
-_STATE = members(
-    {"commit": TEXT, "dirty": FLAG_OR_NULL, "sha256": DIGEST, "written": listing(TEXT)},
-    ("commit", "dirty", "sha256"),
-    closed=True,
-)
-_FIELDS = {
-    "schema": INTEGER,
-    "target": TEXT,
-    "target_version": INTEGER,
-    "tier": TEXT,
-    "arm": TEXT,
-    "seed": INTEGER,
-    "procedure": TEXT,
-    "config": _CONFIG,
-    "digest": DIGEST,
-    "commit": TEXT,
-    "dirty": FLAG_OR_NULL,
-    "sources": listing(_STATE),
-    "environment": ENVIRONMENT,
-    # Of a hub name, the commit that was loaded.
-    "inputs": members({"checkpoint_revision": TEXT}, others=DIGEST),
-    "metrics": mapping(_ESTIMATE),
-    "series": mapping(listing(maybe(NUMBER))),
-    "effects": EFFECTS,
-    "outcome": members({"status": TEXT, "reason": WORDS}, ("status",), closed=True),
-    "started": TIME,
-    "finished": TIME,
-    SEAL: DIGEST,
-}
-_FORM = members(_FIELDS, list(_FIELDS), closed=True)
-_FORM_BEFORE = members(
-    {name: kind for name, kind in _FIELDS.items() if name != "sources"} | {"inputs": mapping(TEXT)},
-    [name for name in _FIELDS if name not in ("sources", SEAL)],
-    closed=True,
-)
 
 
 def _plain(value: Any) -> Any:

@@ -44,7 +44,8 @@ scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for ea
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
 digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
 
-`series_left_out` lists the series dropped at blessing; a raw run has none.
+`series_left_out` lists the series dropped at blessing, `not_kept` the observations that records of
+long ago never held; a raw run has neither.
 
 An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
 how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
@@ -87,13 +88,11 @@ from repro.evidence.receipts.required import ASKED, POLICY, TRAINED, Check
 from repro.evidence.record import Record
 from repro.spec.claim import Metric
 
-# Since schema 2 records carry the states of their source, answers and exact counts of grades.
-NOW = 2
 TRAIN, FINETUNE = ("train",), ("finetune",)
 
 CHECKS: tuple[Check, ...] = (
-    Check(find=identity.environment, procedures=POLICY, since=NOW),
-    Check(find=identity.sources, since=NOW),
+    Check(find=identity.environment, procedures=POLICY),
+    Check(find=identity.sources),
     Check(find=identity.inputs, procedures=POLICY),
     Check(find=weights.weights, procedures=POLICY),
     Check(find=weights.precision, procedures=POLICY),
@@ -112,8 +111,8 @@ CHECKS: tuple[Check, ...] = (
     Check(find=noise.noise_counts, procedures=TRAINED),
     Check(find=exploration.exploration, procedures=ASKED),
     Check(find=noise.at_start, procedures=("dose",)),
-    Check(find=answers.answers, procedures=ASKED, since=NOW),
-    Check(find=answers.grades, procedures=ASKED, since=NOW),
+    Check(find=answers.answers, procedures=ASKED),
+    Check(find=answers.grades, procedures=ASKED),
     Check(find=device.timed),
     Check(find=device.own_device),
 )

@@ -30,6 +30,8 @@ def units(record: Record, metrics: Mapping[str, Metric]) -> Iterator[str]:
 def answers(record: Record) -> Iterator[str]:
     """Yield which questions were not asked, or of how many too few could be graded."""
     scale, tallies = record.config["scale"], record.effects.get("answers")
+    if tallies is None and "answers" in record.effects.get("not_kept", ()):
+        return
     if tallies is None:
         yield "effects.answers is missing: nothing shows the grades behind the accuracies"
         return
