@@ -4,8 +4,7 @@ Refused for a dirty tree and for a source that changed or was written to under a
 would not say what ran), for a commit that this checkout does not have, for records of several
 commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
 five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
-expectations are the paper's), while any record is refused or any run has failed, and where a
-record would be refused as it is stored, with fewer digits and series.
+expectations are the paper's), and while any record is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
 computed from them (`repro.evidence.verdicts.measured`). Targets that time a deterministic workload
@@ -18,12 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.evidence.derived import EDGE_STEPS, implied_series, rows_of_step
+from repro.evidence.derived import EDGE_STEPS
 from repro.evidence.environment import device_of
 from repro.evidence.origins import devices_of, is_clean, refusal
-from repro.evidence.receipts import violations
-from repro.evidence.receipts.required import close
-from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
 from repro.evidence.verdicts.measured import MINIMUM_SEEDS
@@ -36,9 +32,8 @@ class BlessError(ValueError):
 
 
 _DIGITS = 6
-# Fewer, where no number is formed of a value: it is drawn, or must lie within wide bounds, or shows
-# how a run went. Metrics are means over the first and last steps, and receipts ask for the largest
-# value: those keep six.
+# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went. The first
+# and last steps keep six: they tell one run from another.
 _COARSE = {
     "completion_tokens": 3,
     "entropy": 2,
@@ -46,9 +41,11 @@ _COARSE = {
     "sigma_realised": 3,
 }
 _DIGITS_OF_QUARTERS = 3
-# Diagnostics of a run under way, which no receipt asks for.
+# Diagnostics of a run under way, which no verdict, page or picture reads.
 _DIAGNOSTICS = frozenset(
     {
+        "loss",
+        "sampler_trainer_kl",
         "entropy_truncated",
         "importance_weight",
         "sampler_trainer_abs_diff_max",
@@ -93,12 +90,6 @@ def bless(
     names = [metric.name for metric in target.metrics_at(tier)]
     timed = names if target.timed_repeats else []
     stored = [compact(record, timed) for record in (*every, *failed)]
-    for record in stored:
-        if record.ok and (faults := violations(record, target.metrics)):
-            raise BlessError(
-                f"{target.name} at the {tier.value} tier is not blessed: as it would be stored, "
-                f"{record.arm}, seed {record.seed}, is refused: {faults[0]}"
-            )
     return write_stored(path, names, stored)
 
 
@@ -164,9 +155,9 @@ def _require_enough(
 def compact(record: Record, exact: Sequence[str]) -> Record:
     """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
-    A record is checked whole before it is blessed. Some of its series no verdict, page or picture
-    reads afterwards, and they would be half of what is stored; they are left out, by name. So are
-    those that follow from others (`repro.evidence.derived.whole_series` has them again).
+    A record is checked whole, and its metrics formed, before it is blessed: the metrics are kept.
+    Series that no verdict, page or picture reads afterwards would be half of what is stored; they
+    are left out, by name.
 
     Parameters
     ----------
@@ -180,10 +171,7 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     }
     effects = dict(record.effects)
     if record.procedure == "train":
-        series |= _lengths(record)
-        implied = implied_series(replace(record, series=series))
-        follow = {name for name in implied if _same(implied[name], record.series.get(name, ()))}
-        fewer = (_DIAGNOSTICS | MAY_BE_LEFT_OUT | follow).difference(exact)
+        fewer = _DIAGNOSTICS.difference(exact)
         series = {name: values for name, values in series.items() if name not in fewer}
     if quarters := effects.get("sampler_trainer_by_quarter"):
         effects["sampler_trainer_by_quarter"] = {
@@ -200,28 +188,12 @@ def _fewer_digits(name: str, values: Sequence[float | None]) -> list[float | Non
     whole = _rounded(values, _DIGITS)
     if name not in _COARSE:
         return whole
-    largest = max((value for value in whole if value is not None), default=0.0)
     inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
     coarse = _rounded(values, _COARSE[name])
     return [
-        value if few is None or value == largest or step not in inner else min(few, largest)
+        few if step in inner else value
         for step, (value, few) in enumerate(zip(whole, coarse, strict=True))
     ]
-
-
-def _lengths(record: Record) -> dict[str, list[float | None]]:
-    """Return the mean lengths with as many decimals as whole tokens need to follow from them."""
-    if record.config["arm"]["loss"]["dynamic_sampling"] or "completion_tokens" not in record.series:
-        return {}
-    decimals = len(str(rows_of_step(record)))
-    values = record.series["completion_tokens"]
-    return {
-        "completion_tokens": [None if value is None else round(value, decimals) for value in values]
-    }
-
-
-def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
-    return len(first) == len(second) and all(map(close, first, second))
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

@@ -1,7 +1,9 @@
-"""Numbers of a run that follow from its other numbers, formed in one place for every procedure.
+"""Metrics as a function of what a run observed: series, tallies of answers, seconds.
 
-Procedures form them here, and so does `repro.evidence.receipts`, which refuses a record whose
-numbers are not what its series and answers give.
+A record holds observations, and `derive` forms its metrics whenever one is read, so that nothing
+in it can disagree with them and a new metric is had of old runs. What is blessed is kept with
+fewer digits and series; there the metrics formed at blessing are what is read
+(`repro.evidence.store`).
 
 `heldout_area` is what "grows faster" means here: the mean of the held-out accuracy over the first
 `budget` sampled training tokens, the curve drawn straight between evaluations and held after the
@@ -30,14 +32,23 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
-from repro.evidence.record import Estimate, Record
+from repro.evidence.estimate import Estimate
 from repro.evidence.verdicts.statistics import mean_interval, trend_slope
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
+# Of an answer's tallies: the metric that each gives beside the accuracy.
+SHARES = {
+    "right_lenient": "accuracy_lenient",
+    "format": "format_rate",
+    "working": "working_rate",
+    "truncated": "truncation_rate",
+}
+# Of those, what a further test set shows.
+BESIDE_A_SET = ("accuracy_lenient", "truncation_rate")
 # Of a moving mean: of 64 completions per rollout and a rate near one half, it has an error of 3
 # points, and blurs a rise that takes tens of rollouts by two.
 MOVING_ROLLOUTS = 5
@@ -52,47 +63,84 @@ EARLY_STEPS = 50
 _ROUNDING = 1e-4
 
 
-def whole_series(record: Record) -> dict[str, list[float | None]]:
-    """Return a record's series, with those that it names as left out and that follow from them."""
-    left_out = record.effects.get("series_left_out", ())
-    implied = implied_series(record) if left_out and record.procedure == "train" else {}
-    return {name: implied[name] for name in implied if name in left_out} | record.series
+class Observations(Protocol):
+    """What metrics follow from: a part of `repro.evidence.record.Record`."""
+
+    @property
+    def procedure(self) -> str: ...  # noqa: D102
+    @property
+    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def series(self) -> Series: ...  # noqa: D102
+    @property
+    def effects(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-def implied_series(record: Record) -> dict[str, list[float | None]]:
-    """Return the series of a run that trained by rewards which follow from its others.
+def derive(observed: Observations) -> dict[str, Estimate]:
+    """Return every metric that follows from what a run of a policy observed.
 
-    `reward` follows from answers and formats where they alone are paid, `tokens_sampled` (so far)
-    from the lengths of completions where each step is on all that was sampled for it.
+    From the tallies of its answers, its series and its seconds, by its own configuration; none for
+    other procedures, whose metrics are measured.
+
+    Raises
+    ------
+    ValueError
+        If observations contradict themselves: a curve that falls, votes of more samples than there
+        are.
     """
-    arm, scale, series = record.config["arm"], record.config["scale"], record.series
-    implied: dict[str, list[float | None]] = {}
-    # What pays by more than any series has.
-    other = arm["reward"] in ("random", "finished") or arm.get("reward_function")
-    dropped = (record.effects.get("rows") or {}).get("without_reward")
-    if not (other or arm["loss"]["overlong_buffer"] or dropped):
-        bonus = {"task": scale["format_reward"], "answer": 0.0, "format": 1.0}[arm["reward"]]
-        right = 0.0 if arm["reward"] == "format" else 1.0
-        pairs = zip(series.get("accuracy", ()), series.get("format", ()), strict=False)
-        implied["reward"] = [
-            None if accuracy is None or form is None else right * accuracy + bonus * form
-            for accuracy, form in pairs
-        ]
-    if not arm["loss"]["dynamic_sampling"] and scale["updates_per_rollout"] == 1:
-        implied["tokens_sampled"] = list(itertools.accumulate(tokens_of_steps(record)))
-    return implied
+    if observed.procedure not in ("train", "evaluate"):
+        return {}
+    scale, series, effects = observed.config["scale"], observed.series, observed.effects
+    evaluation = scale["evaluation"]
+    try:
+        metrics = _answered(effects.get("answers") or {}, scale)
+        metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
+        if observed.procedure == "train":
+            metrics |= training_metrics(series, effects, evaluation)
+    except (KeyError, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
+    return metrics | (gain(start, end) if start and end else {})
 
 
-def rows_of_step(record: Record) -> int:
-    """Return on how many completions each step of a run is that leaves none of them out."""
-    scale = record.config["scale"]
-    return int(scale["prompts_per_rollout"] * scale["group_size"] // scale["updates_per_rollout"])
+def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the data of each further test set of a scale by the name of its accuracy."""
+    return {f"accuracy_{item['name']}": item["data"] for item in scale.get("test_sets", ())}
 
 
-def tokens_of_steps(record: Record) -> list[float]:
-    """Return how many tokens the completions of each such step have: whole ones, of their mean."""
-    rows, lengths = rows_of_step(record), record.series.get("completion_tokens", ())
-    return [round(rows * (length or 0.0), 0) for length in lengths]
+def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the metrics of graded answers; see `repro.evaluate.board.final_metrics`."""
+    sets, at = set_names(scale), scale["evaluation"].get("at", ())
+    metrics: dict[str, Estimate] = {}
+    by_set = []
+    for name, tally in tallies.items():
+        if not sum(tally["right"]):
+            continue  # nothing could be graded
+        accuracy = share_of(tally["right"])
+        metrics[name] = accuracy
+        if name != "accuracy" and name not in sets:
+            continue
+        beside = {metric: share_of(tally[part]) for part, metric in SHARES.items()}
+        several = at_k_metrics(tally, at) | distinct_metrics(tally)
+        if name == "accuracy":
+            metrics |= beside | several
+            continue
+        by_set.append({"accuracy": accuracy} | beside | several)
+        kept = several | {metric: beside[metric] for metric in BESIDE_A_SET}
+        ending = name.removeprefix("accuracy")
+        metrics |= {f"{metric}{ending}": estimate for metric, estimate in kept.items()}
+    if by_set and "accuracy" not in tallies:
+        metrics |= {metric: _plain_mean([one[metric] for one in by_set]) for metric in by_set[0]}
+    return metrics
+
+
+def _plain_mean(of_sets: Sequence[Estimate]) -> Estimate:
+    return Estimate(
+        value=fmean([one.value or 0.0 for one in of_sets]),
+        unit=of_sets[0].unit,
+        n=len(of_sets),
+        method=f"plain mean over {len(of_sets)} sets",
+    )
 
 
 def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:

@@ -1,8 +1,9 @@
-"""Form: what a record's JSON must be before anything in it is looked at, as declared values.
+"""Form: JSON values held against declared Python types before anything in them is looked at.
 
-A `Kind` says what a JSON value must be, and of its members. `fault` walks a value beside its kind
-and returns one sentence on the first that does not fit, with its dotted path; so any file, however
-it was damaged or made, is either a record in form or one refusal that names file and field.
+`require` walks a value beside a type (a dataclass, whose fields are all that there may be, or a
+`TypedDict`, lists, unions, `Annotated` with a `Rule`) and raises one sentence on the first member
+that does not fit, with its dotted path; so any file, however it was damaged or made, is either in
+form or one refusal.
 
 Python's JSON reader takes more than JSON: NaN and infinities, a name given twice (the last counts),
 numbers too large for a float (they become infinite), lone surrogates that no page can print.
@@ -11,18 +12,29 @@ numbers too large for a float (they become infinite), lone surrogates that no pa
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import types
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import (
+    Annotated,
+    Any,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 # No record nests deeper than 6; every later walk is recursive.
 DEEPEST = 24
 # Counts and seeds of up to 63 bits; larger integers cannot become floats.
-_LARGEST = 2**63
+_MOST = {int: 2**63, float: math.inf}
 _SHOWN = 60
 # What XML 1.0 cannot carry, not even escaped, and what a terminal takes for a command.
 _CONTROL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -32,161 +44,193 @@ class FormError(ValueError):
     """JSON that is out of form; the message names the field where there is one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What a JSON value must be.
+class _Flaw(Exception):  # noqa: N818 - becomes a `FormError` once its path is whole
+    """A sentence with a gap for the path, which grows from the inside out."""
 
-    Attributes
-    ----------
-    needs
-        In words.
-    fits
-        Whether a value is of the kind, its members aside.
-    known
-        Kinds of an object's named members.
-    required
-        Names of members that must be there.
-    closed
-        Whether there may be no other members.
-    each
-        Kind of every element of a list, and of every member of an object that is not named.
-    exact
-        Types of which every value fits, subclasses aside: `fits` is not called for those.
-    """
+    def __init__(self, sentence: str, path: str = "") -> None:
+        self.sentence, self.path = sentence, path
+
+    def inside(self, step: str) -> _Flaw:
+        """Return the flaw as seen one level further out."""
+        self.path = step + self.path
+        return self
+
+    def __str__(self) -> str:
+        path = self.path.lstrip(".")
+        # Of a value that nests without end the path does, too.
+        path = path if len(path) <= 2 * _SHOWN else f"{path[:_SHOWN]}..."
+        return self.sentence.replace("{}", path or "(the whole)", 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """What `Annotated` asks of a value beyond its type, in words and as a test."""
 
     needs: str
     fits: Callable[[Any], bool]
-    known: Mapping[str, Kind] = field(default_factory=dict)
-    required: Collection[str] = ()
-    closed: bool = False
-    each: Kind | None = None
-    exact: frozenset[type] = frozenset()
-
-    @property
-    def bare(self) -> bool:
-        """Whether nothing is asked of members."""
-        return self.each is None and not (self.known or self.required or self.closed)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_time(value: Any) -> bool:
+def _is_time(value: str) -> bool:
     try:
-        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+        return datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
         return False
 
 
-def _is_digest(value: Any) -> bool:
+def is_digest(value: Any) -> bool:
+    """Whether a value is the text of a SHA-256."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-NUMBER = Kind(needs="a number", fits=_is_number, exact=frozenset({int, float}))
-INTEGER = Kind(needs="an integer", fits=_is_integer, exact=frozenset({int}))
-COUNT = Kind(needs="an integer, 0 or more", fits=lambda value: _is_integer(value) and value >= 0)
-FLAG = Kind(
-    needs="true or false",
-    fits=lambda value: isinstance(value, bool),
-    exact=frozenset({bool}),
-)
-TEXT = Kind(needs="a string", fits=lambda value: isinstance(value, str), exact=frozenset({str}))
-WORDS = Kind(
-    needs="a string with words in it",
-    fits=lambda value: isinstance(value, str) and bool(value.strip()),
-)
-TIME = Kind(needs="an ISO 8601 time with its zone", fits=_is_time)
-DIGEST = Kind(needs="a SHA-256 of 64 hex digits", fits=_is_digest)
+Count = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
+Words = Annotated[str, Rule("a string with words in it", lambda value: bool(value.strip()))]
+Time = Annotated[str, Rule("an ISO 8601 time with its zone", _is_time)]
+Digest = Annotated[str, Rule("a SHA-256 of 64 hex digits", is_digest)]
+
+_Check = Callable[[Any], None]
+# Of bare types, and of annotated ones.
+_UNIONS = (types.UnionType, Union)
+# The types of Python that a JSON value of a declared type may have, and how messages call it.
+_LEAVES: Mapping[Any, tuple[frozenset[type], str]] = {
+    bool: (frozenset({bool}), "true or false"),
+    int: (frozenset({int}), "an integer"),
+    float: (frozenset({int, float}), "a number"),
+    str: (frozenset({str}), "a string"),
+    list: (frozenset({list}), "a list"),
+    dict: (frozenset({dict}), "an object"),
+    types.NoneType: (frozenset({types.NoneType}), "null"),
+}
 
 
-def maybe(kind: Kind) -> Kind:
-    """Return the kind of a value that may be null instead."""
-    return Kind(
-        needs=f"{kind.needs} or null",
-        fits=lambda value: value is None or kind.fits(value),
-        known=kind.known,
-        required=kind.required,
-        closed=kind.closed,
-        each=kind.each,
-        exact=kind.exact | {type(None)},
-    )
+def require(value: Any, kind: Any) -> None:
+    """Hold a JSON value against a declared type.
+
+    Raises
+    ------
+    FormError
+        On the first member that does not fit: its path, what it is, what it must be.
+    """
+    try:
+        _check_of(kind)(value)
+    except _Flaw as flaw:
+        raise FormError(str(flaw)) from None
 
 
-def listing(each: Kind) -> Kind:
-    """Return the kind of a list of such elements."""
-    return Kind(needs="a list", fits=lambda value: isinstance(value, list), each=each)
+@functools.cache
+def _check_of(kind: Any) -> _Check:
+    """Return what raises `_Flaw` for a value that is not of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda value: None
+    if origin is Annotated:
+        return _ruled(*arguments)
+    if origin in _UNIONS:
+        return _one_of(arguments)
+    if origin is list:
+        return _listed(arguments[0])
+    if origin is dict:
+        return _members({}, (), _check_of(arguments[1]), closed=False)
+    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
+        known = {
+            name: _check_of(own) for name, own in get_type_hints(kind, include_extras=True).items()
+        }
+        return _members(known, _required(kind), None, closed=not is_typeddict(kind))
+    allowed, needs = _LEAVES[kind]
+    return lambda value: None if type(value) in allowed else _misfit(value, needs)
 
 
-def mapping(each: Kind) -> Kind:
-    """Return the kind of an object whose members are all of a kind."""
-    return Kind(needs="an object", fits=lambda value: isinstance(value, dict), each=each)
+def _required(kind: Any) -> tuple[str, ...]:
+    if is_typeddict(kind):
+        return tuple(name for name in kind.__annotations__ if name in kind.__required_keys__)
+    nothing = dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    return tuple(f.name for f in fields if f.default is nothing and f.default_factory is nothing)
 
 
-def members(
-    known: Mapping[str, Kind],
-    required: Collection[str] = (),
-    *,
-    closed: bool = False,
-    others: Kind | None = None,
-) -> Kind:
-    """Return the kind of an object with named members, and of `others` if they have one kind."""
-    return Kind(
-        needs="an object",
-        fits=lambda value: isinstance(value, dict),
-        known=known,
-        required=required,
-        closed=closed,
-        each=others,
-    )
+def _misfit(value: Any, needs: str) -> NoReturn:
+    raise _Flaw(f"field {{}} is {shown(value)}, of kind {type(value).__name__}; it must be {needs}")
 
 
-def fault(value: Any, kind: Kind) -> str | None:
-    """Return a sentence on the first member that is not of its kind, or None."""
-    flaw = _fault(value, kind)
-    if flaw is None:
-        return None
-    path, sentence = flaw
-    return sentence.format(path.lstrip(".") or "(the whole)")
+def _ruled(base: Any, rule: Any) -> _Check:
+    """Return the check of an annotated type; of one annotated with another type, that one's."""
+    if not isinstance(rule, Rule):
+        return _check_of(rule)
+    allowed = _LEAVES[base][0]
+
+    def check(value: Any) -> None:
+        if type(value) not in allowed or not rule.fits(value):
+            _misfit(value, rule.needs)
+
+    return check
 
 
-# A path grows from the inside out, so that it costs nothing where all is well.
-def _fault(value: Any, kind: Kind) -> tuple[str, str] | None:
-    """Return the path of the first fault and a sentence with a gap for it, or None."""
-    if type(value) not in kind.exact and not kind.fits(value):
-        what = f"is {shown(value)}, of kind {type(value).__name__}; it must be {kind.needs}"
-        return "", "field {} " + what.replace("{", "{{").replace("}", "}}")
-    if isinstance(value, dict):
-        return _fault_of_members(value, kind)
-    if isinstance(value, list) and kind.each is not None:
-        # A long series: without a call of this function, or of any, for each number.
-        if kind.each.bare and (
-            kind.each.exact.issuperset(map(type, value)) or all(map(kind.each.fits, value))
-        ):
-            return None
+def _base(kind: Any) -> Any:
+    """Return the plain type behind a declared one."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _base(get_args(kind)[0])
+    return origin or (kind if kind in _LEAVES else dict)
+
+
+def _one_of(kinds: tuple[Any, ...]) -> _Check:
+    needs = " or ".join(_LEAVES[_base(kind)][1] for kind in kinds)
+    checks = {exact: _check_of(kind) for kind in kinds for exact in _LEAVES[_base(kind)][0]}
+
+    def check(value: Any) -> None:
+        own = checks.get(type(value))
+        if own is None:
+            _misfit(value, needs)
+        own(value)
+
+    return check
+
+
+def _listed(kind: Any) -> _Check:
+    one = _check_of(kind)
+    parts = get_args(kind) if get_origin(kind) in _UNIONS else (kind,)
+    simple = all(part in _LEAVES for part in parts)
+    allowed = frozenset[type]().union(*(_LEAVES[part][0] for part in parts)) if simple else ()
+
+    def check(value: Any) -> None:
+        if type(value) is not list:
+            _misfit(value, "a list")
+        # A long series: without a call for each number.
+        if allowed and allowed >= set(map(type, value)):
+            return
         for place, item in enumerate(value):
-            flaw = _fault(item, kind.each)
-            if flaw is not None:
-                return f"[{place}]{flaw[0]}", flaw[1]
-    return None
+            try:
+                one(item)
+            except _Flaw as flaw:
+                raise flaw.inside(f"[{place}]") from None
+
+    return check
 
 
-def _fault_of_members(value: Mapping[str, Any], kind: Kind) -> tuple[str, str] | None:
-    for name in kind.required:
-        if name not in value:
-            return f".{name}", "field {} is missing"
-    for name, item in value.items():
-        own = kind.known.get(name, kind.each)
-        if own is None and kind.closed:
-            return f".{ascii(name)[1:-1]}", "unknown field {}"
-        flaw = _fault(item, own) if own is not None else None
-        if flaw is not None:
-            return f".{ascii(name)[1:-1]}{flaw[0]}", flaw[1]
-    return None
+def _members(
+    known: Mapping[str, _Check], required: tuple[str, ...], others: _Check | None, *, closed: bool
+) -> _Check:
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            _misfit(value, "an object")
+        for name in required:
+            if name not in value:
+                raise _Flaw("field {} is missing", f".{name}")
+        for name, item in value.items():
+            own = known.get(name, others)
+            if own is None:
+                if closed:
+                    raise _Flaw("unknown field {}", f".{_spelt(name)}")
+                continue
+            try:
+                own(item)
+            except _Flaw as flaw:
+                raise flaw.inside(f".{_spelt(name)}") from None
+
+    return check
+
+
+def _spelt(name: str) -> str:
+    return ascii(name)[1:-1]
 
 
 def shown(value: Any) -> str:
@@ -218,12 +262,11 @@ def read_json(text: str) -> Any:
     """
     try:
         value = json.loads(text, object_pairs_hook=_object)
+        _require_plain(value)
     except RecursionError:
         raise FormError(f"nests too deep; at most {DEEPEST} levels are read") from None
-    except ValueError as error:
+    except (ValueError, _Flaw) as error:
         raise FormError(str(error)) from None
-    if not _is_plain(value):
-        raise FormError(next(_not_plain(value)))
     return value
 
 
@@ -236,65 +279,33 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _is_plain(top: Any) -> bool:
-    """Whether every later walk can bear a value; see the module. Itself without recursion."""
-    level = [top]
-    for _ in range(DEEPEST):
-        inner: list[Any] = []
-        for value in level:
-            # Nearly all values are numbers: a call for each would be most of the time.
-            if type(value) is float and math.isfinite(value):
-                continue
-            if type(value) is list and _is_plain_series(value):
-                inner.append(value[0])  # one is as deep as all
-                continue
-            if not _fits_plain(value):
-                return False
-            inner.extend(_inside(value))
-        if not inner:
-            return True
-        level = inner
-    return False
+def _require_plain(value: Any, depth: int = 0) -> None:
+    """Raise `_Flaw` where a later walk could not bear a value; see the module."""
+    kind = type(value)
+    if depth >= DEEPEST:
+        raise _Flaw(f"field {{}} nests too deep; at most {DEEPEST} levels are read")
+    if kind is dict:
+        _require_whole("".join(value), value)
+        for name, item in value.items():
+            try:
+                _require_plain(item, depth + 1)
+            except _Flaw as flaw:
+                raise flaw.inside(f".{_spelt(name)}") from None
+    elif kind is list:
+        # Nearly all values are numbers of a series: no call for each of them.
+        if set(map(type, value)) == {float} and all(map(math.isfinite, value)):
+            value = value[:1]
+        for place, item in enumerate(value):
+            try:
+                _require_plain(item, depth + 1)
+            except _Flaw as flaw:
+                raise flaw.inside(f"[{place}]") from None
+    elif kind is str:
+        _require_whole(value, value)
+    elif kind in (int, float) and not (abs(value) <= _MOST[kind] and math.isfinite(value)):
+        raise _Flaw(f"field {{}} is {shown(value)}; numbers must be finite, integers of 63 bits")
 
 
-def _is_plain_series(values: list[Any]) -> bool:
-    """Whether a list is of numbers of one type, all plain; of others each is to be looked at."""
-    types = set(map(type, values))
-    if types == {float}:
-        return all(map(math.isfinite, values))
-    return types == {int} and max(map(abs, values)) <= _LARGEST
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _fits_plain(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, int):
-        return abs(value) <= _LARGEST
-    if isinstance(value, dict):
-        return _encodes("".join(value))
-    return not isinstance(value, str) or _encodes(value)
-
-
-def _not_plain(top: Any) -> Iterator[str]:
-    """Yield a sentence on each member that is not plain, with its path."""
-    waiting: list[tuple[str, int, Any]] = [("", 0, top)]
-    while waiting:
-        path, depth, value = waiting.pop()
-        if not _fits_plain(value):
-            yield f"field {path} is {shown(value)}; numbers must be finite, text whole characters"
-        elif depth >= DEEPEST:
-            yield f"field {path[:_SHOWN]} nests too deep; at most {DEEPEST} levels are read"
-        elif isinstance(value, dict):
-            waiting += [(f"{path}.{name}".lstrip("."), depth + 1, v) for name, v in value.items()]
-        elif isinstance(value, list):
-            waiting += [(f"{path}[{n}]", depth + 1, item) for n, item in enumerate(value)]
-
-
-def _encodes(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+def _require_whole(text: str, of: Any) -> None:
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _Flaw(f"field {{}} is {shown(of)}; text must be of whole characters")

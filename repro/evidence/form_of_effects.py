@@ -1,166 +1,162 @@
 """Form of what procedures write of their own: a record's `effects`, and its `environment`.
 
-Only what is read back by name has a kind here (`repro.evidence.receipts`, `not_run`, pages and
+Only what is read back by name has a type here (`repro.evidence.receipts`, `not_run`, pages and
 pictures); other members may be anything that JSON holds.
 """
 
 from __future__ import annotations
 
-from repro.evidence.form import (
-    COUNT,
-    DIGEST,
-    FLAG,
-    NUMBER,
-    TEXT,
-    Kind,
-    listing,
-    mapping,
-    maybe,
-    members,
-)
+from typing import Any, TypedDict
 
-FLAG_OR_NULL = maybe(FLAG)
+from repro.evidence.form import Count, Digest
 
-_NOISE = members(
-    {
-        "form": TEXT,
-        "modules": COUNT,
-        "channels_changed": COUNT,
-        "rollouts_asked": COUNT,
-        "rollouts_perturbed": COUNT,
-        "sigma_max": NUMBER,
-        "sigma_realised_max": NUMBER,
-        "digest": TEXT,
-    }
-)
-_WEIGHT_NOISE = members(
-    {
-        "matched_to": TEXT,
-        "sigma": NUMBER,
-        "kl_format": maybe(NUMBER),
-        "kl_noise": maybe(NUMBER),
-        "projections": COUNT,
-    }
-)
-_ROUNDING = members(
-    {"format": TEXT, "factor": NUMBER, "projections": COUNT, "relative_change_mean": NUMBER}
-)
-_EXPLORATION = members({"tokens_asked": COUNT, "tokens_explored": COUNT, "tokens_changed": COUNT})
-_BY_QUARTER = members(
-    {
-        "sums": listing(NUMBER),
-        "tokens": listing(COUNT),
-        "abs_diff_mean": listing(maybe(NUMBER)),
-    }
-)
-_VOTES = listing(
-    members(
-        {"problems": COUNT, "right": listing(COUNT), "wrong": listing(COUNT)},
-        ("problems", "right", "wrong"),
-        closed=True,
-    )
-)
-_ANSWERS = members(
-    {
-        "dropped": COUNT,
-        "right": listing(COUNT),
-        "right_lenient": listing(COUNT),
-        "format": listing(COUNT),
-        "working": listing(COUNT),
-        "truncated": listing(COUNT),
-        "tokens": COUNT,
-        "completions": DIGEST,
-        # Of several samples per problem.
-        "distinct_right": listing(COUNT),
-        "votes": _VOTES,
-        "votes_lenient": _VOTES,
-    },
-    (
-        "dropped",
-        "right",
-        "right_lenient",
-        "format",
-        "working",
-        "truncated",
-        "tokens",
-        "completions",
-    ),
-    closed=True,
-)
-_TIMING = members(
-    {
-        "method": TEXT,
-        "seconds": NUMBER,
-        "bytes": NUMBER,
-        "flops": NUMBER,
-        "bytes_per_second": NUMBER,
-        "flops_per_second": NUMBER,
-    }
-)
-_STATE_OF_DEVICE = members(
-    {
-        "at": NUMBER,
-        "memory": members({"total_bytes": NUMBER, "free_bytes": NUMBER}),
-        "card": members({}),
-        "slowed_us": members({}),
-        "processes": members({}),
-    },
-    ("at", "memory", "card", "slowed_us", "processes"),
-)
-EFFECTS: Kind = members(
-    {
-        "linears": mapping(COUNT),
-        "relative_weight_error_mean": maybe(NUMBER),
-        "adapter_modules": maybe(COUNT),
-        "parameters_trainable": maybe(COUNT),
-        "norms_wrapped": COUNT,
-        "norms_trained": COUNT,
-        "compute": TEXT,
-        "optimizer_steps": maybe(COUNT),
-        "trained_change_l2": maybe(NUMBER),
-        "advantage_group_mean_max": maybe(NUMBER),
-        "noise": _NOISE,
-        "noise_at_start": maybe(members({"channels_changed": COUNT})),
-        "weight_noise": maybe(_WEIGHT_NOISE),
-        "rounding": _ROUNDING,
-        "order": COUNT,
-        "exploration": _EXPLORATION,
-        "rows": mapping(COUNT),
-        "grades": mapping(COUNT),
-        "grader_workers_killed": COUNT,
-        "answers": mapping(_ANSWERS),
-        "seconds": mapping(NUMBER),
-        "series_left_out": listing(TEXT),
-        "sampler_trainer_by_quarter": _BY_QUARTER,
-        "together": members({"runs": COUNT}),
-        "test_sets_left_out": listing(TEXT),
-        "timing": _TIMING,
-        "device": members(
-            {"before": _STATE_OF_DEVICE, "after": _STATE_OF_DEVICE}, ("before", "after")
-        ),
-        "timed_retries": mapping(COUNT),
-        "timed_slowed": mapping(NUMBER),
-        "timed_again": mapping(COUNT),
-        "not_run": mapping(TEXT),
-        "out_of_memory": listing(TEXT),
-    }
-)
-_DEVICES = Kind(
-    needs="a list of devices, each with its name, or why none could be asked",
-    fits=lambda value: (
-        isinstance(value, dict)
-        or (
-            isinstance(value, list)
-            and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in value)
-        )
-    ),
-)
-ENVIRONMENT: Kind = members(
-    {
-        "gpu": _DEVICES,
-        "variables": mapping(TEXT),
-        "packages": members({}),
-        "cpu": members({}),
-        "torch": members({}),
-    }
-)
+
+class _Noise(TypedDict, total=False):
+    form: str
+    modules: Count
+    channels_changed: Count
+    rollouts_asked: Count
+    rollouts_perturbed: Count
+    sigma_max: float
+    sigma_realised_max: float
+    digest: str
+
+
+class _NoiseAtStart(TypedDict, total=False):
+    channels_changed: Count
+
+
+class _WeightNoise(TypedDict, total=False):
+    matched_to: str
+    sigma: float
+    kl_format: float | None
+    kl_noise: float | None
+    projections: Count
+
+
+class _Rounding(TypedDict, total=False):
+    format: str
+    factor: float
+    projections: Count
+    relative_change_mean: float
+
+
+class _Exploration(TypedDict, total=False):
+    tokens_asked: Count
+    tokens_explored: Count
+    tokens_changed: Count
+
+
+class _ByQuarter(TypedDict, total=False):
+    sums: list[float]
+    tokens: list[Count]
+    abs_diff_mean: list[float | None]
+
+
+class _Votes(TypedDict):
+    problems: Count
+    right: list[Count]
+    wrong: list[Count]
+
+
+class _OneSample(TypedDict):
+    dropped: Count
+    right: list[Count]
+    right_lenient: list[Count]
+    format: list[Count]
+    working: list[Count]
+    truncated: list[Count]
+    tokens: Count
+    completions: Digest
+
+
+class _Answers(_OneSample, total=False):
+    # Of several samples per problem.
+    distinct_right: list[Count]
+    votes: list[_Votes]
+    votes_lenient: list[_Votes]
+
+
+class _Timing(TypedDict, total=False):
+    method: str
+    seconds: float
+    bytes: float
+    flops: float
+    bytes_per_second: float
+    flops_per_second: float
+
+
+class _Memory(TypedDict, total=False):
+    total_bytes: float
+    free_bytes: float
+
+
+class _StateOfDevice(TypedDict):
+    at: float
+    memory: _Memory
+    card: dict[str, Any]
+    slowed_us: dict[str, Any]
+    processes: dict[str, Any]
+
+
+class _Device(TypedDict):
+    before: _StateOfDevice
+    after: _StateOfDevice
+
+
+class _Together(TypedDict, total=False):
+    runs: Count
+
+
+class Effects(TypedDict, total=False):
+    """What was really done; see `repro.evidence.receipts`."""
+
+    linears: dict[str, Count]
+    relative_weight_error_mean: float | None
+    adapter_modules: Count | None
+    parameters_trainable: Count | None
+    norms_wrapped: Count
+    norms_trained: Count
+    compute: str
+    optimizer_steps: Count | None
+    trained_change_l2: float | None
+    advantage_group_mean_max: float | None
+    noise: _Noise
+    noise_at_start: _NoiseAtStart | None
+    weight_noise: _WeightNoise | None
+    rounding: _Rounding
+    order: Count
+    exploration: _Exploration
+    rows: dict[str, Count]
+    grades: dict[str, Count]
+    grader_workers_killed: Count
+    answers: dict[str, _Answers]
+    seconds: dict[str, float]
+    series_left_out: list[str]
+    not_kept: list[str]
+    sampler_trainer_by_quarter: _ByQuarter
+    together: _Together
+    test_sets_left_out: list[str]
+    timing: _Timing
+    device: _Device
+    timed_retries: dict[str, Count]
+    timed_slowed: dict[str, float]
+    timed_again: dict[str, Count]
+    not_run: dict[str, str]
+    out_of_memory: list[str]
+
+
+class _Gpu(TypedDict):
+    name: str
+
+
+class Environment(TypedDict, total=False):
+    """What a reader needs to know of the machine; see `repro.evidence.environment`."""
+
+    # An object says why no device could be asked.
+    gpu: list[_Gpu] | dict[str, Any]
+    variables: dict[str, str]
+    packages: dict[str, Any]
+    cpu: dict[str, Any]
+    torch: dict[str, Any]
+    source_sha256: Digest | dict[str, Any]

@@ -6,14 +6,12 @@ that exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside
 so that it can be tried again while the failure stays counted.
 
 Every record carries a seal, the SHA-256 of everything else in it in one canonical spelling. It
-finds damage and edits by hand. It is no signature: whoever changes a record and computes the seal
-again has a record whose seal fits, and only what its numbers say of each other
-(`repro.evidence.receipts`), the review of what is blessed, and making the run again stand against
-that.
+finds damage and edits by hand. It is no signature: the review of what is blessed, and making the
+run again, stand against who computes it anew.
 
-Records of schema 1 have no seal and do not say which states of the source they were made from. They
-are read from the store (`repro.evidence.store`), which was reviewed, and judged by what they carry;
-among raw runs they are refused.
+A record holds what was observed: configuration, digests, series, tallies, seconds, facts, and the
+metrics that only the run itself could measure. The others are formed when it is read
+(`repro.evidence.derived`).
 
 Easy to get wrong: comparing a record with the configuration of today by name alone. Each record
 holds its whole resolved configuration and its digest; `find_record` refuses one whose digest is
@@ -29,35 +27,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from repro.evidence.form import (
-    COUNT,
-    DIGEST,
-    INTEGER,
-    NUMBER,
-    TEXT,
-    TIME,
-    WORDS,
-    FormError,
-    fault,
-    listing,
-    mapping,
-    maybe,
-    members,
-    read_json,
-    shown,
-)
-from repro.evidence.form_of_effects import EFFECTS, ENVIRONMENT, FLAG_OR_NULL
+from repro.evidence.derived import derive
+from repro.evidence.estimate import Estimate as Estimate
+from repro.evidence.form import Digest, FormError, Time, Words, is_digest, read_json, require, shown
+from repro.evidence.form_of_effects import Effects, Environment
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import write_new
 
-# 2: a seal, and the states of the source.
 SCHEMA = 2
-OLDEST = 1
-# Of the first program that wrote seals.
-_SEALED_SINCE = datetime(2026, 11, 22, 21, 21, tzinfo=UTC)
 SEAL = "seal"
 
 
@@ -65,30 +45,36 @@ class RecordError(ValueError):
     """A record that cannot be read or used; the message names the file and the field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """One measured number.
+class State(TypedDict):
+    """A state of the source: see `repro.evidence.provenance`."""
 
-    Attributes
-    ----------
-    value
-        None where the run produced no finite number.
-    unit
-        As in `repro.spec.target.Metric`.
-    low, high
-        95 % interval, None where there is none.
-    n
-        How many independent units are behind it.
-    method
-        How value and interval were formed.
-    """
+    commit: str
+    dirty: bool | None
+    sha256: Digest
 
-    value: float | None
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    n: int = 1
-    method: str = ""
+
+class _NamedArm(TypedDict):
+    name: str
+
+
+class _Config(TypedDict):
+    """What is read of a resolved `RunConfig` by name."""
+
+    target: str
+    target_version: int
+    tier: str
+    procedure: str
+    arm: _NamedArm
+    scale: dict[str, Any]
+    seed: int
+
+
+class _Outcome(TypedDict):
+    status: str
+
+
+class _OutcomeWithReason(_Outcome, total=False):
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +89,14 @@ class Record:
         Source commit of the process that wrote the record, and whether files differed from it;
         `unknown` and None where that is not known.
     sources
-        Every state that the source was in while the run ran, in all its processes: `commit`,
-        `dirty` and `sha256` of the files, and `written`, the files written to meanwhile, where
-        there are any. Empty in records of schema 1, which do not say.
+        Every state that the source was seen in, where the run's processes began and ended.
     environment
         See `repro.evidence.environment`.
     inputs
         SHA-256 digests of what went in (checkpoint, problems, prompt template).
     metrics, series
-        Numbers by name, and lists with one value per step (None where not finite).
+        Numbers by name, those that follow from the rest among them once it is read, and lists with
+        one value per step (None where not finite).
     effects
         What was really done; `repro.evidence.receipts` says what must be there.
     outcome
@@ -127,19 +112,21 @@ class Record:
     arm: str
     seed: int
     procedure: str
-    config: dict[str, Any]
-    digest: str
+    config: Annotated[dict[str, Any], _Config]
+    digest: Digest
     commit: str
     dirty: bool | None
-    sources: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any]
+    sources: Annotated[list[dict[str, Any]], list[State]] = field(default_factory=list)
+    environment: Annotated[dict[str, Any], Environment]
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    effects: dict[str, Any] = field(default_factory=dict)
-    outcome: dict[str, str] = field(default_factory=lambda: {"status": "ok"})
-    started: str
-    finished: str
+    effects: Annotated[dict[str, Any], Effects] = field(default_factory=dict)
+    outcome: Annotated[dict[str, str], _OutcomeWithReason] = field(
+        default_factory=lambda: {"status": "ok"}
+    )
+    started: Time
+    finished: Time
 
     @property
     def ok(self) -> bool:
@@ -166,20 +153,28 @@ class Record:
         """Return the record as JSON values, with its seal."""
         # Not of `asdict`, which copies every number first: `_finite` makes new lists and objects.
         values = {item.name: _finite(getattr(self, item.name)) for item in dataclasses.fields(self)}
-        if self.schema < SCHEMA:
-            del values["sources"]
         return values | {SEAL: seal_of(values)}
 
     def write(self, runs: Path) -> Path:
-        """Write the record to its place under `runs`; return the path.
+        """Write the record to its place under `runs`, without metrics that follow from the rest.
+
+        Returns
+        -------
+        Path
+            The file.
 
         Raises
         ------
         FileExistsError
             If a record of success is there already: records are never overwritten.
+        ValueError
+            If what the run observed contradicts itself.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
-        text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        follow = derive(self) if self.ok else {}
+        measured = {name: item for name, item in self.metrics.items() if name not in follow}
+        held = dataclasses.replace(self, metrics=measured)
+        text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1
@@ -299,65 +294,72 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
 
 
 def read_record(path: Path) -> Record:
-    """Read one record.
+    """Read one raw record, and form the metrics that follow from what it holds.
 
     Raises
     ------
     RecordError
         If the file is not JSON, lacks a field, has one of the wrong kind, is of another schema,
-        holds a digest that is not its configuration's, or has another seal than its contents.
+        holds a digest that is not its configuration's, has another seal than its contents, or
+        observations of which no metric can be formed.
     """
     try:
         raw = read_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FormError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
-    return parse_record(raw, str(path), oldest=SCHEMA)
+    record = parse_record(raw, str(path))
+    for name in ("series_left_out", "not_kept"):
+        if name in record.effects:
+            raise RecordError(f"{path}: effects.{name} is there; a raw run keeps what it observed")
+    if not record.ok:
+        return record
+    try:
+        return dataclasses.replace(record, metrics=record.metrics | derive(record))
+    except ValueError as error:
+        raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
 
-def parse_record(raw: Any, where: str, *, oldest: int = OLDEST) -> Record:
+def parse_record(raw: Any, where: str) -> Record:
     """Return the record that JSON values stand for; `where` names their origin in errors.
-
-    Parameters
-    ----------
-    oldest
-        The first schema that is read.
 
     Raises
     ------
     RecordError
         On the first thing that is out of form.
     """
-    sentence = _fault_of_record(raw, oldest)
+    try:
+        require(raw, dict[str, Any])
+        values = {name: value for name, value in raw.items() if name != SEAL}
+        require(values, Record)
+        sentence = _fault_of_record(raw, values)
+    except FormError as error:
+        sentence = str(error)
     if sentence is not None:
         raise RecordError(f"{where}: {sentence}")
-    values = {name: value for name, value in raw.items() if name != SEAL}
     metrics = {name: Estimate(**metric) for name, metric in raw["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
 
 
-def _fault_of_record(raw: Any, oldest: int) -> str | None:
-    """Return what is wrong with a record as such, most basic fault first, or None."""
-    schema = raw.get("schema") if isinstance(raw, dict) else SCHEMA
-    if not isinstance(schema, int) or not oldest <= schema <= SCHEMA:
-        return f"schema is {shown(schema)}; this program reads {oldest} to {SCHEMA} here"
-    sentence = fault(raw, _FORM if schema == SCHEMA else _FORM_BEFORE)
-    if sentence is not None:
+def _fault_of_record(raw: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Return how a record in form contradicts itself, most basic fault first, or None."""
+    if raw.get("schema") != SCHEMA:
+        return f"schema is {shown(raw.get('schema'))}; this program reads {SCHEMA}"
+    for name in (*(item.name for item in dataclasses.fields(Record)), SEAL):
+        if name not in raw:
+            return f"field {name} is missing"
+    for name, digest in raw["inputs"].items():
+        # Of a hub name, the commit that was loaded.
+        if name != "checkpoint_revision" and not is_digest(digest):
+            return f"field inputs.{name} is {shown(digest)}; it must be a SHA-256 of 64 hex digits"
+    if sentence := _fault_of_outcome(raw):
         return sentence
-    if schema < SCHEMA and datetime.fromisoformat(raw["started"]) >= _SEALED_SINCE:
-        return f"schema is {schema}, and it started ({raw['started']}) when all records had a seal"
     if digest_of(raw["config"]) != raw["digest"]:
         return "digest is not that of the record's own config; it was edited"
     own = raw["config"] | {"arm": raw["config"]["arm"]["name"]}
     for name in ("target", "target_version", "tier", "arm", "seed", "procedure"):
         if raw[name] != own[name]:
             return f"{name} is {shown(raw[name])}; its own config has {shown(own[name])}"
-    return _fault_of_outcome(raw) or _fault_of_seal(raw)
-
-
-def _fault_of_seal(raw: Mapping[str, Any]) -> str | None:
-    """Return why a record's seal is not its own, or None; those of schema 1 may have none."""
-    contents = {name: value for name, value in raw.items() if name != SEAL}
-    if SEAL in raw and seal_of(contents) != raw[SEAL]:
+    if seal_of(values) != raw[SEAL]:
         return "seal is not that of the record's contents; it was damaged or edited by hand"
     return None
 
@@ -381,67 +383,6 @@ def seal_of(values: Mapping[str, Any]) -> str:
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
     """Yield the paths of all records of a target at a tier, failed ones included, sorted."""
     yield from sorted((runs / tier / target).glob("*/seed-*.json"))
-
-
-_ESTIMATE = members(
-    {
-        "value": maybe(NUMBER),
-        "unit": TEXT,
-        "low": maybe(NUMBER),
-        "high": maybe(NUMBER),
-        "n": COUNT,
-        "method": TEXT,
-    },
-    ("value", "unit"),
-    closed=True,
-)
-_CONFIG = members(
-    {
-        "target": TEXT,
-        "target_version": INTEGER,
-        "tier": TEXT,
-        "procedure": TEXT,
-        "arm": members({"name": TEXT}, ("name",)),
-        "scale": members({}),
-        "seed": INTEGER,
-    },
-    [item.name for item in dataclasses.fields(RunConfig)],
-)
-_STATE = members(
-    {"commit": TEXT, "dirty": FLAG_OR_NULL, "sha256": DIGEST, "written": listing(TEXT)},
-    ("commit", "dirty", "sha256"),
-    closed=True,
-)
-_FIELDS = {
-    "schema": INTEGER,
-    "target": TEXT,
-    "target_version": INTEGER,
-    "tier": TEXT,
-    "arm": TEXT,
-    "seed": INTEGER,
-    "procedure": TEXT,
-    "config": _CONFIG,
-    "digest": DIGEST,
-    "commit": TEXT,
-    "dirty": FLAG_OR_NULL,
-    "sources": listing(_STATE),
-    "environment": ENVIRONMENT,
-    # Of a hub name, the commit that was loaded.
-    "inputs": members({"checkpoint_revision": TEXT}, others=DIGEST),
-    "metrics": mapping(_ESTIMATE),
-    "series": mapping(listing(maybe(NUMBER))),
-    "effects": EFFECTS,
-    "outcome": members({"status": TEXT, "reason": WORDS}, ("status",), closed=True),
-    "started": TIME,
-    "finished": TIME,
-    SEAL: DIGEST,
-}
-_FORM = members(_FIELDS, list(_FIELDS), closed=True)
-_FORM_BEFORE = members(
-    {name: kind for name, kind in _FIELDS.items() if name != "sources"} | {"inputs": mapping(TEXT)},
-    [name for name in _FIELDS if name not in ("sources", SEAL)],
-    closed=True,
-)
 
 
 def _plain(value: Any) -> Any:

@@ -14,9 +14,8 @@ in the same order:
 Easy to get wrong: trusting one of the two alone. When the files are
 read, every line is formed again from its record, and a cell that differs is an error which names
 file, line and column; so neither an edited number nor half a blessing passes. Blessing rounds
-series and leaves some out, so a line is sealed again as it is written (`repro.evidence.record`);
-lines that were blessed before records had seals are read without, and get one when their file is
-next written.
+series and leaves some out, so a line keeps the metrics that were formed before, and is sealed
+again as it is written: those metrics are what is read.
 
 `Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
 per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
@@ -163,14 +162,12 @@ def keep(
 ) -> Path:
     """Write the record of `run`'s results into `runs`; return its path.
 
-    Numbers that follow from others (the area under a curve) are added,
-    and to the states of the source that its checkpoints carried, those of this process.
+    To the states of the source that its checkpoints carried, those of this process are added.
     """
-    budget = run.scale.evaluation.token_budget if isinstance(run.scale, TrainScale) else 0
     effects = dict(measured.effects)
     record = record_of(
         run,
-        metrics=measured.metrics | derived_metrics(measured.series, budget),
+        metrics=measured.metrics,
         series=measured.series,
         sources=effects.pop("sources", ()),
         effects=effects,

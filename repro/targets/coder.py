@@ -305,19 +305,19 @@ def _per_entropy(name: str, statement: str, measured: str, effect: Effect, *give
 
 def _response(table: Target) -> Target:
     """Return the answer to the paper's chain: what the paper's rise of entropy is worth here."""
-    asked = (
-        ("sooner", "where the policy starts with less entropy, it takes more steps to take off",
-         "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
-        ("ends_higher", "the more entropy a policy starts with, the more accurate it ends",
-         _LENIENT, _end(2.7, "90.8 - 88.1, as if all of it")),
-    )  # fmt: skip
+    sooner, higher = (
+        "where the policy starts with less entropy, it takes more steps to take off",
+        "the more entropy a policy starts with, the more accurate it ends",
+    )
+    speed = paper_effects.FORMAT_TAKE_OFF["bf16"]
+    end = _end(2.7, "90.8 - 88.1, as if all of it")
     claims = [
-        claim
-        for name, *what in asked
-        for claim in (
-            _per_entropy(name, *what),
-            _per_entropy(f"{name}_given_start", *what, "accuracy_start"),
+        _per_entropy(f"{name}_given_start" if given else name, words, of, effect, *given)
+        for name, words, of, effect in (
+            ("sooner", sooner, "take_off_steps", speed),
+            ("ends_higher", higher, _LENIENT, end),
         )
+        for given in ((), ("accuracy_start",))
     ]
     return Target(
         name=table.name.replace("table1", "dose_response"),

@@ -14,12 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
-from repro.evidence.derived import (
-    derived_metrics,
-    gain,
-    share_of,
-    training_metrics,
-)
+from repro.evidence.derived import derive
 from repro.evidence.record import Estimate, Record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
@@ -145,10 +140,8 @@ def _answered(record: Record, name: str, percent: float) -> Record:
     label = f"{record.arm} {record.seed} {name}"
     tally |= {"dropped": 0, "tokens": TOKENS * problems * samples}
     tally["completions"] = hashlib.sha256(label.encode()).hexdigest()
-    metrics = record.metrics | {name: share_of(right)}
+    metrics = dict(record.metrics)
     if name == "accuracy":
-        names = ("accuracy_lenient", "format_rate", "working_rate", "truncation_rate")
-        metrics |= {key: share_of(tally[part]) for key, part in zip(names, _PARTS, strict=True)}
         metrics["completion_tokens_mean"] = Estimate(value=float(TOKENS), unit="tokens")
     answers = record.effects.get("answers", {}) | {name: tally}
     return dataclasses.replace(
@@ -164,29 +157,9 @@ def with_gain(record: Record, points: float) -> Record:
 
 def following(record: Record) -> Record:
     """Return a record with the metrics and grades that follow from its other numbers."""
-    metrics = dict(record.metrics)
-    if record.procedure == "train":
-        evaluation = record.config["scale"]["evaluation"]
-        metrics |= training_metrics(record.series, record.effects, evaluation)
-    if {"accuracy_greedy_start", "accuracy_greedy"} <= metrics.keys():
-        metrics |= gain(metrics["accuracy_greedy_start"], metrics["accuracy_greedy"])
-    budget = record.config["scale"]["evaluation"].get("token_budget", 0)
-    if budget:
-        metrics |= derived_metrics(record.series, budget)
-    right = sum(
-        count * number
-        for tally in record.effects["answers"].values()
-        for part in ("right", "right_lenient")
-        for number, count in enumerate(tally[part])
-    )
-    # As many more as training and held-out questions could take.
-    more = 0 if record.procedure == "evaluate" else 10**7
-    due = 2 * sum(
-        sum(tally["right"]) * (len(tally["right"]) - 1)
-        for tally in record.effects["answers"].values()
-    )
-    grades = {"ok": right + more, "wrong": due - right}
-    return dataclasses.replace(record, metrics=metrics, effects=record.effects | {"grades": grades})
+    grades = {"ok": 10**7}
+    record = dataclasses.replace(record, effects=record.effects | {"grades": grades})
+    return dataclasses.replace(record, metrics=record.metrics | derive(record))
 
 
 def _inputs(run: RunConfig) -> dict[str, str]:

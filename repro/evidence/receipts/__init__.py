@@ -6,9 +6,9 @@ traces of what was done, and `violations` says in sentences what is missing or i
 
 It is one walk over declared checks (`CHECKS`), most basic first, each of them about a part: that
 inputs and source are named, that modules and parameters are as many as the model has, that series
-are as long as training was and follow the schedules, that every metric is what series, answers and
-grades give. A record stands if nothing in it speaks against anything else in it. What several
-records say of each other is `together`'s.
+are as long as training was and follow the schedules, that all questions were asked and graded.
+Metrics need no receipt: they are formed of the record as it is read (`repro.evidence.derived`).
+What several records say of each other is `together`'s.
 
 What procedures write
 ---------------------
@@ -42,8 +42,8 @@ for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of
 and its share of the tokens; and `inputs` with the digests `checkpoint`, `test_problems`,
 `prompt_template` and, when training, `train_problems`.
 
-Of a stored record `series_left_out` names the series that it had when it was checked and blessed,
-and has no more; a raw run has none.
+`series_left_out` lists the series dropped at blessing, `not_kept` the observations that records of
+long ago never held; a raw run has neither.
 
 An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
 how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
@@ -73,11 +73,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from repro.evidence.receipts import (
+    answers,
     device,
     exploration,
     identity,
     noise,
-    numbers,
     schedule,
     training,
     weights,
@@ -86,12 +86,9 @@ from repro.evidence.receipts.required import ASKED, POLICY, TRAINED, Check
 from repro.evidence.record import Record
 from repro.spec.claim import Metric
 
-# Since schema 2 records carry the states of their source, answers and exact counts of grades.
-NOW = 2
-
 CHECKS: tuple[Check, ...] = (
-    Check(find=identity.environment, procedures=POLICY, since=NOW),
-    Check(find=identity.sources, since=NOW),
+    Check(find=identity.environment, procedures=POLICY),
+    Check(find=identity.sources),
     Check(find=identity.inputs, procedures=POLICY),
     Check(find=weights.weights, procedures=POLICY),
     Check(find=weights.precision, procedures=POLICY),
@@ -102,24 +99,15 @@ CHECKS: tuple[Check, ...] = (
     Check(find=schedule.lengths, procedures=TRAINED),
     Check(find=schedule.rates, procedures=TRAINED),
     Check(find=schedule.sigmas, procedures=TRAINED),
-    Check(find=schedule.bounds, procedures=TRAINED),
-    Check(find=schedule.first_updates, procedures=TRAINED),
-    Check(find=schedule.consumed, procedures=TRAINED),
     Check(find=training.advantages, procedures=TRAINED),
     Check(find=training.rewards, procedures=TRAINED),
     Check(find=training.rows, procedures=TRAINED),
-    Check(find=training.curve, procedures=TRAINED),
-    Check(find=training.paid, procedures=TRAINED),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
     Check(find=exploration.exploration, procedures=ASKED),
     Check(find=noise.at_start, procedures=("dose",)),
-    Check(find=numbers.all_asked, procedures=ASKED),
-    Check(find=numbers.derived, procedures=ASKED),
-    Check(find=numbers.evaluations, procedures=TRAINED),
-    Check(find=numbers.answers, procedures=ASKED, since=NOW),
-    Check(find=numbers.grades, procedures=ASKED, since=NOW),
-    Check(find=numbers.elapsed, procedures=ASKED),
+    Check(find=answers.answers, procedures=ASKED),
+    Check(find=answers.grades, procedures=ASKED),
     Check(find=device.timed),
     Check(find=device.own_device),
 )
@@ -136,7 +124,7 @@ def violations(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
     """
     if not record.ok:
         return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]
-    faults = list(numbers.units(record, {metric.name: metric for metric in metrics}))
+    faults = list(answers.units(record, {metric.name: metric for metric in metrics}))
     for check in CHECKS:
         if check.applies(record):
             faults += check.find(record)

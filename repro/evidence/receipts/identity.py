@@ -12,7 +12,7 @@ _INPUTS = {
     "evaluate": ("checkpoint", "test_problems", "prompt_template"),
     "dose": ("checkpoint", "development_problems", "prompt_template"),
 }
-ENVIRONMENT = ("python", "platform", "packages", "torch", "cpu", "gpu", "source_sha256")
+ENVIRONMENT = ("python", "platform", "packages", "torch", "cpu", "gpu")
 
 
 def inputs(record: Record) -> Iterator[str]:

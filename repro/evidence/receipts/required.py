@@ -47,18 +47,14 @@ class Check:
         Returns a sentence for each way in which the record does not.
     procedures
         Whose records it is about; empty for all.
-    since
-        The first schema whose records carry what it needs.
     """
 
     find: Callable[[Record], Iterable[str]]
     procedures: tuple[str, ...] = ()
-    since: int = 1
 
     def applies(self, record: Record) -> bool:
         """Whether the record must show it."""
-        applies = not self.procedures or record.procedure in self.procedures
-        return applies and record.schema >= self.since
+        return not self.procedures or record.procedure in self.procedures
 
 
 def close(first: float | None, second: float | None) -> bool:

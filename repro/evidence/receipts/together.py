@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from repro.evidence.derived import set_names
 from repro.evidence.origins import PLAN_INPUT
-from repro.evidence.receipts.numbers import set_sizes
 from repro.evidence.record import Record
 from repro.spec.config import digest_of
 
@@ -79,7 +79,11 @@ def traces(record: Record) -> Iterator[tuple[str, str]]:
         if len(values) >= _STEPS_LEAST and len(set(values)) > 1:
             yield f"series.{name}", digest_of([name, values])
     tallies = record.effects.get("answers", {})
-    names = ["accuracy"] if "accuracy" in tallies else sorted(set_sizes(record).keys() & tallies)
+    names = (
+        ["accuracy"]
+        if "accuracy" in tallies
+        else sorted(set_names(record.config["scale"]).keys() & tallies)
+    )
     asked = sum(_asked(tallies[name]) for name in names)
     if asked >= _COMPLETIONS_LEAST and _sampled(record) and not _left_nothing_to_chance(tallies):
         tokens = [str(tallies[name]["completions"]) for name in names]

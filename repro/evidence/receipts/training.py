@@ -1,12 +1,10 @@
-"""Receipts of training: that something could move, did, and by what it was paid."""
+"""Receipts of training: that something could move, did, and on how many paid rows."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
-from repro.evidence.derived import implied_series, rows_of_step, tokens_of_steps, whole_series
-from repro.evidence.receipts.required import close, differences, rollouts
+from repro.evidence.receipts.required import rollouts
 from repro.evidence.record import Record
 
 # Centred advantages average to float32's rounding of values of order 1.
@@ -56,7 +54,7 @@ def rewards(record: Record) -> list[str]:
 
 
 def rows(record: Record) -> Iterator[str]:
-    """Yield which counts of a run's rows are not those of its scale and series."""
+    """Yield why a run did not draw and train on the rows of its scale, or on unpaid ones."""
     scale, done = record.config["scale"], record.effects.get("rows") or {}
     per_rollout = scale["prompts_per_rollout"] * scale["group_size"]
     most = per_rollout * len(rollouts(record))
@@ -70,59 +68,3 @@ def rows(record: Record) -> Iterator[str]:
     without = done.get("without_reward", 0)
     if without > WITHOUT_REWARD_MOST * max(trained, 1):
         yield f"effects.rows.without_reward is {without} of {trained} rows; at most 1 % may be"
-    if not refill:
-        yield from _lengths(record)
-
-
-def _lengths(record: Record) -> Iterator[str]:
-    """Yield why tokens and truncated rows are not the sums of what the steps say."""
-    done, scale = record.effects.get("rows") or {}, record.config["scale"]
-    lengths = tokens_of_steps(record)
-    if len(lengths) != scale["steps"] or scale["steps"] % scale["updates_per_rollout"]:
-        return
-    tokens = sum(lengths)
-    compared = (record.effects.get("sampler_trainer_by_quarter") or {}).get("tokens", ())
-    # Lengths that were blessed are rounded.
-    slack = 1 + 1e-5 * tokens
-    if "tokens_sampled" in done and abs(done["tokens_sampled"] - tokens) > slack:
-        yield (
-            f"effects.rows.tokens_sampled is {done['tokens_sampled']}; "
-            f"series.completion_tokens adds up to {tokens:.0f}"
-        )
-    if abs(sum(compared) - tokens) > slack:
-        yield (
-            f"effects.sampler_trainer_by_quarter compares {sum(compared)} tokens; "
-            f"series.completion_tokens adds up to {tokens:.0f}"
-        )
-    shares = [value or 0.0 for value in record.series.get("truncation_rate", ())]
-    if abs(done.get("truncated", 0) - rows_of_step(record) * sum(shares)) > 0.5:
-        yield f"effects.rows.truncated is {done.get('truncated')}; series.truncation_rate differs"
-
-
-def curve(record: Record) -> Iterator[str]:
-    """Yield why the training curve is not that of the rollouts that were trained on."""
-    series, done = whole_series(record), record.effects.get("rows") or {}
-    tokens = series.get("tokens_sampled", [])
-    if not tokens or "accuracy_sampled" not in series:
-        return
-    if any((b or 0) < (a or 0) for a, b in itertools.pairwise(tokens)):
-        yield "series.tokens_sampled falls; it counts all tokens so far"
-    if not close(tokens[-1], done.get("tokens_sampled")):
-        yield (
-            f"series.tokens_sampled ends with {tokens[-1]}; effects.rows.tokens_sampled is "
-            f"{done.get('tokens_sampled')}"
-        )
-    scale = record.config["scale"]
-    if record.config["arm"]["loss"]["dynamic_sampling"] or scale["updates_per_rollout"] > 1:
-        return  # what was trained on in a step is a part of what was sampled
-    yield from differences(
-        record, "accuracy_sampled", series.get("accuracy", ()), "all that was sampled earned"
-    )
-    sums = implied_series(record)["tokens_sampled"]
-    yield from differences(record, "tokens_sampled", sums, "series.completion_tokens adds up to")
-
-
-def paid(record: Record) -> Iterator[str]:
-    """Yield why a step's mean reward is not what its answers and formats earn."""
-    needed = implied_series(record).get("reward", ())
-    yield from differences(record, "reward", needed, "its answers and formats earn")

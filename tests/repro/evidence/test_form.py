@@ -15,7 +15,7 @@ from repro.evidence.receipts import violations
 from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
 from repro.judge.gathering import gather
 from repro.spec.config import digest_of
-from tests.repro.evidence.manipulations import drop, put
+from tests.repro.evidence.edits import drop, put
 from tests.repro.recorded_smoke import SELECTION, SMALL, place
 
 ARM = "nvfp4_lora_aqn"
@@ -43,7 +43,10 @@ def by_edit(edit: Callable[[Any], None]) -> Callable[[str], str]:
 
 
 MALFORMED: dict[str, tuple[Callable[[str], str | bytes], str]] = {
-    "no number": (by_edit(put("metrics.accuracy.value", float("nan"))), "metrics.accuracy.value"),
+    "no number": (
+        by_edit(put("metrics.peak_bytes.value", float("nan"))),
+        "metrics.peak_bytes.value",
+    ),
     "an infinite number": (by_edit(put("series.loss", [float("inf")])), "series.loss"),
     "too large for a float": (
         lambda text: text.replace('"seed": 1', '"seed": 1e999', 1),
@@ -53,19 +56,22 @@ MALFORMED: dict[str, tuple[Callable[[str], str | bytes], str]] = {
         lambda text: text.replace('"seed": 1', '"seed": ' + "9" * 5000, 1),
         "not a readable record",
     ),
-    "a number in words": (by_edit(put("metrics.accuracy.value", "88.3")), "metrics.accuracy.value"),
+    "a number in words": (
+        by_edit(put("metrics.peak_bytes.value", "88.3")),
+        "metrics.peak_bytes.value",
+    ),
     "a truth for a number": (
-        by_edit(put("metrics.accuracy.value", True)),
-        "metrics.accuracy.value",
+        by_edit(put("metrics.peak_bytes.value", True)),
+        "metrics.peak_bytes.value",
     ),
     "a truth for a seed": (by_edit(put("seed", True)), "field seed is True"),
     "a fraction for a seed": (by_edit(put("seed", 1.0)), "field seed is 1.0"),
-    "half a problem": (by_edit(put("metrics.accuracy.n", 23.5)), "metrics.accuracy.n"),
-    "a metric that is a list": (by_edit(put("metrics.accuracy", [1, 2])), "metrics.accuracy"),
+    "half a problem": (by_edit(put("metrics.peak_bytes.n", 23.5)), "metrics.peak_bytes.n"),
+    "a metric that is a list": (by_edit(put("metrics.peak_bytes", [1, 2])), "metrics.peak_bytes"),
     "metrics that are null": (by_edit(put("metrics", None)), "field metrics is None"),
     "a metric with a field of its own": (
-        by_edit(put("metrics.accuracy.note", "x")),
-        "unknown field metrics.accuracy.note",
+        by_edit(put("metrics.peak_bytes.note", "x")),
+        "unknown field metrics.peak_bytes.note",
     ),
     "a series of words": (by_edit(put("series.loss", ["a"] * 6)), "series.loss[0]"),
     "a series of series": (by_edit(put("series.loss", [[1.0]] * 6)), "series.loss[0]"),

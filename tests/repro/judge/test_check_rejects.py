@@ -137,14 +137,6 @@ CHEATS: dict[str, tuple[str, Spoil, str]] = {
         "training changed no parameter",
     ),
     "half of the steps": ("bf16_lora", with_effects(optimizer_steps=15), "15 optimiser steps"),
-    "a share above one hundred": (
-        "bf16",
-        lambda record: dataclasses.replace(
-            record,
-            metrics={**record.metrics, "accuracy": Estimate(value=101.0, unit="percent")},
-        ),
-        "between 0 and 100",
-    ),
 }
 
 

@@ -1,0 +1,33 @@
+"""One measured number: what every metric is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from repro.evidence.form import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One measured number.
+
+    Attributes
+    ----------
+    value
+        None where the run produced no finite number.
+    unit
+        As in `repro.spec.target.Metric`.
+    low, high
+        95 % interval, None where there is none.
+    n
+        How many independent units are behind it.
+    method
+        How value and interval were formed.
+    """
+
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: Count = 1
+    method: str = ""
