@@ -2,8 +2,9 @@
 
 One run measures an arm at several points, one after another in one process. Where `baseline` names
 a format, the points of a model are first measured with that format, unless the same source has
-recorded them on this kind of device (`repro.measure.step_time`). Each point is timed `steps` times: a measured step is a deterministic
-workload, so what differs between two timings is the machine, and a seed would add nothing.
+recorded them on this kind of device (`repro.measure.step_time`). Each point is timed `steps` times:
+a measured step is a deterministic workload, so what differs between two timings is the machine, and
+a seed would add nothing.
 """
 
 from __future__ import annotations
