@@ -17,11 +17,12 @@ one that measures memory only has the last three.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
 from kernels.timing import copy_rate
-from repro.evidence.record import Estimate
+from repro.evidence.record import Estimate, Record
 from repro.measure.fresh_process import LeftOut
 from repro.models.memory_plan import StepShape
 from repro.rl.clock import PHASES
@@ -80,6 +81,18 @@ class StepResults:
         repeats = [*self.entry(arm, point)["repeats"], repeat]
         self._entries[_key(arm, point)] = {"repeats": repeats, "facts": facts}
 
+    def take_over(self, arm: StepArm, points: Iterable[StepPoint], record: Record) -> None:
+        """Take over what a record of the same scale has of the points it measured that way."""
+        way = way_of(arm)
+        for point in points:
+            key, facts = _key(arm, point), record.effects["points"].get(point.name, {}).get(way)
+            if facts is not None:
+                repeats = _recorded_repeats(point, record) or [{}] * self._steps
+                self._entries[key] = {"repeats": repeats, "facts": facts}
+            for sentence in record.effects["out_of_memory"]:
+                if sentence.startswith(f"{key}: "):
+                    self.out_of_memory(arm, point, sentence.removeprefix(f"{key}: "))
+
     def begin_again(self, arm: StepArm, point: StepPoint) -> None:
         """Forget the repeats of a point, whose steps must be alike."""
         self._entries.pop(_key(arm, point), None)
@@ -88,6 +101,19 @@ class StepResults:
         """Note that a point does not fit."""
         self.begin_again(arm, point)
         self._left_out.note([_key(arm, point)], sentence)
+
+
+def _recorded_repeats(point: StepPoint, record: Record) -> list[Entry]:
+    """Return the repeats behind a record's series of a point; none where nothing was timed."""
+    names = {"total": "step_seconds"} | {phase: f"{phase}_seconds" for phase in PHASES}
+    columns = {
+        part: record.series[f"{name}_{point.name}"]
+        for part, name in names.items()
+        if f"{name}_{point.name}" in record.series
+    }
+    slowed = record.effects.get("timed_slowed", {})
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) | {"slowed": slowed} for row in rows]
 
 
 def _key(arm: StepArm, point: StepPoint) -> str:

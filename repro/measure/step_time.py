@@ -3,7 +3,9 @@
 A run goes through its points model by model. Each model is built once with the baseline's format
 and once with the arm's; every point gets an engine on those same weights and an optimiser, warms
 up, and is timed as often as the scale says. Only a finished run is kept, as a record; one that was
-stopped is measured again from its beginning. The metrics: `repro.measure.step_metrics`.
+stopped is measured again from its beginning. A baseline that the same source has recorded on this
+kind of device, as an arm of the target with the same seed and scale, is taken from its record
+(`effects["baseline_record"]` is that run's digest). The metrics: `repro.measure.step_metrics`.
 
 A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
 another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.
@@ -11,22 +13,24 @@ another way costs its own metrics alone: `effects["failed"]` says how, and the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.timing import matmul_rate
+from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.evidence.record import Estimate
+from repro.evidence.record import Estimate, Record, read_record
 from repro.measure.device_state import release
 from repro.measure.fresh_process import LeftOut
 from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import StepResults, metrics_of, series_of, summary, way_of
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, digest_of
+from repro.spec.resolve import plain_values
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
 
 
@@ -60,6 +64,9 @@ def measure_steps(
     scale: StepScale = run.scale
     results = StepResults(scale.steps, LeftOut(folder / "checkpoint"))
     ways = ways_of(own, scale)
+    recorded = recorded_baseline(run, ways[0], folder) if len(ways) > 1 else None
+    if recorded is not None:
+        results.take_over(ways[0], scale.points, recorded)
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
@@ -74,9 +81,45 @@ def measure_steps(
     measured = measured_steps(own, ways, scale, results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
+    if recorded is not None:
+        measured.effects["baseline_record"] = recorded.digest
     measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries,
                             timed_again=bench.timed_again)  # fmt: skip
     return measured
+
+
+def recorded_baseline(run: RunConfig, plain: StepArm, folder: Path) -> Record | None:
+    """Return the record of a run's baseline that this source has made on this kind of device.
+
+    Parameters
+    ----------
+    plain
+        The baseline's way of training, under any name.
+    folder
+        Of the run: `<runs>/<tier>/<target>/<arm>/seed-<n>/<digest>`.
+    """
+    wanted = _described(plain_values(plain), plain_values(run.scale), capture_environment())
+    for path in sorted(folder.parents[2].glob(f"*/seed-{run.seed}.json")):
+        record = read_record(path)
+        config, environment = record.config, record.environment
+        # A source that changed while it ran is of no single state.
+        whole = record.ok and len(record.sources) == 1
+        if whole and _described(config["arm"], config["scale"], environment) == wanted:
+            return record
+    return None
+
+
+def _described(
+    arm: Mapping[str, Any], scale: Mapping[str, Any], environment: Mapping[str, Any]
+) -> tuple[object, ...]:
+    """Return what two measurements must share to be the same: all but names and the time."""
+    nameless = {key: value for key, value in arm.items() if key not in ("name", "label")}
+    return (
+        digest_of([nameless, scale]),
+        environment.get("source_sha256"),
+        environment.get("torch", {}).get("version"),
+        device_of(dict(environment)),
+    )
 
 
 def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:

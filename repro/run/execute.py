@@ -59,6 +59,7 @@ from repro.runlog.log_flags import log_options_of
 from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
+from repro.spec.step_scale import StepScale
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
@@ -305,8 +306,15 @@ def _tasks(
         )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(sorted(pending, key=rows_of, reverse=True))
+        for group in carried_together(sorted(pending, key=_place))
     ]
+
+
+def _place(run: RunConfig) -> tuple[bool, int]:
+    """Return what runs are ordered by: others' baselines first, then the longest."""
+    scale, arm = run.scale, run.arm
+    is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
+    return not (is_baseline and arm.training == "lora"), -rows_of(run)
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:

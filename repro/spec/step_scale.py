@@ -1,9 +1,10 @@
 """How large the measured steps are: real shapes, random weights, forced completion lengths.
 
 One run measures an arm at several points, one after another in one process. Where `baseline` names
-a format, the points of a model are first measured with that format, so that a speed-up is of one
-process on one device. Each point is timed `steps` times: a measured step is a deterministic
-workload, so what differs between two timings is the machine, and a seed would add nothing.
+a format, the points of a model are first measured with that format, unless the same source has
+recorded them on this kind of device (`repro.measure.step_time`). Each point is timed `steps` times:
+a measured step is a deterministic workload, so what differs between two timings is the machine, and
+a seed would add nothing.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from repro.run.execute import Outcome, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import CudaDevice, Tier
+from repro.targets import find
 from tests.planted import planted
 from tests.repro.planned import TOGETHER
 
@@ -288,6 +289,13 @@ def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
     ]
     tasks = execution._tasks(apart, tmp_path, 1, 1, {}, None)
     assert [task.run for task in tasks] == apart[::-1]
+
+
+def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
+    runs = plan(find("table3_arms"), Tier.SYSTEMS)
+    tasks = execution._tasks(runs, tmp_path, 1, 1, {}, None)
+    assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
+    assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
 
 
 def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
