@@ -184,9 +184,19 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "a claim about its machinery is contradicted, or records are refused; 2 when a target has "
         "no record, and for a bad command line.",
     )
-    _add_selection(check)
+    _add_selection(check, optional=True)
     add_reward(check)
-    check.add_argument("--json", action="store_true", help="print JSON")
+    shown = check.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument(
+        "--table",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write one row per claim or bar, and per value: FILE.csv (the values go to "
+        "FILE.values.csv) or FILE.json; printed as CSV without FILE; all targets where none is "
+        "named",
+    )
     check.add_argument(
         "--blessed",
         action="store_true",

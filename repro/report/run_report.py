@@ -262,11 +262,7 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
     if args.targets:
         chosen = selections_of(args)
     else:
-        chosen = [
-            selection
-            for selection in every_selection(args.tier)
-            if (runs / selection.tier.value / selection.source.name).is_dir()
-        ]
+        chosen = recorded_selections(args.tier, runs)
         changed = ", ".join(str(folder.relative_to(runs)) for folder in _changed_runs(runs))
         aside = f"runs with other settings ({changed}) need target and flags, as `run` had them"
         require(bool(chosen) or not changed, f"{runs}: {aside}")
@@ -286,6 +282,15 @@ def _changed_runs(runs: Path) -> list[Path]:
     known = {target.name for target in TARGETS}
     folders = {path.parents[1] for path in runs.glob("*/*/*/seed-*.json")}
     return sorted(folder for folder in folders if folder.name not in known)
+
+
+def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
+    """Return every target, at one tier or all, of which a folder has records."""
+    return [
+        selection
+        for selection in every_selection(tier)
+        if (runs / selection.tier.value / selection.source.name).is_dir()
+    ]
 
 
 def every_selection(tier: str | None) -> list[Selection]:
