@@ -70,6 +70,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_reward(report)
     _add_report(report)
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    report.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write one page to search, of what is blessed or of --runs; opens from disk",
+    )
     report.set_defaults(command=_report)
 
     _add_choose(commands)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
+from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, plain, table
@@ -29,6 +31,10 @@ from repro.targets.paper_tier import BENCHMARKS
 
 # The flags that write one page, what they write, and the flags that they read.
 _PAGES = {
+    "html": (
+        "one page of what is blessed, or of --runs",
+        ("expected", "runs", "targets", "tier"),
+    ),
     "readme": ("the blocks of one file from blessed records", ("expected",)),
 }
 _HEADLINE = {
@@ -201,24 +207,29 @@ def _environment_section(checks: list[Checked]) -> list[str]:
         records += [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
     if not records:
         return []
-    lines = ["## What ran", ""]
+    said = environment_lines(records)
+    return ["## What ran", "", *(f"- {title}: {plain(text)}" for title, text in said), ""]
+
+
+def environment_lines(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return title and text of what made these records: commits, seeds, time, machine, packages."""
     sources = commits_of(records)
-    seeds = sorted({r.seed for r in records})
     dirty = {r.commit for r in records if r.dirty}
     commits = [
         f"`{commit}`{' with local changes' if commit in dirty else ''}"
         f"{f' ({seeds_text(of_commit)})' if len(sources) > 1 else ''}"
         for commit, of_commit in sources.items()
     ]
-    lines.append(f"- Source commit: {', '.join(commits)}")
-    lines.append(f"- Seeds: {', '.join(map(str, seeds))}")
-    lines.append(
-        f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
-    )
-    for title, key in _ENVIRONMENT.items():
-        values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
-        lines.append(f"- {title}: {plain('; '.join(values))}")
-    return [*lines, ""]
+    return [
+        ("Source commit", ", ".join(commits)),
+        ("Seeds", ", ".join(map(str, sorted({r.seed for r in records})))),
+        ("UTC", f"{min(r.started for r in records)} to {max(r.finished for r in records)}"),
+        *(
+            (title, "; ".join(sorted({_environment_text(key, r.environment.get(key))
+                                      for r in records})))
+            for title, key in _ENVIRONMENT.items()
+        ),
+    ]  # fmt: skip
 
 
 _ENVIRONMENT = {
@@ -325,7 +336,8 @@ def require_read(args: argparse.Namespace) -> None:
     ]
     for page, (written, read) in _PAGES.items():
         others = [name for name in given if name not in (page, *read)] if page in given else []
-        named = [*args.targets, *(f"--{name}" for name in others if name != "targets")]
+        targets = args.targets if "targets" in others else []
+        named = [*targets, *(f"--{name}" for name in others if name != "targets")]
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
     changing = [f"--{name}" for name in CHANGING if name in given]
     require(
@@ -341,6 +353,18 @@ def main_report(args: argparse.Namespace) -> int:
         from repro.report.page_blocks import renew_readme
 
         renew_readme(Path(args.readme), expected)
+        return 0
+    if args.html:
+        from repro.report.one_page import page_text
+
+        stored = not args.runs
+        checks = (
+            blessed_of(expected, args.targets, args.tier)
+            if stored
+            else reported(args, runs, expected)
+        )
+        replace_text(Path(args.html), page_text(checks, expected))
+        print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"
     figures = Path(args.figures) if args.figures else out.parent / "figures"
