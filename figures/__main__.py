@@ -19,7 +19,8 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, contrasts, doses, entropy, floors, heldout, loss, paired, reward
+from figures import accuracy, contrasts, doses, floors, heldout, paired
+from figures.curves import ENTROPY, LOSS, REWARD, is_supervised
 from figures.protocol import origin
 from figures.timings import operations, roofline, systems
 from repro.evidence import printed
@@ -265,13 +266,13 @@ def figures_of(
     records: Sequence[Record], cells: Sequence[PaperCell], where: str = ""
 ) -> dict[str, Figure]:
     """Return each figure for which there are rows, by its name."""
-    tuned = loss.supervised(records)
-    entropies = partial(entropy.draw, supervised=tuned)
+    tuned = is_supervised(records)
     heights = partial(heldout.draw, supervised=tuned)
     curves = [
-        (reward.NAME, _figure(reward.draw, reward.rows(records), where)),
-        (loss.NAME, _figure(loss.draw, loss.rows(records), where)),
-        (entropy.NAME, _figure(entropies, entropy.rows(records), where)),
+        *(
+            (one.name, _figure(partial(one.draw, supervised=tuned), one.rows(records), where))
+            for one in (REWARD, LOSS, ENTROPY)
+        ),
         (accuracy.NAME, _figure(accuracy.draw, accuracy.rows(records, cells), where)),
         (heldout.NAME, _figure(heights, heldout.rows(records), where)),
     ]

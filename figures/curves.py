@@ -1,4 +1,4 @@
-"""Curves over training steps: reward (Fig. 4, 7, 8, 12, 13) and entropy (Fig. 5, 14).
+"""Curves over training steps: reward (Fig. 4, 7, 8, 12, 13), entropy (Fig. 5, 14), and loss.
 
 One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
 mean where it has three seeds or more. Averaging comes first within a seed, then between seeds, so
@@ -25,6 +25,9 @@ from repro.evidence.verdicts.statistics import mean_interval
 WINDOW = 5
 # An interval of two seeds is thirteen standard errors wide on either side: it hides the lines.
 _BAND_SEEDS = 3
+
+
+SUPERVISED = "finetune"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,77 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
             if present:
                 rows.append(mean_row(arm, step + 1, present, rate))
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A picture of one series of records.
+
+    Attributes
+    ----------
+    name
+        In the files' names.
+    series
+        The first of these that the records have is drawn.
+    title, supervised_title
+        Where sampled completions are trained on, and where worked solutions are.
+    procedure
+        Whose records alone are drawn; empty for all.
+    """
+
+    name: str
+    series: tuple[str, ...]
+    title: str
+    supervised_title: str
+    ylabel: str
+    note: str = ""
+    procedure: str = ""
+
+    def rows(self, records: Sequence[Record]) -> list[CurveRow]:
+        """Return a row per arm and step, none where the records have no such series."""
+        own = [one for one in records if self.procedure in ("", one.procedure)]
+        return next(filter(None, (curve_rows(own, series) for series in self.series)), [])
+
+    def draw(
+        self, rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False
+    ) -> Figure:
+        """Return the figure; `where` is said behind its title."""
+        title = self.supervised_title if supervised else self.title
+        return draw_curves(rows, title=f"{title}{where}", ylabel=self.ylabel, note=self.note)
+
+
+# The total reward of controls is another thing (a coin, the format): the share of right answers
+# among the sampled completions is drawn of every arm.
+REWARD = Series(
+    name="reward_curves",
+    series=("accuracy", "reward"),
+    title="Right answers during training",
+    supervised_title="Right answers during training",
+    ylabel="share of sampled completions that are right",
+)
+# The loss of reinforcement learning has no meaning as a number. What a policy has learned, read
+# without its arm's noise, is in the picture of paired differences.
+LOSS = Series(
+    name="loss_curves",
+    series=("loss",),
+    title="Training loss under supervised fine-tuning",
+    supervised_title="Training loss under supervised fine-tuning",
+    ylabel="mean loss per token of the solutions, nats",
+    note="arms with AQN: under each step's own noise",
+    procedure=SUPERVISED,
+)
+ENTROPY = Series(
+    name="entropy_curves",
+    series=("entropy",),
+    title="Entropy during training",
+    supervised_title="Entropy on the solutions during fine-tuning",
+    ylabel="mean token entropy, nats",
+)
+
+
+def is_supervised(records: Sequence[Record]) -> bool:
+    """Return whether what trained in the records did so on worked solutions."""
+    return any(record.procedure == SUPERVISED for record in records)
 
 
 def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:

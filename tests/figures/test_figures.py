@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, loss, reward
+from figures import accuracy
 from figures.__main__ import main, places
-from figures.curves import curve_rows, smooth
+from figures.curves import ENTROPY, LOSS, REWARD, curve_rows, is_supervised, smooth
 from figures.layout import spread
 from figures.palette import STYLES, colour, order, short
 from figures.timings import operations, roofline
@@ -79,15 +79,15 @@ def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
 
 
 def test_arms_without_the_series_and_failed_runs_are_left_out() -> None:
-    rows = reward.rows(made_up(ARMS, 2))
+    rows = REWARD.rows(made_up(ARMS, 2))
     assert {row.arm for row in rows} == set(ARMS) - {"bf16"}
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
-    rows = entropy.rows(made_up(["bf16_lora"], seeds))
+    rows = ENTROPY.rows(made_up(["bf16_lora"], seeds))
     assert {row.n for row in rows} == {seeds}
-    figure = entropy.draw(rows)
+    figure = ENTROPY.draw(rows)
     assert len(figure.axes) == 1
     assert bool(figure.axes[0].collections) == (seeds == 3)
 
@@ -96,18 +96,18 @@ def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> N
     trained = made_up(["bf16_lora"], 2)
     for record in trained:
         record.series["loss"] = [0.3, 0.1]
-    assert loss.rows(trained) == []
-    assert not loss.supervised(trained)
+    assert LOSS.rows(trained) == []
+    assert not is_supervised(trained)
     tuned = [dataclasses.replace(record, procedure="finetune") for record in trained]
-    assert loss.supervised(tuned)
-    rows = loss.rows(tuned)
+    assert is_supervised(tuned)
+    rows = LOSS.rows(tuned)
     assert [(row.place, row.n) for row in rows] == [(1, 2), (2, 2)]
-    caption = " ".join(loss.draw(rows).get_supxlabel().split())
+    caption = " ".join(LOSS.draw(rows).get_supxlabel().split())
     assert caption.endswith("under each step's own noise")
 
 
 def test_controls_have_a_panel_of_their_own() -> None:
-    figure = reward.draw(reward.rows(made_up(ARMS, 3)))
+    figure = REWARD.draw(REWARD.rows(made_up(ARMS, 3)))
     paper, controls = figure.axes
     assert [len(axes.lines) for axes in (paper, controls)] == [3, 1]
     assert len(paper.collections) == 3
@@ -129,8 +129,8 @@ def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> 
 
 
 def test_a_line_shows_the_rows_it_was_given() -> None:
-    rows = reward.rows(made_up(["nvfp4_lora"], 3))
-    line = reward.draw(rows).axes[0].lines[0]
+    rows = REWARD.rows(made_up(["nvfp4_lora"], 3))
+    line = REWARD.draw(rows).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
     assert line.get_color() == STYLES["nvfp4_lora"].colour
 

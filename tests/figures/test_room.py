@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import accuracy, entropy, heldout, loss, reward
+from figures import accuracy, heldout
 from figures.accuracy import AccuracyRow
-from figures.curves import CurveRow
+from figures.curves import ENTROPY, LOSS, REWARD, SUPERVISED, CurveRow
 from figures.layout import frame, new_figure
 from repro.spec.target import Target
 from repro.targets import TARGETS, find
@@ -76,10 +76,10 @@ def drawn(name: str) -> list[Figure]:
         for row in curves
         if row.place == 1
     ]  # fmt: skip
-    supervised = target.procedure == loss.PROCEDURE
+    supervised = target.procedure == SUPERVISED
     return [
-        loss.draw(curves, where) if supervised else reward.draw(curves, where),
-        entropy.draw(curves, where, supervised=supervised),
+        (LOSS if supervised else REWARD).draw(curves, where),
+        ENTROPY.draw(curves, where, supervised=supervised),
         heldout.draw(heights, where, supervised=supervised),
         accuracy.draw(shares, where),
     ]
