@@ -1,16 +1,18 @@
 """Paired differences between arms: the contrasts that a target's claims are about.
 
 A contrast is one arm minus another, or such a difference minus a second one (an interaction), in
-one metric: the mean over pairs and its own 95 % t interval; those of verdicts are wider, for they
-hold for all claims of a target together. Pairs share a seed, or a prompt where no training is
-needed. Every contrast is shown in every metric that the target's claims name; only where a claim
-names both does it have a claimed side. Of an order of arms, the neighbours are contrasts, as they
-are tested; of a trend too, but of no single pair does it claim anything.
+one metric: the mean over pairs with the interval of its claim's verdict, which holds for all
+claims of a target together; where nothing is claimed of it, with its own 95 % t interval. Pairs
+share a seed, or a prompt where no training is needed. Every contrast is shown in every metric that
+the target's claims name; only where a claim names both does it have a claimed side. Of an order of
+arms, the neighbours are contrasts, as they are tested; of a trend too, but of no single pair does
+it claim anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from statistics import fmean
 from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.target import Claim, ClaimKind, Target
 from repro.spec.tier import Tier
 
@@ -76,8 +79,19 @@ class Cell:
     paper: bool = False
 
 
-def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
-    """Return the cells for which there are two pairs or more, contrast by contrast."""
+def cells(
+    records: Sequence[Record],
+    target: Target,
+    tier: Tier,
+    verdicts: Mapping[str, Verdict] | None = None,
+) -> list[Cell]:
+    """Return the cells for which there are two pairs or more, contrast by contrast.
+
+    Parameters
+    ----------
+    verdicts
+        By the names of claims: whose intervals are drawn.
+    """
     claims = [
         part
         for claim in target.claims
@@ -91,7 +105,7 @@ def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
         known = [arms for arms in contrasts if set(arms) <= set(values)]
         if known:
             column = _column(target, metric, paired_by, known, values)
-            table += [_cell(arms, column, values, claims) for arms in known]
+            table += [_cell(arms, column, values, claims, verdicts or {}) for arms in known]
     return sorted(
         (cell for cell in table if len(cell.pairs) > 1),
         key=lambda cell: contrasts.index(cell.arms),
@@ -172,6 +186,7 @@ def _cell(
     column: Column,
     values: Mapping[str, Mapping[int, float]],
     claims: Sequence[Claim],
+    verdicts: Mapping[str, Verdict],
 ) -> Cell:
     common = sorted(set.intersection(*(set(values[arm]) for arm in arms)))
     # A - B, and of an interaction minus (C - D).
@@ -185,12 +200,20 @@ def _cell(
     sided = [claim for claim in claims if claim.kind != "trend" and claim.metric == column.metric]
     claim = next((claim for claim in sided if _about(claim, arms)), None)
     side = 0 if claim is None else 1 if claim.arms == arms else -1
+    judged = None if claim is None else verdicts.get(claim.name)
+    low, high = interval.low, interval.high
+    # An order's verdict has another estimate than its neighbours, which keep their own.
+    if judged is not None and math.isclose(
+        side * (judged.effect or 0.0), interval.value, rel_tol=1e-9
+    ):
+        ends = [side * end for end in (judged.low, judged.high) if end is not None]
+        low, high = (min(ends), max(ends)) if len(ends) == 2 else (low, high)
     return Cell(
         arms=arms,
         column=column,
         mean=interval.value,
-        low=interval.low,
-        high=interval.high,
+        low=low,
+        high=high,
         pairs=pairs,
         claimed=side,
         bound=0.0 if claim is None else -side * (claim.margin or 0.0),
