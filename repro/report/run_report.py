@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
@@ -19,12 +20,12 @@ from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, plain, table
+from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.target import Metric
-from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
@@ -37,30 +38,6 @@ _PAGES = {
     ),
     "readme": ("the blocks of one file from blessed records", ("expected",)),
 }
-_HEADLINE = {
-    Tier.SMOKE: """\
-**What this tier can say.** It runs the paper's whole mechanism (four-bit weights, LoRA, GRPO, added
-noise, graded rewards) on a tiny policy and generated word problems. A pass means that the mechanism
-works. What the policy learns is **a choice of style, not arithmetic**: it can work most problems
-out when it is made to begin with its working (the column "greedy, working forced" is that ceiling),
-but often answers without working; reinforcement learning teaches it to work first. Four-bit
-rounding hardly hurts a model this small, so the paper's claims are not addressed here, and the
-formats' figures are reported as measured.
-
-**What it cannot say.** The paper's 90.8 % (QeRL, 7B, GSM8K) is not among these figures and could
-not be: it belongs to Qwen2.5-7B-Instruct on GSM8K, and needs that checkpoint, that data set and a
-GPU (`--tier paper`). A tiny policy's percentages are no estimate of it, in either direction.""",
-    Tier.MINI: """\
-**What this tier can say.** The direction of the paper's contrasts on small checkpoints of its
-family and on its data, with seeds and intervals. **What it cannot say.** The paper's own
-percentages: other models.""",
-    Tier.SYSTEMS: """\
-**What this tier can say.** Time and memory of the real shapes with random weights on the device
-named below. **What it cannot say.** Anything about accuracy.""",
-    Tier.PAPER: """\
-**What this tier can say.** The paper's own numbers, on its checkpoints and data, with this suite's
-evaluator: one prompt, one grader, adapters applied, for every row alike.""",
-}
 
 
 def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path) -> str:
@@ -71,14 +48,14 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    title = "# QeRL (arXiv 2510.11696): what these records show"
-    parts = [title, "", *_summary(checks, expected)]
-    for checked in checks:
-        parts += _target_section(checked, expected)
-    parts += _figures_section(out, figures)
-    parts += _environment_section(checks)
-    parts += _rest_section(checks)
-    return "\n".join(parts).rstrip() + "\n"
+    rest = [*_figures_section(out, figures), *_environment_section(checks), *_rest_section(checks)]
+    lines = rendered(
+        "run_report.md",
+        summary="\n".join(_summary(checks, expected)),
+        parts=[_target_part(checked, expected) for checked in checks],
+        rest="\n".join(rest),
+    )
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _summary(checks: list[Checked], expected: Path) -> list[str]:
@@ -91,22 +68,14 @@ def _summary(checks: list[Checked], expected: Path) -> list[str]:
         ]
         for checked in checks
     ]
-    return [
-        *table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows),
-        "`contradicted` means that the other direction is shown, by an effect that matters; for a "
-        "claim of the paper that is a finding at that tier, not a failure. `inconclusive` means "
-        "that these seeds decide it neither way, or that planned ones are missing. A tier speaks "
-        "for itself alone; the smoke tier says nothing of the paper's claims.",
-        "",
-    ]
+    return table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows)
 
 
-def _target_section(checked: Checked, expected: Path) -> list[str]:
+def _target_part(checked: Checked, expected: Path) -> dict[str, Any]:
+    """Return what the template takes of a target: title, statement, tier if it is told, tables."""
     target, tier = checked.selection.target, checked.selection.tier
     stated = "The paper" if target.paper_file else "Stated"
-    lines = [f"## {target.title}", "", f"{stated} ({target.source}): {target.statement}.", ""]
-    if target.records_of is None and target.paper_file:
-        lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
+    lines = []
     reason = checked.selection.source.not_runnable(tier)
     if reason and not checked.evidence.count:
         lines += [f"Not run: {reason}.", ""]
@@ -117,9 +86,12 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
     elif target.records_of:
         source = checked.selection.source.name
         lines += [f"Judged on the runs of `{source}` above, at the `{tier.value}` tier.", ""]
-    lines += _verdicts_table(checked)
-    lines += _blemishes(checked)
-    return lines
+    return {
+        "title": target.title,
+        "stated": f"{stated} ({target.source}): {target.statement}.",
+        "tier": tier if target.records_of is None and target.paper_file else None,
+        "body": "\n".join([*lines, *_verdicts_table(checked), *_blemishes(checked)]),
+    }
 
 
 def _headline_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
