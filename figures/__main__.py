@@ -29,13 +29,12 @@ from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.evidence.verdicts.expectation import load_bars
 from repro.evidence.verdicts.verdict import Verdict
-from repro.judge.check import check_selection
-from repro.run.select import Selection
+from repro.report.tidy import claim_verdicts
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
 from repro.spec.target import Target
 from repro.spec.tier import Tier, parse_tier
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS
 
 DPI = 150
 Row = TypeVar("Row")
@@ -213,9 +212,7 @@ def verdicts_of(source: Source, expected: Path, tier: str, name: str) -> dict[st
     target = _learning_target(name)
     if target is None:
         return {}
-    selection = Selection(target=target, source=runs_of(target), tier=Tier(tier))
-    checked = check_selection(selection, source, expected)
-    return {claim.name: verdict for claim, verdict in checked.statements()}
+    return claim_verdicts(source, expected, target, Tier(tier))
 
 
 def paired_figure(

@@ -13,8 +13,8 @@ from typing import Any
 
 from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
+from repro.report.environments import environment_lines
 from repro.report.numbers import device_title
-from repro.report.run_report import environment_lines
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.run.places import PACKAGE
