@@ -69,17 +69,12 @@ def test_each_claim_has_one_row_with_its_verdict(every_blessed: list[Checked]) -
 
 def test_a_claim_shows_the_papers_value_its_effect_and_what_it_is_about(blessed_of: Of) -> None:
     checked = blessed_of("table6")
-    row = row_of(claims_rows([checked], EXPECTED), _statement(checked, "_8"))
     (verdict,) = [v for v in checked.verdicts if v.about == "claim" and v.name.endswith("_8")]
+    row = row_of(claims_rows([checked], EXPECTED), verdict.statement)
     assert row[1] == "1.27 x"
     assert row[2] == f"{effect_text(verdict)}: {labelled(verdict)}"
     bars = claims_rows([blessed_of("rollout_ranks")], EXPECTED)
     assert all(line.split("|")[1].endswith("(bar) ") for line in bars if "| > " in line)
-
-
-def _statement(checked: Checked, end: str) -> str:
-    (verdict,) = [v for v in checked.verdicts if v.about == "claim" and v.name.endswith(end)]
-    return verdict.statement
 
 
 def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> None:
