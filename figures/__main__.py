@@ -19,7 +19,8 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, contrasts, doses, entropy, floors, heldout, paired, reward
+from figures import accuracy, contrasts, doses, floors, heldout, paired
+from figures.curves import ENTROPY, REWARD
 from figures.protocol import origin
 from figures.timings import operations, roofline, systems
 from repro.evidence import printed
@@ -27,8 +28,11 @@ from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.evidence.verdicts.expectation import load_bars
+from repro.evidence.verdicts.verdict import Verdict
+from repro.report.tidy import claim_verdicts
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
+from repro.spec.target import Target
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS
 
@@ -127,12 +131,19 @@ def draw_recorded(
     records = {(tier, target): load(source, tier, target) for tier, target in asked}
     drawn = []
     for (tier, target), own_records in records.items():
-        for name, figure in target_figures(own_records, expected, tier, target, device).items():
+        judged = verdicts_of(source, expected, tier, target)
+        figures = target_figures(own_records, expected, tier, target, device, judged)
+        for name, figure in figures.items():
             drawn += save(figure, out, f"{tier}_{behind}{target}_{name}", kinds)
     for tier, home, target in readers(source, args):
         own_records = load(source, tier, home)
         differences = paired_figure(
-            own_records, expected, tier, target, _behind_title(tier, target)
+            own_records,
+            expected,
+            tier,
+            target,
+            _behind_title(tier, target),
+            verdicts_of(source, expected, tier, target),
         )
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{behind}{target}_{paired.NAME}", kinds)
@@ -165,7 +176,12 @@ def readers(source: Source, args: argparse.Namespace) -> Iterator[tuple[str, str
 
 
 def target_figures(
-    records: Sequence[Record], expected: Path, tier: str, target: str, device: str = ""
+    records: Sequence[Record],
+    expected: Path,
+    tier: str,
+    target: str,
+    device: str = "",
+    verdicts: Mapping[str, Verdict] | None = None,
 ) -> dict[str, Figure]:
     """Return each figure of one target, by its name."""
     where = _behind_title(tier, target)
@@ -173,7 +189,7 @@ def target_figures(
     around = operations.rows(records, bounds(expected, tier, target, device))
     if around:
         figures[operations.NAME] = operations.draw(around, where, origin(records))
-    differences = paired_figure(records, expected, tier, target, where)
+    differences = paired_figure(records, expected, tier, target, where, verdicts)
     if differences is not None:
         figures[paired.NAME] = differences
     measured = doses.draw(records, paper_cells(expected, "figure5"), where)
@@ -186,14 +202,33 @@ def bounds(expected: Path, tier: str, target: str, device: str = "") -> operatio
     return {(item.arm, item.metric): item.accept for item in bars}
 
 
+def _learning_target(name: str) -> Target | None:
+    """Return the target of this name whose claims are about learning; None where none is."""
+    named = (target for target in TARGETS if target.name == name)
+    return next((one for one in named if one.procedure in contrasts.PROCEDURES), None)
+
+
+def verdicts_of(source: Source, expected: Path, tier: str, name: str) -> dict[str, Verdict]:
+    """Return the verdicts on a target's claims by their names, as `repro check` has them."""
+    target = _learning_target(name)
+    if target is None:
+        return {}
+    return claim_verdicts(source, expected, target, Tier(tier))
+
+
 def paired_figure(
-    records: Sequence[Record], expected: Path, tier: str, name: str, where: str
+    records: Sequence[Record],
+    expected: Path,
+    tier: str,
+    name: str,
+    where: str,
+    verdicts: Mapping[str, Verdict] | None = None,
 ) -> Figure | None:
     """Return the picture of a target's paired differences, None where there are none to draw."""
-    target = next((target for target in TARGETS if target.name == name), None)
-    if target is None or target.procedure not in contrasts.PROCEDURES:
+    target = _learning_target(name)
+    if target is None:
         return None
-    cells = contrasts.cells(records, target, Tier(tier))
+    cells = contrasts.cells(records, target, Tier(tier), verdicts)
     if not cells:
         return None
     paper = printed.differences(expected, name, list(dict.fromkeys(cell.arms for cell in cells)))
@@ -267,8 +302,7 @@ def figures_of(
 ) -> dict[str, Figure]:
     """Return each figure for which there are rows, by its name."""
     curves = [
-        (reward.NAME, _figure(reward.draw, reward.rows(records), where)),
-        (entropy.NAME, _figure(entropy.draw, entropy.rows(records), where)),
+        *((one.name, _figure(one.draw, one.rows(records), where)) for one in (REWARD, ENTROPY)),
         (accuracy.NAME, _figure(accuracy.draw, accuracy.rows(records, cells), where)),
         (heldout.NAME, _figure(heldout.draw, heldout.rows(records), where)),
     ]

@@ -1,14 +1,16 @@
 """Paired differences between arms: the contrasts that a target's claims are about.
 
 A contrast is one arm minus another, or such a difference minus a second one (an interaction), in
-one metric: the mean over seeds and its own 95 % t interval; those of verdicts are wider, for they
-hold for all claims of a target together. Every contrast is shown in every metric that the target's
-claims name; only where a claim names both does it have a claimed side. Of an order of arms the
-neighbours are contrasts, but of no single pair does it claim anything.
+one metric: the mean over seeds with the interval of its claim's verdict, which holds for all claims
+of a target together; where nothing is claimed of it, with its own 95 % t interval. Every contrast
+is shown in every metric that the target's claims name; only where a claim names both does it have a
+claimed side. Of an order of arms the neighbours are contrasts, but of no single pair does it claim
+anything.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from statistics import fmean
 
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 
@@ -81,8 +84,19 @@ class Cell:
     paper: bool = False
 
 
-def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
-    """Return the cells for which there are two pairs or more, contrast by contrast."""
+def cells(
+    records: Sequence[Record],
+    target: Target,
+    tier: Tier,
+    verdicts: Mapping[str, Verdict] | None = None,
+) -> list[Cell]:
+    """Return the cells for which there are two pairs or more, contrast by contrast.
+
+    Parameters
+    ----------
+    verdicts
+        By the names of claims: whose intervals are drawn.
+    """
     parts = [part for claim in target.claims if not claim.mechanism for part in _parts(claim)]
     contrasts = _contrasts(parts, target)
     table = []
@@ -91,7 +105,7 @@ def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
         known = [arms for arms in contrasts if set(arms) <= set(values)]
         if known:
             column = _column(target, metric, known, values)
-            table += [_cell(arms, column, values, parts) for arms in known]
+            table += [_cell(arms, column, values, parts, verdicts or {}) for arms in known]
     return sorted(
         (cell for cell in table if len(cell.pairs) > 1),
         key=lambda cell: contrasts.index(cell.arms),
@@ -161,6 +175,7 @@ def _cell(
     column: Column,
     values: Mapping[str, Mapping[int, float]],
     parts: Sequence[_Part],
+    verdicts: Mapping[str, Verdict],
 ) -> Cell:
     common = sorted(set.intersection(*(set(values[arm]) for arm in arms)))
     signs = _SIGNS[len(arms)]
@@ -172,12 +187,20 @@ def _cell(
     sided = [item for item in parts if item.is_sided and item.claim.metric == column.metric]
     part = next((item for item in sided if _about(item, arms)), None)
     side = 0 if part is None else 1 if part.arms == arms else -1
+    judged = None if part is None else verdicts.get(part.claim.name)
+    low, high = interval.low, interval.high
+    # An order's verdict has another estimate than its neighbours, which keep their own.
+    if judged is not None and math.isclose(
+        side * (judged.effect or 0.0), interval.value, rel_tol=1e-9
+    ):
+        ends = [side * end for end in (judged.low, judged.high) if end is not None]
+        low, high = (min(ends), max(ends)) if len(ends) == 2 else (low, high)
     return Cell(
         arms=arms,
         column=column,
         mean=interval.value,
-        low=interval.low,
-        high=interval.high,
+        low=low,
+        high=high,
         pairs=pairs,
         claimed=side,
         bound=0.0 if part is None else side * part.claim.bound,

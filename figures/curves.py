@@ -67,6 +67,48 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
     return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A picture of one series of records.
+
+    Attributes
+    ----------
+    name
+        In the files' names.
+    series
+        The first of these that the records have is drawn.
+    """
+
+    name: str
+    series: tuple[str, ...]
+    title: str
+    ylabel: str
+
+    def rows(self, records: Sequence[Record]) -> list[CurveRow]:
+        """Return a row per arm and step, none where the records have no such series."""
+        return next(filter(None, (curve_rows(records, series) for series in self.series)), [])
+
+    def draw(self, rows: Sequence[CurveRow], where: str = "") -> Figure:
+        """Return the figure; `where` is said behind its title."""
+        return draw_curves(rows, title=f"{self.title}{where}", ylabel=self.ylabel)
+
+
+# The total reward of controls is another thing (a coin, the format): the share of right answers
+# among the sampled completions is drawn of every arm.
+REWARD = Series(
+    name="reward_curves",
+    series=("accuracy", "reward"),
+    title="Right answers during training",
+    ylabel="share of sampled completions that are right",
+)
+ENTROPY = Series(
+    name="entropy_curves",
+    series=("entropy",),
+    title="Entropy during training",
+    ylabel="mean token entropy, nats",
+)
+
+
 def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:
     """Return the row of an arm whose seeds have these values at a place."""
     interval = mean_interval(values)
@@ -97,11 +139,8 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     return smoothed
 
 
-def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str = "") -> Figure:
-    """Return the figure: the paper's arms on the left, controls (where recorded) on the right.
-
-    `note` ends the caption's first line.
-    """
+def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str) -> Figure:
+    """Return the figure: the paper's arms on the left, controls (where recorded) on the right."""
     controls = [row for row in rows if row.arm in CONTROLS]
     paper = [row for row in rows if row.arm not in CONTROLS]
     names = max(len({row.arm for row in part}) for part in (paper, controls))
@@ -119,9 +158,7 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str 
         axes.set_xlabel("training step")
     panels[0][0].set_ylabel(ylabel)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    what = f"{mean_words(rows)}, moving average over {WINDOW} steps"
-    what = "; ".join(filter(None, [what, note]))
-    foot(figure, caption(rows, what))
+    foot(figure, caption(rows, f"{mean_words(rows)}, moving average over {WINDOW} steps"))
     return figure
 
 

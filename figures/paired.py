@@ -157,7 +157,7 @@ def _note(cells: Sequence[Cell]) -> str:
     counts = sorted({len(cell.pairs) for cell in cells})
     pairs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     first = f"{pairs} pairs per row, paired by seed"
-    return f"{first}; 95 % t intervals of the mean, not corrected for the number of rows"
+    return f"{first}; intervals of claims are those of their verdicts, others 95 % t"
 
 
 def _rates(cells: Sequence[Cell], records: Sequence[Record]) -> str:

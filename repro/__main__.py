@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_reward(report)
     _add_report(report)
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    report.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write one page to search, of what is blessed or of --runs; opens from disk",
+    )
     report.set_defaults(command=_report)
 
     _add_choose(commands)
@@ -191,9 +196,19 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "a claim about its machinery is contradicted, or records are refused; 2 when a target has "
         "no record, and for a bad command line.",
     )
-    _add_selection(check)
+    _add_selection(check, optional=True)
     add_reward(check)
-    check.add_argument("--json", action="store_true", help="print JSON")
+    shown = check.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument(
+        "--table",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write one row per claim or bar, and per value: FILE.csv (the values go to "
+        "FILE.values.csv) or FILE.json; printed as CSV without FILE; all targets where none is "
+        "named",
+    )
     check.add_argument(
         "--blessed",
         action="store_true",

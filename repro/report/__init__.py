@@ -1,6 +1,7 @@
 """The pages: what records and expectations say, in one vocabulary, one module per page.
 
-A page reads checks (`repro.judge.check.Checked`) and writes Markdown; nothing here runs or judges.
-`verdicts` has the words, `numbers` turns values into text, `tables` writes every table, with any
-number of devices side by side; `blocks` puts what a page writes between the markers of a file.
+A page reads checks (`repro.judge.check.Checked`) and writes Markdown or HTML; nothing here runs.
+`tidy` is the one table of claims, bars and values; `templates/` has the prose of what is made over
+it, `one_page` the page of HTML. `verdicts` has the words, `numbers` turns values into text,
+`tables` writes tables of Markdown, `page_blocks` what stands between the markers of a file.
 """

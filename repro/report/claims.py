@@ -1,34 +1,27 @@
 """The page of claims: how many of each kind have which verdict, accuracies, then every claim.
 
 Claims of the paper, questions that it leaves open, claims about the machinery and bars are counted
-apart. A tier speaks for itself alone; its devices stand side by side. The tables of claims are
-folded, a summary per target and tier.
+apart. A tier speaks for itself alone; of its claims each has one row, with a cell per device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+from typing import Any
 
-from repro.evidence.verdicts.verdict import Verdict
+from repro.evidence.verdicts.verdict import DECIDED, Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, unit_words
 from repro.report.tables import (
     NOTHING,
-    Group,
-    Line,
     arms_table,
     device_of,
-    folded,
-    grouped,
     paper_columns,
     plain,
-    side_by_side,
-    table,
-    target_of,
 )
-from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, labelled, of_kind
+from repro.report.tidy import Row, grouped_by, rendered, statements
+from repro.report.verdicts import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
 from repro.spec.tier import Tier
 
 KINDS = (*CLAIMS, Kind.BAR)
@@ -56,14 +49,15 @@ def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     for checked in recorded:
         place = f"{checked.selection.tier.value}, {names[device_of(checked)]}"
         places.setdefault(place, []).append(checked)
-    rows = [
-        [kind.value, *(
-            counted(item for checked in group for item in _verdicts(checked, kind, expected))
-            for group in places.values()
-        )]
-        for kind in KINDS
-    ]  # fmt: skip
-    return table(["", *places], rows)[:-1] if places else NOTHING
+    counts = {
+        place: {
+            kind.value: counted(v for one in group for v in _verdicts(one, kind, expected))
+            for kind in KINDS
+        }
+        for place, group in places.items()
+    }
+    kinds = [kind.value for kind in KINDS]
+    return rendered("counts.md", places=counts, kinds=kinds) if counts else NOTHING
 
 
 def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
@@ -87,53 +81,46 @@ def _accuracies(checks: Sequence[Checked], expected: Path) -> list[str]:
     return [f"**{target.title}**, {what}", "", *lines]
 
 
-def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return a table per tier, a row per target: claims and bars by verdict."""
-    lines: list[str] = []
-    groups = grouped(checks)
-    for tier in Tier:
-        parts: dict[str, list[Line]] = {}
-        for group in groups:
-            for device, checked in group.items():
-                if checked.selection.tier is tier:
-                    own = counts_of(checked, expected)
-                    if any(own):
-                        line = Line(common=(target_of(group).title,), own=own)
-                        parts.setdefault(device, []).append(line)
-        rows = side_by_side(["target"], [kind.value for kind in KINDS], parts)
-        places = " and ".join(device_title(device) for device in parts)
-        lines += [f"**{tier.value} tier**, {places}:", "", *rows] if rows else []
-    return lines[:-1] or NOTHING
+def claims_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return a table per target and tier with a row for each claim that its tier addresses."""
+    wanted = {kind.value for kind in CLAIMS}
+    rows = [row for row in statements(checks, expected) if row.device]
+    claims = [row for row in rows if row.kind in wanted or row.source == OWN_BAR]
+    groups = grouped_by(claims, lambda row: f"{row.target} {row.tier}")
+    written = [_group(rows) for rows in groups.values()]
+    return rendered("claims.md", groups=written) if written else NOTHING
 
 
-def claims_rows(checks: Sequence[Checked]) -> list[str]:
-    """Return every claim with its verdict and reason, a table per target, folded below its counts.
+def _group(rows: Sequence[Row]) -> dict[str, Any]:
+    devices = list(dict.fromkeys(row.device for row in rows))
+    addressed = [row for row in rows if row.status != "not addressed"]
+    lines = []
+    for same in grouped_by(addressed, lambda row: row.name).values():
+        cells = {row.device: _cell(row) for row in same}
+        about = "" if same[0].kind == Kind.PAPER.value else f" ({_BESIDE[same[0].kind]})"
+        lines.append({
+            "statement": same[0].statement + about,
+            "paper": next((row.stated_by_paper for row in same if row.stated_by_paper), ""),
+            "cells": [cells.get(device, "") for device in devices],
+        })  # fmt: skip
+    return {
+        "title": rows[0].title,
+        "places": f"{rows[0].tier}, `{rows[0].target}`",
+        "devices": devices,
+        "rows": lines,
+        "unaddressed": (len(rows) - len(addressed)) // len(devices),
+    }
 
-    A target's summary has its title and, per device, how many of its claims have which verdict.
-    """
-    lines: list[str] = []
-    for group in grouped(checks):
-        parts = {device: _claim_lines(checked) for device, checked in group.items()}
-        rows = side_by_side(["claim", "source"], ["verdict", "because"], parts)
-        lines += folded(_summary(group), rows)
-    return lines[:-1] or NOTHING
+
+# What is said of a claim that is not the paper's.
+_BESIDE = {
+    Kind.OPEN.value: "open question",
+    Kind.MACHINERY.value: "machinery",
+    Kind.BAR.value: "bar",
+}
 
 
-def _summary(group: Group) -> str:
-    counts = "; ".join(
-        f"({place_text(checked.selection.tier, device)}): "
-        + counted(verdict for _, verdict in checked.statements())
-        for device, checked in group.items()
-    )
-    return f"<b>{escape(target_of(group).title, quote=False)}</b> {counts}"
-
-
-def _claim_lines(checked: Checked) -> list[Line]:
-    return [
-        Line(
-            common=(item.statement, item.source),
-            own=(labelled(item), plain(item.sentence)),
-            name=item.name,
-        )
-        for _, item in checked.statements()
-    ]
+def _cell(row: Row) -> str:
+    """Return effect, interval and verdict; the reason, too, where nothing was decided."""
+    reason = "" if row.status in DECIDED or row.measured else f" ({plain(row.because)})"
+    return f"{row.measured}: {row.verdict}" if row.measured else f"{row.verdict}{reason}"

@@ -16,6 +16,8 @@ from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
 from repro.report.numbers import device_title
+from repro.report.run_report import recorded_selections
+from repro.report.tidy import require_table_file, write_table
 from repro.report.verdicts import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, selections_of
@@ -113,6 +115,9 @@ def conclusion(checks: Sequence[Checked]) -> str:
 def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
     expected, sentence = expected_folder(args.expected), None
+    if args.table:
+        require_table_file(args.table)
+    require(args.targets or args.table, "check: name a target (see `repro list`), or give --table")
     if args.blessed:
         given = [name for name in ("runs", *CHANGING) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
@@ -125,9 +130,11 @@ def main_check(args: argparse.Namespace) -> int:
             )
     else:
         folder, sentence = runs_folder(args.runs)
-        selections = selections_of(args)
+        selections = selections_of(args) if args.targets else recorded_selections(args.tier, folder)
         checks = [check_selection(selection, folder, expected) for selection in selections]
-    if args.json:
+    if args.table:
+        write_table(checks, expected, args.table)
+    elif args.json:
         print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
     else:
         for item in checks:

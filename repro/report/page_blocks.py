@@ -10,7 +10,7 @@ from pathlib import Path
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
+from repro.report.claims import accuracy_rows, claims_rows, count_rows
 from repro.report.doses import dose_rows, untrained_rows
 from repro.report.kernels import kernel_rows
 from repro.report.readme import answer_rows
@@ -65,8 +65,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
         "accuracies": lambda: accuracy_rows(judged(), expected),
-        "results": lambda: target_rows(judged(), expected),
-        "claims": lambda: claims_rows(judged()),
+        "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
         "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(

@@ -11,49 +11,31 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
+from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
+from repro.report.environments import environment_lines
 from repro.report.tables import arms_table, link_to, paper_columns, plain, table
+from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.target import Metric
-from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
 
 # The flags that write one page, what they write, and the flags that they read.
 _PAGES = {
+    "html": (
+        "one page of what is blessed, or of --runs",
+        ("expected", "runs", "targets", "tier"),
+    ),
     "readme": ("the blocks of one file from blessed records", ("expected",)),
-}
-_HEADLINE = {
-    Tier.SMOKE: """\
-**What this tier can say.** It runs the paper's whole mechanism (four-bit weights, LoRA, GRPO, added
-noise, graded rewards) on a tiny policy and generated word problems. A pass means that the mechanism
-works. What the policy learns is **a choice of style, not arithmetic**: it can work most problems
-out when it is made to begin with its working (the column "greedy, working forced" is that ceiling),
-but often answers without working; reinforcement learning teaches it to work first. Four-bit
-rounding hardly hurts a model this small, so the paper's claims are not addressed here, and the
-formats' figures are reported as measured.
-
-**What it cannot say.** The paper's 90.8 % (QeRL, 7B, GSM8K) is not among these figures and could
-not be: it belongs to Qwen2.5-7B-Instruct on GSM8K, and needs that checkpoint, that data set and a
-GPU (`--tier paper`). A tiny policy's percentages are no estimate of it, in either direction.""",
-    Tier.MINI: """\
-**What this tier can say.** The direction of the paper's contrasts on small checkpoints of its
-family and on its data, with seeds and intervals. **What it cannot say.** The paper's own
-percentages: other models.""",
-    Tier.SYSTEMS: """\
-**What this tier can say.** Time and memory of the real shapes with random weights on the device
-named below. **What it cannot say.** Anything about accuracy.""",
-    Tier.PAPER: """\
-**What this tier can say.** The paper's own numbers, on its checkpoints and data, with this suite's
-evaluator: one prompt, one grader, adapters applied, for every row alike.""",
 }
 
 
@@ -65,14 +47,14 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    title = "# QeRL (arXiv 2510.11696): what these records show"
-    parts = [title, "", *_summary(checks, expected)]
-    for checked in checks:
-        parts += _target_section(checked, expected)
-    parts += _figures_section(out, figures)
-    parts += _environment_section(checks)
-    parts += _rest_section(checks)
-    return "\n".join(parts).rstrip() + "\n"
+    rest = [*_figures_section(out, figures), *_environment_section(checks), *_rest_section(checks)]
+    lines = rendered(
+        "run_report.md",
+        summary="\n".join(_summary(checks, expected)),
+        parts=[_target_part(checked, expected) for checked in checks],
+        rest="\n".join(rest),
+    )
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _summary(checks: list[Checked], expected: Path) -> list[str]:
@@ -85,22 +67,14 @@ def _summary(checks: list[Checked], expected: Path) -> list[str]:
         ]
         for checked in checks
     ]
-    return [
-        *table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows),
-        "`contradicted` means that the other direction is shown, by an effect that matters; for a "
-        "claim of the paper that is a finding at that tier, not a failure. `inconclusive` means "
-        "that these seeds decide it neither way, or that planned ones are missing. A tier speaks "
-        "for itself alone; the smoke tier says nothing of the paper's claims.",
-        "",
-    ]
+    return table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows)
 
 
-def _target_section(checked: Checked, expected: Path) -> list[str]:
+def _target_part(checked: Checked, expected: Path) -> dict[str, Any]:
+    """Return what the template takes of a target: title, statement, tier if it is told, tables."""
     target, tier = checked.selection.target, checked.selection.tier
     stated = "The paper" if target.paper_file else "Stated"
-    lines = [f"## {target.title}", "", f"{stated} ({target.source}): {target.statement}.", ""]
-    if target.records_of is None and target.paper_file:
-        lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
+    lines = []
     reason = checked.selection.source.not_runnable(tier)
     if reason and not checked.evidence.count:
         lines += [f"Not run: {reason}.", ""]
@@ -111,9 +85,12 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
     elif target.records_of:
         source = checked.selection.source.name
         lines += [f"Judged on the runs of `{source}` above, at the `{tier.value}` tier.", ""]
-    lines += _verdicts_table(checked)
-    lines += _blemishes(checked)
-    return lines
+    return {
+        "title": target.title,
+        "stated": f"{stated} ({target.source}): {target.statement}.",
+        "tier": tier if target.records_of is None and target.paper_file else None,
+        "body": "\n".join([*lines, *_verdicts_table(checked), *_blemishes(checked)]),
+    }
 
 
 def _headline_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
@@ -201,49 +178,8 @@ def _environment_section(checks: list[Checked]) -> list[str]:
         records += [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
     if not records:
         return []
-    lines = ["## What ran", ""]
-    sources = commits_of(records)
-    seeds = sorted({r.seed for r in records})
-    dirty = {r.commit for r in records if r.dirty}
-    commits = [
-        f"`{commit}`{' with local changes' if commit in dirty else ''}"
-        f"{f' ({seeds_text(of_commit)})' if len(sources) > 1 else ''}"
-        for commit, of_commit in sources.items()
-    ]
-    lines.append(f"- Source commit: {', '.join(commits)}")
-    lines.append(f"- Seeds: {', '.join(map(str, seeds))}")
-    lines.append(
-        f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
-    )
-    for title, key in _ENVIRONMENT.items():
-        values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
-        lines.append(f"- {title}: {plain('; '.join(values))}")
-    return [*lines, ""]
-
-
-_ENVIRONMENT = {
-    "Python": "python",
-    "Platform": "platform",
-    "Processor": "cpu",
-    "Memory": "memory_bytes",
-    "GPU": "gpu",
-    "Packages": "packages",
-    "Torch": "torch",
-    "Variables": "variables",
-}
-
-
-def _environment_text(key: str, value: object) -> str:
-    if isinstance(value, dict) and "failed" in value:
-        return f"could not be asked ({value['failed']})"
-    if key == "memory_bytes" and isinstance(value, int):
-        return f"{value / 2**30:.1f} GiB"
-    if key == "gpu" and isinstance(value, list):
-        return ", ".join(gpu.get("name", "unnamed") for gpu in value) or "none"
-    if isinstance(value, dict):
-        shown = [f"{name} {item}" for name, item in value.items() if item is not None]
-        return ", ".join(shown) or "none"
-    return str(value)
+    said = environment_lines(records)
+    return ["## What ran", "", *(f"- {title}: {plain(text)}" for title, text in said), ""]
 
 
 def _rest_section(checks: list[Checked]) -> list[str]:
@@ -262,11 +198,7 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
     if args.targets:
         chosen = selections_of(args)
     else:
-        chosen = [
-            selection
-            for selection in every_selection(args.tier)
-            if (runs / selection.tier.value / selection.source.name).is_dir()
-        ]
+        chosen = recorded_selections(args.tier, runs)
         changed = ", ".join(str(folder.relative_to(runs)) for folder in _changed_runs(runs))
         aside = f"runs with other settings ({changed}) need target and flags, as `run` had them"
         require(bool(chosen) or not changed, f"{runs}: {aside}")
@@ -286,6 +218,15 @@ def _changed_runs(runs: Path) -> list[Path]:
     known = {target.name for target in TARGETS}
     folders = {path.parents[1] for path in runs.glob("*/*/*/seed-*.json")}
     return sorted(folder for folder in folders if folder.name not in known)
+
+
+def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
+    """Return every target, at one tier or all, of which a folder has records."""
+    return [
+        selection
+        for selection in every_selection(tier)
+        if (runs / selection.tier.value / selection.source.name).is_dir()
+    ]
 
 
 def every_selection(tier: str | None) -> list[Selection]:
@@ -319,7 +260,8 @@ def require_read(args: argparse.Namespace) -> None:
     ]
     for page, (written, read) in _PAGES.items():
         others = [name for name in given if name not in (page, *read)] if page in given else []
-        named = [*args.targets, *(f"--{name}" for name in others if name != "targets")]
+        targets = args.targets if "targets" in others else []
+        named = [*targets, *(f"--{name}" for name in others if name != "targets")]
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
     changing = [f"--{name}" for name in CHANGING if name in given]
     require(
@@ -335,6 +277,18 @@ def main_report(args: argparse.Namespace) -> int:
         from repro.report.page_blocks import renew_readme
 
         renew_readme(Path(args.readme), expected)
+        return 0
+    if args.html:
+        from repro.report.one_page import page_text
+
+        stored = not args.runs
+        checks = (
+            blessed_of(expected, args.targets, args.tier)
+            if stored
+            else reported(args, runs, expected)
+        )
+        replace_text(Path(args.html), page_text(checks, expected))
+        print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"
     figures = Path(args.figures) if args.figures else out.parent / "figures"

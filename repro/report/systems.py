@@ -1,26 +1,28 @@
 """The blocks of `docs/systems.md`: what the systems tier measured, beside the paper's numbers.
 
-Each block is written from blessed records alone, devices side by side. A picture is linked where it
-has been drawn, so a page is renewed after its pictures.
+Each block is written from blessed records alone, of the paper's card where there are some. A
+picture is linked where it has been drawn, so a page is renewed after its pictures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from statistics import median
 
 from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
-from repro.report.systems_rates import against, comparisons, ratio_span
-from repro.report.systems_tables import printed_speedups, rate_table, step_table
+from repro.report.systems_rates import against, comparisons, printed_speedups, ratio_span
+from repro.report.systems_tables import rate_table, step_table
 from repro.report.tables import (
     NOTHING,
     Group,
     Line,
     bars_table,
     by_device,
+    folded,
     grouped,
     origin_text,
     side_by_side,
@@ -29,18 +31,21 @@ from repro.report.tables import (
 from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
 from repro.spec.tier import Tier
 
+# The paper's card; what others measured is in the table that `check --table` writes.
+_PAPERS_CARD = "h100"
 Writer = Callable[[], list[str]]
 Table = Callable[[Group, Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of the page: its question, targets, table and picture."""
+    """A block of the page: its question, targets, table, picture; a click unfolds most tables."""
 
     asks: str
     targets: tuple[str, ...]
     written: Table
     picture: str = ""
+    unfolded: bool = False
 
 
 _TABLES = ("table5", "table6", "table7", "table8")
@@ -48,7 +53,7 @@ _RL_STEPS = ("table3_rl", "table3_rl_large", "table3_32b_rl")
 _SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
-                    picture="tables_5_to_8_throughput"),
+                    picture="tables_5_to_8_throughput", unfolded=True),
     "table9": Block(asks="rollout by LoRA rank, Table 9", targets=("table9",), written=rate_table,
                     picture="table9_ranks"),
     "figure11": Block(asks="rollout by LoRA rank, Fig. 11", targets=("figure11",),
@@ -60,7 +65,7 @@ BLOCKS = {
     "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
                         targets=("rollout_scheduling",), written=bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
-                   picture="table3_steps"),
+                   picture="table3_steps", unfolded=True),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
                       written=step_table, picture="rl_steps"),
     "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
@@ -101,7 +106,7 @@ def systems_writers(
         return [item for item in judged() if item.selection.target.name in targets]
 
     def writer(name: str) -> Writer:
-        return lambda: _block(BLOCKS[name], grouped(checks(name)), expected, page)
+        return lambda: _block(BLOCKS[name], _first(grouped(checks(name))), expected, page)
 
     return {
         **{f"systems_{name}": writer(name) for name in BLOCKS},
@@ -111,13 +116,26 @@ def systems_writers(
     }
 
 
+def _first(groups: Sequence[Group]) -> list[Group]:
+    """Return each target's check on one device: the paper's card where it was measured on it."""
+    first = [
+        min(group, key=lambda device: (_PAPERS_CARD not in device, device)) for group in groups
+    ]
+    return [{device: group[device]} for device, group in zip(first, groups, strict=True)]
+
+
 def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) -> list[str]:
     """Return title, origin and table of each target, what is not blessed, and the picture."""
     lines = []
     for group in groups:
-        origins = " ".join(origin_text(checked) for checked in group.values())
-        lines += [f"**{target_of(group).title}.** {origins}", ""]
-        lines += block.written(group, expected)
+        (checked,) = group.values()
+        title, own = target_of(group).title, block.written(group, expected)
+        origin = origin_text(checked)
+        if block.unfolded:
+            lines += [f"**{title}.** {origin}", "", *own]
+        else:
+            counts = counted([*of_kind(checked, *CLAIMS), *all_bars(checked, expected)])
+            lines += folded(f"<b>{escape(title, quote=False)}</b>: {counts}", [origin, "", *own])
     known = {target_of(group).name for group in groups}
     absent = [f"`{name}`" for name in block.targets if name not in known]
     if absent:
@@ -134,9 +152,9 @@ def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
 
 
 def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
-    """Return links to what was drawn, a picture per device."""
+    """Return links to what was drawn of the paper's card."""
     tier, lines = Tier.SYSTEMS.value, []
-    for device in sorted(devices):
+    for device in (item for item in sorted(devices) if _PAPERS_CARD in item):
         link = f"figures/{tier}_{device}_{name}.svg"
         if name and (page.parent / link).is_file():
             lines += [f"![{name.replace('_', ' ')}, {device_title(device)}]({link})", ""]

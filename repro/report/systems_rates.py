@@ -170,6 +170,16 @@ def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], 
     }
 
 
+def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str, str], float]:
+    """Return {(arm, model, batch): speed-up} of a file of the paper's numbers."""
+    prefix = "speedup_batch_"
+    return {
+        (cell.arm, cell.column.lower(), cell.quantity.removeprefix(prefix)): cell.value
+        for cell in paper_cells(expected, paper_file)
+        if cell.quantity.startswith(prefix)
+    }
+
+
 def ratio_span(pairs: Sequence[Comparison]) -> str:
     """Return the span of the measured ratios, as `span` does."""
     return span(item.ratio.value for item in pairs if item.ratio is not None)

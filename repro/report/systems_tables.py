@@ -1,7 +1,4 @@
-"""Tables of `docs/systems.md`: rollouts and steps, the paper's numbers beside ours.
-
-Each takes the checks of one target by device, and writes the devices side by side.
-"""
+"""Tables of `docs/systems.md`: rollouts and steps, the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -10,11 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from repro.evidence.paper import paper_cells, read_paper
+from repro.evidence.paper import read_paper
 from repro.evidence.verdicts.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
-from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
+from repro.report.systems_rates import (
+    Comparison,
+    Rate,
+    against,
+    comparisons,
+    printed_speedups,
+    rank_of,
+)
 from repro.report.tables import Group, Line, bar_rows, bars_table, side_by_side, target_of
 from repro.report.verdicts import Bar, labelled, stated_bars
 
@@ -29,12 +33,11 @@ def rate_table(group: Group, expected: Path) -> list[str]:
     by_rank = any(rank_of(item.fast.arm) for item in pairs)
     several = len(against(pairs)) > 1
     first, second = _arm_names(pairs, several=several)
-    heads = ["model", "rank" if by_rank else "batch", "against", f"{second}, paper",
-             f"{first}, paper", "ratio, paper", "required"]  # fmt: skip
-    own = [f"{second}, tokens/s", "bar (goal)", "verdict", f"{first}, tokens/s", "bar (goal)",
-           "verdict", "ratio, 95 % interval", "verdict"]  # fmt: skip
+    heads = ["model", "rank" if by_rank else "batch", "against", "ratio, paper", "required"]
+    own = ["ratio, 95 % interval", "verdict", f"{second}, paper", f"{first}, paper",
+           f"{second}, tokens/s", f"{first}, tokens/s"]  # fmt: skip
     parts = {
-        device: [_rate_line(group[device], item, by_rank, several) for item in items]
+        device: [_rate_line(group[device], same, by_rank, several) for same in _alike(items)]
         for device, items in compared.items()
     }
     lines = side_by_side(heads, own, parts) + bar_rows(group, expected)
@@ -50,7 +53,16 @@ def _arm_names(pairs: Sequence[Comparison], *, several: bool) -> tuple[str, str]
     return "QeRL", "16-bit LoRA"
 
 
-def _rate_line(checked: Checked, item: Comparison, by_rank: bool, several: bool) -> Line:
+def _alike(items: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Return comparisons of the same two rates together, whatever each asks for."""
+    same: dict[tuple[str, int, str, str], list[Comparison]] = {}
+    for item in items:
+        same.setdefault((item.model, item.place, item.fast.arm, item.slow.arm), []).append(item)
+    return list(same.values())
+
+
+def _rate_line(checked: Checked, same: Sequence[Comparison], by_rank: bool, several: bool) -> Line:
+    item = same[0]
     first, second = rank_of(item.fast.arm), rank_of(item.slow.arm)
     ranks = f"{first} over {second}" if first != second else f"{first}"
     other = checked.selection.target.arm(item.slow.arm).label if several else ""
@@ -59,32 +71,27 @@ def _rate_line(checked: Checked, item: Comparison, by_rank: bool, several: bool)
             item.model.upper(),
             ranks if by_rank else f"{item.place}",
             other.replace(f", rank {second}", ""),
-            "" if item.slow.paper is None else f"{item.slow.paper:,g}",
-            "" if item.fast.paper is None else f"{item.fast.paper:,g}",
             "" if item.paper is None else f"{item.paper:.2f} x",
-            "" if item.required is None else f"> {item.required:g} x",
+            ", ".join(f"> {one.required:g} x" for one in same if one.required is not None),
         ),
         own=(
-            *_rate_cells(item.slow),
-            *_rate_cells(item.fast),
             _interval(item.ratio),
-            "" if item.verdict is None else labelled(item.verdict),
+            ", ".join(labelled(one.verdict) for one in same if one.verdict is not None),
+            "" if item.slow.paper is None else f"{item.slow.paper:,g}",
+            "" if item.fast.paper is None else f"{item.fast.paper:,g}",
+            _tokens(item.slow),
+            _tokens(item.fast),
         ),
     )
 
 
-def _rate_cells(rate: Rate) -> tuple[str, str, str]:
-    """Return tokens per second, the bar and its verdict."""
+def _tokens(rate: Rate) -> str:
+    """Return tokens per second with their interval, or why there are none."""
     if rate.measured is None:
-        return f"not run: {rate.absent}", "", ""
+        return f"not run: {rate.absent}"
     mean, low, high = rate.measured.value, rate.measured.low, rate.measured.high
     half = "" if low is None or high is None else f" ± {(high - low) / 2:.2g}"
-    measured = (f"{mean:,.1f}" if mean < _WHOLE_FROM else f"{mean:,.0f}") + half
-    if rate.bar is None:
-        return measured, "", ""
-    least, goal = rate.bar.expectation.accept[0], rate.bar.expectation.goal
-    bar = ("" if least is None else f"{least:,g}") + ("" if goal is None else f" ({goal:,g})")
-    return measured, bar, labelled(rate.bar.verdict)
+    return (f"{mean:,.1f}" if mean < _WHOLE_FROM else f"{mean:,.0f}") + half
 
 
 def _interval(interval: Interval | None) -> str:
@@ -98,7 +105,7 @@ def _interval(interval: Interval | None) -> str:
 def step_table(group: Group, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
     heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update"]
-    own = ["step", "16-bit LoRA's", "speed-up", "verdict", "update's", "verdict", "steps timed"]
+    own = ["speed-up", "verdict", "update's", "verdict", "step", "16-bit LoRA's"]
     parts = {device: _step_lines(checked, expected) for device, checked in group.items()}
     # What rows of new lengths cost is no speed-up: it stands among the bars, so all are shown.
     every = any("_over_equal_" in metric.name for metric in target_of(group).metrics)
@@ -128,27 +135,16 @@ def _step_lines(checked: Checked, expected: Path) -> list[Line]:
                         _bar_text(update_bar),
                     ),
                     own=(
-                        _seconds(checked, f"step_seconds_{point}", arm),
-                        _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
                         f"{median(ratios.values()):.2f} x",
                         _bar_word(whole_bar),
                         _middle(checked.evidence.values(update).get(arm, {}).values()),
                         _bar_word(update_bar),
-                        f"{len(ratios)}",
+                        _seconds(checked, f"step_seconds_{point}", arm),
+                        _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
                     ),
                 )
             )
     return lines
-
-
-def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str, str], float]:
-    """Return {(arm, model, batch): speed-up} of a file of the paper's numbers."""
-    prefix = "speedup_batch_"
-    return {
-        (cell.arm, cell.column.lower(), cell.quantity.removeprefix(prefix)): cell.value
-        for cell in paper_cells(expected, paper_file)
-        if cell.quantity.startswith(prefix)
-    }
 
 
 def _middle(values: Iterable[float]) -> str:

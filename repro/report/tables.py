@@ -138,7 +138,7 @@ def target_of(group: Group) -> Target:
 
 
 def origin_text(checked: Checked) -> str:
-    """Return what the records of a check are: runs, command, device, commits, dates, file."""
+    """Return what the records of a check are: runs, command, device, commits, dates."""
     records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
     runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
     commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
@@ -148,8 +148,7 @@ def origin_text(checked: Checked) -> str:
     what = "One run" if runs == 1 else f"Means of {runs} runs"
     return (
         f"{what} per arm of `python -m repro run {name} --tier {tier}` on one "
-        f"{device_title(device)} (commit {commits}, {dates}; "
-        f"`expected/records/{tier}/{device}/{name}.csv`)."
+        f"{device_title(device)} ({commits}, {dates})."
     )
 
 

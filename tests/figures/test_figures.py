@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, reward
+from figures import accuracy
 from figures.__main__ import main, places
-from figures.curves import curve_rows, smooth
+from figures.curves import ENTROPY, REWARD, curve_rows, smooth
 from figures.layout import spread
 from figures.palette import STYLES, colour, order, short
 from figures.timings import operations, roofline
@@ -79,21 +79,21 @@ def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
 
 
 def test_arms_without_the_series_and_failed_runs_are_left_out() -> None:
-    rows = reward.rows(made_up(ARMS, 2))
+    rows = REWARD.rows(made_up(ARMS, 2))
     assert {row.arm for row in rows} == set(ARMS) - {"bf16"}
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
-    rows = entropy.rows(made_up(["bf16_lora"], seeds))
+    rows = ENTROPY.rows(made_up(["bf16_lora"], seeds))
     assert {row.n for row in rows} == {seeds}
-    figure = entropy.draw(rows)
+    figure = ENTROPY.draw(rows)
     assert len(figure.axes) == 1
     assert bool(figure.axes[0].collections) == (seeds == 3)
 
 
 def test_controls_have_a_panel_of_their_own() -> None:
-    figure = reward.draw(reward.rows(made_up(ARMS, 3)))
+    figure = REWARD.draw(REWARD.rows(made_up(ARMS, 3)))
     paper, controls = figure.axes
     assert [len(axes.lines) for axes in (paper, controls)] == [3, 1]
     assert len(paper.collections) == 3
@@ -115,8 +115,8 @@ def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> 
 
 
 def test_a_line_shows_the_rows_it_was_given() -> None:
-    rows = reward.rows(made_up(["nvfp4_lora"], 3))
-    line = reward.draw(rows).axes[0].lines[0]
+    rows = REWARD.rows(made_up(["nvfp4_lora"], 3))
+    line = REWARD.draw(rows).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
     assert line.get_color() == STYLES["nvfp4_lora"].colour
 

@@ -17,10 +17,11 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from figures import contrasts
-from figures.__main__ import main, paired_figure
+from figures.__main__ import load, main, paired_figure, verdicts_of
 from figures.palette import colour
 from repro.evidence import printed
 from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.store import blessed_sources
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -262,3 +263,14 @@ def test_targets_that_read_anothers_records_are_drawn_with_their_own_contrasts(
     words = only.read_text(encoding="utf-8")
     assert find(name).metric(find(name).claims[0].metric).title.split(",")[0] in words
     assert find(name).statement.split(",")[0] in words
+
+
+def test_intervals_drawn_are_those_of_the_verdicts_that_check_gives() -> None:
+    (source,) = blessed_sources(EXPECTED, Tier.MINI)
+    name = "dose_coder_0_5b"
+    judged = verdicts_of(source, EXPECTED, "mini", name)
+    drawn = contrasts.cells(load(source, "mini", name), find(name), Tier.MINI, judged)
+    claimed = [cell for cell in drawn if cell.claimed]
+    ends = {(v.low, v.high) for v in judged.values()}
+    assert len(claimed) > 3
+    assert {(cell.low, cell.high) for cell in claimed} <= ends

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import accuracy, entropy, heldout, reward
+from figures import accuracy, heldout
 from figures.accuracy import AccuracyRow
-from figures.curves import CurveRow
+from figures.curves import ENTROPY, REWARD, CurveRow
 from figures.layout import frame, new_figure
 from repro.spec.target import Target
 from repro.targets import TARGETS, find
@@ -77,8 +77,8 @@ def drawn(name: str) -> list[Figure]:
         if row.place == 1
     ]  # fmt: skip
     return [
-        reward.draw(curves, where),
-        entropy.draw(curves, where),
+        REWARD.draw(curves, where),
+        ENTROPY.draw(curves, where),
         heldout.draw(heights, where),
         accuracy.draw(shares, where),
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from repro.__main__ import main
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
+from repro.report.claims import accuracy_rows, claims_rows, count_rows
+from repro.report.tidy import effect_text
 from repro.report.verdicts import Kind, counted, labelled, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
@@ -46,49 +46,45 @@ def test_kinds_are_counted_apart_and_every_claim_once(blessed: list[Checked]) ->
     for kind in (Kind.PAPER, Kind.MACHINERY):
         verdicts = [verdict for checked in smoke for verdict in of_kind(checked, kind)]
         assert row_of(rows, kind.value)[1] == counted(verdicts)
-    listed = Counter(
-        line.split("|")[3].strip() for line in claims_rows(smoke) if line.startswith("|")
-    )
-    claims = [v for c in smoke for v in c.verdicts if v.about in ("claim", "mechanism")]
-    words = Counter(labelled(claim) for claim in claims)
-    assert {word: listed[word] for word in words} == words
 
 
-def test_each_targets_claims_are_folded_below_its_counts(blessed_of: Of) -> None:
-    checks = [blessed_of("table1", Tier.SMOKE), blessed_of("table6")]
-    lines = claims_rows(checks)
-    assert [lines.count(tag) for tag in ("<details>", "</details>")] == [2, 2]
-    summaries = [line for line in lines if line.startswith("<summary>")]
-    for summary, checked in zip(summaries, checks, strict=True):
-        assert checked.selection.target.title in summary
-        assert counted(verdict for _, verdict in checked.statements()) in summary
-    assert "(smoke, CPU): " in summaries[0]
-    assert "(systems, NVIDIA H200): " in summaries[1]
-    # A table in HTML is read as Markdown only after an empty line.
-    heads = [number for number, line in enumerate(lines) if line.startswith("| claim |")]
-    assert len(heads) == 2
-    assert all(lines[number - 1] == "" for number in heads)
+def test_each_claim_has_one_row_with_its_verdict(every_blessed: list[Checked]) -> None:
+    lines = claims_rows(every_blessed, EXPECTED)
+    claims = [
+        (checked.selection.target.name, checked.selection.tier, verdict.name)
+        for checked in every_blessed
+        for verdict in checked.verdicts
+        if verdict.about in ("claim", "mechanism") and verdict.status != "not addressed"
+    ]
+    rows = [line for line in lines if line.startswith("| ") and "| claim |" not in line]
+    assert len(rows) == len(set(claims)) > 50
+    assert "8 claims of the paper are not addressed at this tier." in lines
+    assert sum("post hoc" in line for line in rows) == len({
+        (c.selection.target.name, c.selection.tier, v.name)
+        for c in every_blessed
+        for v in c.verdicts
+        if v.about in ("claim", "mechanism") and v.post_hoc and v.status != "not addressed"
+    })  # fmt: skip
 
 
-def test_a_bar_stated_as_a_claim_is_counted_among_the_bars(blessed_of: Of) -> None:
-    checked = blessed_of("rollout_ranks")
-    (row,) = [line for line in target_rows([checked], EXPECTED) if "LoRA ranks 16 to 128" in line]
-    assert row.split("|")[2].strip() == counted(of_kind(checked, Kind.BAR))
-    assert of_kind(checked, Kind.PAPER) == []
+def test_a_claim_shows_the_papers_value_its_effect_and_what_it_is_about(blessed_of: Of) -> None:
+    checked = blessed_of("table6")
+    (verdict,) = [v for v in checked.verdicts if v.about == "claim" and v.name.endswith("_8")]
+    row = row_of(claims_rows([checked], EXPECTED), verdict.statement)
+    assert row[1] == "1.27 x"
+    assert row[2] == f"{effect_text(verdict)}: {labelled(verdict)}"
+    bars = claims_rows([blessed_of("rollout_ranks")], EXPECTED)
+    assert all(line.split("|")[1].endswith("(bar) ") for line in bars if "| > " in line)
 
 
 def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> None:
     checked = blessed_of("table6")
     checks = [checked, on_other_device(checked, lambda value: 2 * value)]
     assert count_rows(checks, EXPECTED)[0].count("systems, H") == 2
-    for lines in (claims_rows(checks), target_rows(checks, EXPECTED)):
-        (heads,) = [line for line in lines if ", H100 |" in line]
-        assert heads.count("H100") == heads.count("H200") > 0
-    assert len(claims_rows(checks)) == len(claims_rows([checked]))
-    (summary,) = [line for line in claims_rows(checks) if line.startswith("<summary>")]
-    assert counted(verdict for _, verdict in checked.statements()) in summary
-    assert "(systems, NVIDIA H200): " in summary
-    assert "; (systems, NVIDIA H100): " in summary
+    (heads,) = [line for line in claims_rows(checks, EXPECTED) if line.startswith("| claim")]
+    assert "H100" in heads
+    assert "H200" in heads
+    assert len(claims_rows(checks, EXPECTED)) == len(claims_rows([checked], EXPECTED))
 
 
 def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: Of) -> None:
@@ -106,4 +102,4 @@ def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: 
 def test_pages_without_records_say_so() -> None:
     nothing = ["No records are blessed yet."]
     assert count_rows([], EXPECTED) == accuracy_rows([], EXPECTED) == nothing
-    assert target_rows([], EXPECTED) == claims_rows([]) == nothing
+    assert claims_rows([], EXPECTED) == nothing

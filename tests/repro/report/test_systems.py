@@ -92,8 +92,8 @@ def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
                 if item.about == "claim"}  # fmt: skip
     rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines)}
     assert set(statuses) == {"2", "8"}
-    assert all(rows[batch][-2].strip() == status for batch, status in statuses.items())
-    assert rows["1"][-2].strip() == ""
+    assert all(rows[batch][6].strip() == status for batch, status in statuses.items())
+    assert rows["1"][6].strip() == ""
 
 
 def test_qlora_by_two_products_is_two_groups_beside_one_cell_of_the_paper(
@@ -181,43 +181,34 @@ def test_every_picture_of_the_tier_is_on_the_page_and_exists() -> None:
     assert linked == drawn
 
 
-def test_each_block_has_both_devices_side_by_side(
+def test_the_papers_card_comes_first_and_others_stand_in_the_answer(
     tmp_path: Path, blessed: list[Checked], on_other_device: Of
 ) -> None:
     systems = [item for item in blessed if item.selection.tier is Tier.SYSTEMS]
-    both = [*systems, *(on_other_device(item, lambda value: 2 * value) for item in systems)]
-    page = tmp_path / "systems.md"
-    one, two = (systems_writers(lambda c=checks: c, EXPECTED, page) for checks in (systems, both))
+    both = [*systems, *(on_other_device(item) for item in systems)]
+    (tmp_path / "figures").mkdir()
+    for device in ("nvidia_h100", "nvidia_h200"):
+        (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
+    write = systems_writers(lambda: both, EXPECTED, tmp_path / "systems.md")
+    assert "systems_nvidia_h100_rollout_throughput.svg" in write["systems_rollout"]()[-1]
     recorded = {item.selection.target.name for item in systems if item.evidence.count}
     names = [name for name in BLOCKS if recorded & set(BLOCKS[name].targets)]
     assert len(names) > 5
-    for name in (*names, "short"):
-        text = "\n".join(two[f"systems_{name}"]())
-        wide = [line for line in text.splitlines() if ", H100 |" in line]
-        assert all(line.count(", H100 |") == line.count(", H200 |") for line in wide), name
-        long = {device: text.count(f"| {device} |") for device in ("H100", "H200")}
-        assert long["H100"] == long["H200"], name
-        assert wide or long["H100"], name
-        rows = [
-            sum(line.startswith("|") for line in writers[f"systems_{name}"]())
-            for writers in (one, two)
-        ]
-        assert rows[0] + long["H100"] == rows[1] > 0, name
-    sentences = two["systems_answer"]()
+    for name in names:
+        text = "\n".join(write[f"systems_{name}"]())
+        assert "NVIDIA H100" in text, name
+        assert "H200" not in text, name
+        assert text.count("<details>") == text.count("</details>")
+        assert ("<details>" not in text) == BLOCKS[name].unfolded
+    sentences = write["systems_answer"]()
     devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
     assert devices == ["NVIDIA H200", "NVIDIA H100"]
 
 
-def test_a_picture_of_each_device_is_shown(
-    tmp_path: Path, blessed_of: Of, on_other_device: Of
-) -> None:
-    checked = blessed_of("rollout")
-    (tmp_path / "figures").mkdir()
-    for device in ("nvidia_h100", "nvidia_h200"):
-        (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
-    checks = [checked, on_other_device(checked)]
-    lines = systems_writers(lambda: checks, EXPECTED, tmp_path / "page.md")["systems_rollout"]()
-    assert [line.split("](")[1] for line in lines if line.startswith("![")] == [
-        "figures/systems_nvidia_h100_rollout_throughput.svg)",
-        "figures/systems_nvidia_h200_rollout_throughput.svg)",
-    ]  # fmt: skip
+def test_rates_of_one_pair_stand_once_with_every_verdict_on_them(blessed_of: Of) -> None:
+    checked = blessed_of("figure11")
+    rows = [line for line in rate_table(alone(checked), EXPECTED) if line.startswith("| 14B | 16")]
+    assert len(rows) == 2
+    for row in rows:
+        asked, verdicts = (row.split("|")[place].split(",") for place in (5, 7))
+        assert len(asked) == len(verdicts) == 2

@@ -1,0 +1,114 @@
+"""`repro report --html FILE`: everything that checks say on one page that opens from disk.
+
+The page is a template over the tidy table (`repro.report.tidy`): it has its styles and its script
+within, asks no network, and without scripts shows every row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repro.evidence.paper import read_paper
+from repro.judge.check import Checked
+from repro.report.environments import environment_lines
+from repro.report.numbers import device_title
+from repro.report.tables import device_of
+from repro.report.tidy import Row, grouped_by, statements, templates, values
+from repro.run.places import PACKAGE
+from repro.spec.tier import Tier
+
+_COLUMNS = 4
+
+
+def page_text(checks: Sequence[Checked], expected: Path) -> str:
+    """Return the page of these checks as HTML."""
+    rows = [row for row in statements(checks, expected) if row.device]
+    tiers = grouped_by(rows, lambda row: row.tier)
+    by_tier = {
+        tier: grouped_by(tiers[tier.value], lambda row: row.title)
+        for tier in reversed(Tier)
+        if tier.value in tiers
+    }
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            tiers=by_tier,
+            count=len(rows),
+            kinds=list(dict.fromkeys(row.kind for row in rows)),
+            words=sorted({row.status for row in rows}),
+            devices={row.device: _device(row.device) for row in rows},
+            seeds=_seeds(checks),
+            scale=interval_marks,
+            contradictions=_contradictions(expected),
+            differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),
+            environments=_environments(checks),
+        )
+    )
+
+
+def _device(device: str) -> str:
+    return device_title("" if device == "cpu" else device)
+
+
+def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, float]]]:
+    """Return (seed, value) by target, tier, device, arm and metric."""
+    found: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    for row in values(checks):
+        place = (row.target, row.tier, row.device, row.arm, row.metric)
+        name = f"{row.seed}" if row.repeat is None else f"{row.seed}.{row.repeat}"
+        found.setdefault(place, []).append((name, row.value))
+    return found
+
+
+def interval_marks(row: Row) -> dict[str, float]:
+    """Return where an interval, its effect, no effect and the paper's value lie, in percent.
+
+    Empty where there is no interval. No effect is 1 for ratios, else 0.
+    """
+    if row.effect is None or row.low is None or row.high is None:
+        return {}
+    marks = {"low": row.low, "effect": row.effect, "high": row.high}
+    marks["none"] = 1.0 if row.unit in ("ratio", "x") else 0.0
+    if row.paper is not None:
+        marks["paper"] = row.paper
+    least, most = min(marks.values()), max(marks.values())
+    room = (most - least) or 1.0
+    return {name: round(3 + 94 * (value - least) / room, 2) for name, value in marks.items()}
+
+
+def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return (file, contradiction) of everything in which the paper's own numbers disagree."""
+    return [
+        (path.stem, item)
+        for path in sorted((expected / "paper").glob("*.json"))
+        for item in read_paper(path)[0].get("contradictions", [])
+    ]
+
+
+def differences_with_code(page: Path) -> list[list[str]]:
+    """Return the rows of the page's table of differences: subject, text, code, here.
+
+    Empty where the page is not there: an installed package has no docs.
+    """
+    if not page.is_file():
+        return []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rows = [re.split(r"(?<!\\)\|", line)[2:-1] for line in lines if re.match(r"\| \d+ \|", line)]
+    return [[re.sub(r"[`*]", "", cell).strip() for cell in row[:_COLUMNS]] for row in rows]
+
+
+def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]:
+    """Return title and text of what ran, by tier and device."""
+    groups: dict[str, list[Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            place = f"{checked.selection.tier.value}, {device_title(device_of(checked))}"
+            groups.setdefault(place, []).append(checked)
+    return {
+        place: environment_lines([r for one in of_place for r in one.evidence.every_record()])
+        for place, of_place in groups.items()
+    }

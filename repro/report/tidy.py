@@ -1,0 +1,344 @@
+"""One tidy table of what checks say: pages, pictures and readers elsewhere compute it nowhere else.
+
+`statements` has a row per target, tier, device and claim or bar; `values` one per target, tier,
+device, arm, seed and metric. `python -m repro check --table` writes both.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from repro.evidence.store import Source
+from repro.evidence.verdicts.verdict import Status, Verdict
+from repro.judge.check import Checked, check_selection, device_name
+from repro.report.doses import doses, treatment
+from repro.report.numbers import bar_text, device_heads, quantity
+from repro.report.systems_rates import Comparison, comparisons, printed_speedups
+from repro.report.verdicts import Bar, Kind, kind_of, labelled, stated_bars
+from repro.run.select import Selection
+from repro.spec.arm import require
+from repro.spec.config import TrainScale
+from repro.spec.target import Target
+from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
+from repro.targets import runs_of
+
+_SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
+_SPEEDUP = re.compile(r"speedup_((?:\d+_)?\d+[bm])_b(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A claim or bar with its verdict.
+
+    Attributes
+    ----------
+    device
+        As folders spell it; `cpu` where records name no GPU.
+    kind
+        What the statement is about, in the words of `repro.report.verdicts.Kind`.
+    verdict
+        The status in the words of its kind, *post hoc* and q with it.
+    treatment
+        Of targets that measure a dose: whether the paper's was delivered. Else empty.
+    effect, low, high, unit, n, p, q, matters
+        As in `repro.evidence.verdicts.verdict.Verdict`.
+    paper
+        The paper's value in the same unit; None where it prints none.
+    model, kernels
+        The checkpoint or size that was run, and whose products multiplied, arm by arm.
+    """
+
+    target: str
+    title: str
+    tier: str
+    device: str
+    kind: str
+    name: str
+    statement: str
+    source: str
+    status: Status
+    verdict: str
+    treatment: str
+    effect: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    n: int
+    p: float | None
+    q: float | None
+    paper: float | None
+    matters: float | None
+    post_hoc: str
+    model: str
+    kernels: str
+    arms: str
+    metric: str
+    because: str
+    command: str
+
+    @property
+    def measured(self) -> str:
+        """The effect with its interval and unit, empty where there is none."""
+        return effect_text(self)
+
+    @property
+    def stated_by_paper(self) -> str:
+        """The paper's value with its unit, empty where it prints none."""
+        return "" if self.paper is None else f"{self.paper:.3g} {_short(self.unit)}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A metric of one arm in one seed (and timed repeat, else None)."""
+
+    target: str
+    tier: str
+    device: str
+    arm: str
+    seed: int
+    repeat: int | None
+    metric: str
+    value: float
+    unit: str
+
+
+def _short(unit: str) -> str:
+    return {"ratio": "x", "percent": "%", "seconds": "s"}.get(unit, unit)
+
+
+def effect_text(row: Row | Verdict) -> str:
+    """Return `1.79 x (1.78 to 1.79)`, without an interval where there is none."""
+    if row.effect is None:
+        return ""
+    if row.unit == "bytes":
+        return quantity(row.effect, row.unit)
+    ratio = row.unit in ("ratio", "x")
+    form = ".2f" if ratio else "+.3g" if row.unit in ("points", "nats") else ".4g"
+    said = f"{row.effect:{form}} {_short(row.unit)}".strip()
+    if row.low is None or row.high is None:
+        return said
+    return f"{said} ({row.low:{form}} to {row.high:{form}})"
+
+
+def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
+    """Return a row per claim or bar of the checks; values blessed earlier are none."""
+    return [row for checked in checks for row in _of_check(checked, expected)]
+
+
+def _of_check(checked: Checked, expected: Path) -> list[Row]:
+    target = checked.selection.target
+    claims = {claim.name: claim for claim in target.claims}
+    bars = {(b.verdict.name, b.verdict.source): b for b in stated_bars(checked, expected)}
+    pairs = {i.verdict.name: i for i in comparisons(checked, expected) if i.verdict is not None}
+    given = _treatments(checked, expected)
+    rows = []
+    for verdict in checked.verdicts:
+        if kind_of(verdict) is Kind.BLESSED:
+            continue
+        claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
+        arm, _, measured = verdict.name.partition(".")
+        arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)
+        bar = bars.get((verdict.name, verdict.source))
+        rows.append(
+            Row(
+                **_place(checked),
+                title=target.title,
+                kind=kind_of(verdict).value,
+                name=verdict.name,
+                statement=_statement(verdict, bar),
+                source=verdict.source,
+                status=verdict.status,
+                verdict=labelled(verdict),
+                treatment=given.get(arms[0], ""),
+                **{name: getattr(verdict, name) for name in _ALIKE},
+                paper=_papers(checked, expected, verdict, arms, metric, pairs),
+                model=_model(checked, metric),
+                kernels=_kernels(checked, arms),
+                arms=" ".join(arms),
+                metric=metric,
+                because=verdict.sentence,
+                command=_command(checked),
+            )
+        )
+    return rows
+
+
+_ALIKE = ("effect", "low", "high", "unit", "n", "p", "q", "matters", "post_hoc")
+
+
+def _place(checked: Checked) -> dict[str, Any]:
+    selection = checked.selection
+    device = device_name(checked.evidence) or ("cpu" if checked.evidence.count else "")
+    return {"target": selection.target.name, "tier": selection.tier.value, "device": device}
+
+
+def _statement(verdict: Verdict, bar: Bar | None) -> str:
+    if bar is None:
+        return verdict.statement
+    return f"{bar.title}: {bar_text(bar.expectation, bar.unit)}"
+
+
+def _command(checked: Checked) -> str:
+    name, tier = checked.selection.source.name, checked.selection.tier.value
+    return f"python -m repro reproduce {name} --tier {tier}"
+
+
+def _treatments(checked: Checked, expected: Path) -> dict[str, str]:
+    if not checked.evidence.count or not checked.evidence.values("entropy_finished"):
+        return {}
+    return {
+        name: treatment(dose.rise, expected)
+        for name, dose in doses(checked).items()
+        if dose.arm.weight_format != "bf16" and dose.arm.noise is None
+    }
+
+
+def _papers(
+    checked: Checked,
+    expected: Path,
+    verdict: Verdict,
+    arms: Sequence[str],
+    metric: str,
+    pairs: Mapping[str, Comparison],
+) -> float | None:
+    """Return the paper's own value of what a verdict is on, where it prints one."""
+    if verdict.paper is not None:
+        return verdict.paper
+    if verdict.about == "claim" and verdict.name in pairs:
+        return pairs[verdict.name].paper
+    if match := _SPEEDUP.fullmatch(metric):
+        printed = printed_speedups(checked.selection.target.paper_file, expected)
+        return printed.get((arms[0], match[1], match[2]))
+    return None
+
+
+def _model(checked: Checked, metric: str) -> str:
+    scale = checked.selection.source.scales.get(checked.selection.tier)
+    if isinstance(scale, TrainScale):
+        return scale.checkpoint
+    match = _SIZE.search(metric)
+    return match[1].replace("_", ".").upper() if match else ""
+
+
+def _kernels(checked: Checked, arms: Sequence[str]) -> str:
+    """Return whose matrix products the arms used, in their order, said once where alike."""
+    target, tier = checked.selection.target, checked.selection.tier
+    scale = checked.selection.source.scales.get(tier)
+    foreign = getattr(scale, "bitsandbytes", ())
+    names = []
+    for name in arms:
+        arm = next((arm for arm in target.arms if arm.name == name), None)
+        if arm is None:
+            continue
+        linears = "bitsandbytes" if name in foreign else getattr(arm, "linears", "kernels")
+        own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
+        quantised = {"kernels": own, "dequantised": "torch, dequantised"}.get(linears, linears)
+        names.append("torch" if arm.weight_format == "bf16" else quantised)
+    return " over ".join(dict.fromkeys(names))
+
+
+def claim_verdicts(
+    records: Source, expected: Path, target: Target, tier: Tier
+) -> dict[str, Verdict]:
+    """Return the verdicts on a target's claims by their names, for pictures of the same records."""
+    selection = Selection(target=target, source=runs_of(target), tier=tier)
+    checked = check_selection(selection, records, expected)
+    return {claim.name: verdict for claim, verdict in checked.statements()}
+
+
+def values(checks: Sequence[Checked]) -> list[Value]:
+    """Return a row per arm, seed (and timed repeat) and metric of the checks' records."""
+    rows = []
+    for checked in checks:
+        target, tier = checked.selection.target, checked.selection.tier
+        for metric in target.metrics_at(tier):
+            for arm, by_pair in checked.evidence.values(metric.name).items():
+                for pair, value in by_pair.items():
+                    seed, repeat = pair if isinstance(pair, tuple) else (pair, None)
+                    rows.append(
+                        Value(
+                            **_place(checked),
+                            arm=arm,
+                            seed=seed,
+                            repeat=repeat,
+                            metric=metric.name,
+                            value=value,
+                            unit=metric.unit,
+                        )
+                    )
+    return rows
+
+
+def _as_csv(rows: Sequence[Row] | Sequence[Value], kind: type[Row] | type[Value]) -> str:
+    text = io.StringIO()
+    fields = [field.name for field in dataclasses.fields(kind)]
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(row) for row in rows)
+    return text.getvalue()
+
+
+def require_table_file(name: str) -> None:
+    """Raise `ValueError` where a table cannot be written under a name."""
+    require(name in ("-",) or name.endswith((".csv", ".json")),
+            f"--table {name}: needs a FILE that ends in .csv or .json")  # fmt: skip
+
+
+def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
+    """Write the table: `-` prints the statements as CSV, a file of JSON has both kinds of row.
+
+    A file FILE.csv has the statements, FILE.values.csv beside it the values.
+    """
+    rows = statements(checks, expected)
+    if name == "-":
+        print(_as_csv(rows, Row), end="")  # noqa: T201
+        return
+    path = Path(name)
+    if path.suffix == ".json":
+        both = {
+            "statements": [dataclasses.asdict(row) for row in rows],
+            "values": [dataclasses.asdict(row) for row in values(checks)],
+        }
+        replace_text(path, json.dumps(both, indent=1) + "\n")
+    else:
+        replace_text(path, _as_csv(rows, Row))
+        replace_text(path.with_suffix(".values.csv"), _as_csv(values(checks), Value))
+    print(f"wrote {path}")  # noqa: T201
+
+
+@cache
+def templates() -> Environment:
+    """Return the templates of pages; those of HTML escape what they are given."""
+    return Environment(
+        loader=PackageLoader("repro.report"),
+        autoescape=lambda name: bool(name and name.endswith(".html")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def rendered(template: str, **given: Any) -> list[str]:
+    """Return the lines of a template of Markdown over what it is given."""
+    text = templates().get_template(template).render(heads=device_heads, **given)
+    return text.strip("\n").split("\n")
+
+
+def grouped_by(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Return rows by what `key` says of them, in the order in which they come."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

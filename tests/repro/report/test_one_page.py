@@ -1,0 +1,132 @@
+"""The page of HTML: self-contained, with every row, and in a real browser it filters and fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import main
+from repro.judge.check import Checked
+from repro.report.one_page import differences_with_code, interval_marks, page_text
+from repro.report.tidy import statements
+from repro.run.places import PACKAGE, expected_folder
+
+EXPECTED = expected_folder(None)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+# Writes into the page's title how wide it is, how many rows are seen, and what failed.
+PROBE = """<script>
+document.querySelectorAll(".row:not([hidden])").forEach(row => { row.open = true; });
+document.title = [document.documentElement.scrollWidth, innerWidth,
+  rows.filter(row => row.checkVisibility()).length,
+  getComputedStyle(document.body).backgroundColor].join(";");
+</script></body>"""
+Of = Callable[..., Checked]
+
+
+@pytest.fixture(scope="module")
+def page(every_blessed: list[Checked], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    text = page_text(every_blessed, EXPECTED)
+    path.write_text(text.replace("</body>", PROBE), encoding="utf-8")
+    return path
+
+
+def test_the_page_asks_for_nothing_and_has_every_row(
+    every_blessed: list[Checked], page: Path
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["'](?!#)|url\(|@import|fetch\(""", text)
+    rows = [row for row in statements(every_blessed, EXPECTED) if row.device]
+    assert text.count('<details class="row" data-kind') == len(rows)
+    assert {row.command for row in rows} <= set(re.findall(r"<code>(.*?)</code>", text))
+
+
+def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
+    checked = blessed_of("table6")
+    bad = dataclasses.replace(checked.verdicts[0], sentence="<script>alert(1)</script>")
+    verdicts = [bad, *checked.verdicts[1:]]
+    text = page_text([dataclasses.replace(checked, verdicts=verdicts)], EXPECTED)
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<dt>Paper</dt><dd>1.27 x" in text
+    values = checked.evidence.values("tokens_per_second_7b_8")["bf16_lora"]
+    assert all(f": {value:.5g}" in text for value in values.values())
+
+
+def test_marks_lie_in_the_order_of_their_values(blessed_of: Of) -> None:
+    (row,) = [
+        row
+        for row in statements([blessed_of("table6")], EXPECTED)
+        if row.kind == "claims of the paper" and row.name.endswith("_8")
+    ]
+    marks = interval_marks(row)
+    assert 0 < marks["none"] < marks["paper"] < marks["low"] < marks["effect"] < marks["high"] < 100
+    assert interval_marks(dataclasses.replace(row, low=None)) == {}
+
+
+def test_differences_are_those_of_the_page(tmp_path: Path) -> None:
+    page = PACKAGE.parent / "docs" / "paper_and_code.md"
+    if not page.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    rows = differences_with_code(page)
+    assert len(rows) == 20
+    assert all(len(row) == 4 and all(row) for row in rows)
+    assert differences_with_code(tmp_path / "nothing.md") == []
+
+
+def test_the_command_writes_the_page_and_refuses_what_it_would_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", "table6", "--html", str(out)]) == 0
+    assert "table6" in out.read_text(encoding="utf-8")
+    assert "table9" not in re.findall(r"reproduce (\w+)", out.read_text(encoding="utf-8"))
+    assert main(["report", "--html", str(out), "--out", "x.md"]) == 2
+    assert "leave out --out" in capsys.readouterr().err
+
+
+def seen(page: Path, width: int, fragment: str = "", *, dark: bool = False) -> list[str]:
+    """Return what the probe writes: width of the page and the window, rows seen, background."""
+    if BROWSER is None:
+        pytest.skip("no Chromium is installed")
+    line = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    line += [f"--window-size={width},900", f"--user-data-dir={page.parent / 'profile'}"]
+    line += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    address = page.as_uri() + fragment
+    environment = dict(os.environ, HOME=str(page.parent))
+    shown = subprocess.run(
+        [*line, address], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    found = re.search(r"<title>([\d;.rgb(), ]+)</title>", shown.stdout)
+    assert found, shown.stderr[-500:]
+    return found[1].split(";")
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser_every_row_is_seen_and_nothing_is_wider_than_the_window(
+    page: Path, every_blessed: list[Checked], width: int
+) -> None:
+    wide, window, rows, light = seen(page, width)
+    assert int(wide) <= int(window)
+    assert int(rows) == sum(bool(row.device) for row in statements(every_blessed, EXPECTED))
+    assert light != seen(page, width, dark=True)[3]
+
+
+def test_in_a_browser_the_address_filters_as_the_form_does(
+    page: Path, every_blessed: list[Checked]
+) -> None:
+    rows = statements(every_blessed, EXPECTED)
+    wanted = [
+        row
+        for row in rows
+        if row.status == "contradicted" and row.device == "nvidia_h200" and row.target == "figure11"
+    ]
+    fragment = "#status=contradicted&device=nvidia_h200&words=figure11"
+    assert int(seen(page, 1280, fragment)[2]) == len(wanted) == 6

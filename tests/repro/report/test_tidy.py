@@ -1,0 +1,81 @@
+"""The tidy table: one row a claim or bar, one a value, with what the checks themselves say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import main
+from repro.judge.check import Checked
+from repro.report.tidy import Row, statements, values
+from repro.report.verdicts import Kind, kind_of, labelled
+from repro.run.places import expected_folder
+from repro.spec.tier import Tier
+
+EXPECTED = expected_folder(None)
+Of = Callable[..., Checked]
+
+
+def test_each_claim_and_bar_has_one_row_with_its_verdict(every_blessed: list[Checked]) -> None:
+    rows = statements(every_blessed, EXPECTED)
+    verdicts = [v for c in every_blessed for v in c.verdicts if kind_of(v) is not Kind.BLESSED]
+    assert [(r.name, r.verdict, r.effect, r.low) for r in rows] == [
+        (v.name, labelled(v), v.effect, v.low) for v in verdicts
+    ]
+    places = [(r.target, r.tier, r.device, r.name, r.source) for r in rows]
+    assert len(set(places)) == len(places)
+    assert {r.treatment for r in rows} & {"delivered", "not delivered", "unclear"}
+    assert {r.device for r in rows} == {"cpu", "nvidia_h100_80gb_hbm3", "nvidia_h200"}
+
+
+def row_of(checked: Checked, name: str) -> Row:
+    (row,) = [row for row in statements([checked], EXPECTED) if row.name == name]
+    return row
+
+
+def test_a_row_says_whose_kernels_which_model_and_what_the_paper_has(blessed_of: Of) -> None:
+    row = row_of(blessed_of("figure11"), "nvfp4_faster_than_bitsandbytes_14b_r16")
+    assert (row.model, row.kernels) == ("14B", "this project's over bitsandbytes")
+    assert row.paper == pytest.approx(93.9 / 45.1, rel=0.1)
+    smoke = row_of(blessed_of("table1", Tier.SMOKE), "nf4_lora_gains")
+    assert (smoke.device, smoke.model, smoke.kernels) == ("cpu", "tiny", "torch, dequantised")
+    assert row_of(blessed_of("table3"), "nvfp4_lora.speedup_7b_b8").paper == 1.2
+
+
+def test_values_are_those_that_verdicts_are_of(blessed_of: Of) -> None:
+    checked = blessed_of("table6")
+    metric = "tokens_per_second_7b_8"
+    rows = [row for row in values([checked]) if row.metric == metric]
+    listed = {
+        arm: {
+            (row.seed, row.repeat) if row.repeat is not None else row.seed: row.value
+            for row in rows
+            if row.arm == arm
+        }
+        for arm in dict.fromkeys(row.arm for row in rows)
+    }
+    assert listed == checked.evidence.values(metric)
+
+
+def test_check_writes_the_table_to_files_and_needs_a_target_only_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["check", "table6", "--blessed", "--table"]
+    assert main([*line, str(tmp_path / "t.csv")]) == 0
+    assert main([*line, str(tmp_path / "t.json")]) == 0
+    both = json.loads((tmp_path / "t.json").read_text())
+    for name, what in (("t.csv", "statements"), ("t.values.csv", "values")):
+        rows = list(csv.DictReader((tmp_path / name).open()))
+        assert len(rows) == len(both[what]) > 5
+        assert rows[0].keys() == both[what][0].keys()
+    capsys.readouterr()
+    assert main(line) == 0
+    assert capsys.readouterr().out == (tmp_path / "t.csv").read_text()
+    assert main([*line, "table9"]) == 2
+    assert "--table table9" in capsys.readouterr().err
+    assert main(["check"]) == 2
+    assert "name a target" in capsys.readouterr().err
