@@ -230,7 +230,8 @@ def test_the_command_draws_png_and_svg_and_the_same_bytes_again(tmp_path: Path) 
     assert main([*line, str(tmp_path / "b")]) == 0
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     figures = ("accuracy", "entropy_curves", "paired_differences", "reward_curves")
-    assert names == [f"smoke_table1_{name}.{kind}" for name in figures for kind in ("png", "svg")]
+    stems = ["smoke_figure5_paired_differences", *(f"smoke_table1_{name}" for name in figures)]
+    assert names == [f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
