@@ -1,7 +1,7 @@
 """Bless: put this suite's own records into the store, once a person asked for it.
 
-Refused for a dirty tree and for a source that changed or was written to under a run (the commit
-would not say what ran), for a commit that this checkout does not have, for records of several
+Refused for a dirty tree and for a source that changed under a run (the commit would not say what
+ran), for a commit that this checkout does not have, for records of several
 commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
 five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
 expectations are the paper's), and while any record is refused or any run has failed.
@@ -117,10 +117,10 @@ def _require_fit(
     if dirty:
         raise BlessError(
             f"{where}: made from a source tree with changes, or whose state is not known, or that "
-            "changed or was written to under the run, or of a commit that is not here "
+            "changed under the run, or of a commit that is not here "
             f"({', '.join(dirty)}); commit and run again"
         )
-    together = refusal(every, target=target.name, several=tier is not Tier.SYSTEMS)
+    together = refusal(every, several=tier is not Tier.SYSTEMS)
     if together:
         raise BlessError(f"{where}: {together}")
     devices = devices_of(every)

@@ -100,7 +100,9 @@ def derive(observed: Observations) -> dict[str, Estimate]:
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
-    return metrics | (gain(start, end) if start and end else {})
+    metrics |= gain(start, end) if start and end else {}
+    # Of what was not observed nothing follows.
+    return {name: metric for name, metric in metrics.items() if metric.value is not None}
 
 
 def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -1,10 +1,8 @@
 """Origins: the commit and device of each seed's records, and which records may stand together.
 
 Records of several commits may stand together where no comparison crosses a state of the source:
-every seed, all its arms and those shared with other targets included, is of one state; every
-record's sources have the digest of the commit that it names; and an arm's seeds differ in nothing
-but the seed: the same configuration, and the same inputs, the target's analysis plan among them.
-Arms are compared seed by seed, so what another state may have changed moves both arms of a pair.
+every seed, all its arms and those shared with other targets included, is of one state. Arms are
+compared seed by seed, so what another state may have changed moves both arms of a pair.
 Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
 have one digest are one state: blessed records and pages may be committed between two targets that
 share arms.
@@ -94,89 +92,39 @@ def between_seeds(records: Sequence[Record]) -> list[str]:
 
 
 def _states_of(records: Iterable[Record]) -> set[str]:
-    """Return what ran: digests of sources, or the commit of a record that has none."""
-    return {_digest_of_source(record) or record.commit for record in records}
+    """Return the digests of the sources that ran; the commit of a record that shows none."""
+    return {record.sources[0]["sha256"] if record.sources else record.commit for record in records}
 
 
 def is_clean(record: Record) -> bool:
     """Whether the record's commit says what ran, from its first step to its last.
 
     The commit must exist in this checkout and its files have the digest of what ran. A run that saw
-    several states of the source is of none of them, nor is one of which a file was written to while
-    it ran, whatever the file held before and after. Records of schema 1 name one state, and some of
-    them no digest: then the tree must have been clean when they were written.
+    several states of the source is of none of them.
     """
-    if len(record.sources) > 1 or was_written_to(record):
+    if record.dirty or len(record.sources) != 1:
         return False
-    digest, committed = _digest_of_source(record), _committed(record.commit)
-    if committed is None or record.dirty:
-        return False
-    return digest == committed or (digest is None and record.dirty is False)
+    return bool(record.sources[0]["sha256"] == _committed(record.commit))
 
 
-def was_written_to(record: Record) -> bool:
-    """Whether a source file was written to while the run went on."""
-    return any(state.get("written") for state in record.sources)
-
-
-def _digest_of_source(record: Record) -> str | None:
-    if record.sources:
-        return str(record.sources[0]["sha256"])
-    digest = record.environment.get("source_sha256")
-    return digest if isinstance(digest, str) else None
-
-
-def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | None:
+def refusal(records: Sequence[Record], *, several: bool) -> str | None:
     """Return why records must not stand together, or None.
 
     Parameters
     ----------
     records
         Every record of a target: its own, failed ones, and those of arms that it shares.
-    target
-        Its name.
     several
         Whether seeds may be of different states of the source at all.
     """
-    commits = commits_of(records)
+    commits = sorted({record.commit for record in records})
     if len(commits) < 2:
         return None
     where = f"the records are of {len(commits)} commits"
     if not several and len(_states_of(records)) > 1:
-        return f"{where}: {', '.join(sorted(commits))}; needs one, for timings are of the code"
-    mixed = mixed_seeds(records)
-    if mixed:
-        seed, differing = next(iter(mixed.items()))
-        return f"{where}, and {len(mixed)} seeds have arms of several: seed {seed} of {differing}"
-    for record in records:
-        digest = _digest_of_source(record)
-        if digest is None or digest != _committed(record.commit):
-            return (
-                f"{where}, and the sources of {record.arm}, seed {record.seed}, are not shown to "
-                f"be those of {record.commit}"
-            )
-    return _difference(records, where, target)
-
-
-def _difference(records: Sequence[Record], where: str, target: str) -> str | None:
-    """Return in what an arm's seeds differ besides the seed, or None.
-
-    Of analysis plans that of `target` counts: another that reads an arm may have been planned again
-    since, for other seeds of it.
-    """
-    plans = {f"{PLAN_INPUT}{target}"}
-    first: dict[tuple[str, str], Record] = {}
-    for record in records:
-        other = first.setdefault((record.target, record.arm), record)
-        pair = f"seeds {other.seed} and {record.seed} of {record.arm}"
-        if without_seed(record) != without_seed(other):
-            return f"{where}, and {pair} are of different configurations"
-        shared = record.inputs.keys() & other.inputs.keys()
-        for key in sorted(shared):
-            if key.startswith(PLAN_INPUT) and key not in plans:
-                continue
-            if record.inputs[key] != other.inputs[key]:
-                return f"{where}, and {pair} had different {key.replace('_', ' ')}"
+        return f"{where}: {', '.join(commits)}; needs one, for timings are of the code"
+    for seed, differing in mixed_seeds(records).items():
+        return f"{where}, and not all arms of seed {seed} are of one: {', '.join(differing)}"
     return None
 
 

@@ -6,16 +6,9 @@ answers, the commit is `unknown`, and is said to be.
 
 What ran is the source as it was when its modules were imported, not as it is when a record is
 written: a process asks when it begins, before it imports a procedure (`source_at_start`), and the
-answer stays. It looks again at every checkpoint and at the end (`source_states`), and a checkpoint
-carries what was seen, so that a run which went on from one knows the sources of all its steps. Two
-states are two digests; a commit that leaves the sources as they were makes no second state.
-
-A file that was edited and put back between two looks has the same digest at both, and a module that
-was imported in between is the edited one. So each look compares the files' stamps (size, time of
-the last write, time of the last change of the entry) with those of the beginning: no program can
-set the last one back. `written` of a state names the files whose stamps moved. That is no proof of
-an edit: `touch`, `chmod` and a checkout of another branch and back leave the same trace, and what
-such a run ran is not shown either. A file that was added and removed again leaves no stamp.
+answer stays. It looks again at the end (`source_states`), and a checkpoint carries what was seen,
+so that a run which went on from one knows the sources of all its steps. Two states are two digests;
+a commit that leaves the sources as they were makes no second state.
 """
 
 from __future__ import annotations
@@ -25,7 +18,6 @@ import hashlib
 import io
 import os
 import re
-import stat
 import subprocess
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +79,6 @@ def source_at_start() -> dict[str, Any]:
     dict
         `commit`, `dirty` (None where it is not known) and `sha256`, of the files.
     """
-    stamps_at_start()  # before any file is read: a later write moves a stamp
     commit, dirty = source_commit()
     return {"commit": commit, "dirty": dirty, "sha256": source_digest()}
 
@@ -103,43 +94,27 @@ def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, A
     Returns
     -------
     list of dict
-        As `source_at_start`; `written` lists the files that were modified after the process
-        started with this state, and is left out where there are none.
+        As `source_at_start`.
     """
-    start = source_at_start()
-    states: dict[str, dict[str, Any]] = {}
-    for state in (*earlier, start):
-        states.setdefault(state["sha256"], dict(state))
-    moved = _written_since_start()
-    # Without a moved stamp the files are those of the start: none of them is read again.
-    now = source_digest.__wrapped__() if moved else start["sha256"]
-    if now not in states:
+    start, now = source_at_start(), source_digest.__wrapped__()
+    states = _distinct([*earlier, start])
+    if now not in {state["sha256"] for state in states}:
         commit, dirty = source_commit.__wrapped__()
-        states[now] = {"commit": commit, "dirty": dirty, "sha256": now}
-    own = states[start["sha256"]]
-    if written := sorted({*own.get("written", ()), *moved}):
-        own["written"] = written
-    return list(states.values())
+        states.append({"commit": commit, "dirty": dirty, "sha256": now})
+    return states
 
 
-@functools.cache
-def stamps_at_start() -> dict[str, tuple[int, int, int]]:
-    """Return {file: (bytes, last write, last change of the entry)} when first asked, in ns."""
-    return {
-        name: (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        for name, state in _files(PACKAGE.parent).items()
-    }
-
-
-def _written_since_start() -> list[str]:
-    """Return the source files that were written to, added or removed since this process began."""
-    first, now = stamps_at_start(), stamps_at_start.__wrapped__()
-    return [name for name in first.keys() | now.keys() if first.get(name) != now.get(name)]
+def _distinct(states: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the states without those whose digest an earlier one has."""
+    by_digest: dict[str, dict[str, Any]] = {}
+    for state in states:
+        by_digest.setdefault(state["sha256"], dict(state))
+    return list(by_digest.values())
 
 
 def note_source(effects: dict[str, Any]) -> None:
-    """Add the states of the source so far to effects that travel in a checkpoint."""
-    effects["sources"] = source_states(effects.get("sources", ()))
+    """Add the source that this process started with to effects that travel in a checkpoint."""
+    effects["sources"] = _distinct([*effects.get("sources", ()), source_at_start()])
 
 
 @functools.cache
@@ -150,28 +125,12 @@ def source_digest() -> str:
     shows that the copy is the commit that it is said to be.
     """
     root = PACKAGE.parent
-    return _digest((name, (root / name).read_bytes()) for name in _files(root))
-
-
-def _files(root: Path) -> dict[str, os.stat_result]:
-    """Return {name below the root: its status} of the files of a source tree that a digest covers.
-
-    Every checkpoint and record asks, so names stay strings: paths would take ten times as long.
-    """
-    files = {}
-    for folder in _FOLDERS:
-        for place, _, names in os.walk(f"{root}/{folder}"):
-            for name in names:
-                if not name.endswith(_KINDS):
-                    continue
-                path = f"{place}/{name}"
-                try:
-                    status = os.stat(path)
-                except OSError:  # a link to nothing, or gone since it was listed
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    files[path.removeprefix(f"{root}/")] = status
-    return files
+    files = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
+    return _digest(
+        (str(path.relative_to(root)), path.read_bytes())
+        for path in files
+        if path.suffix in _KINDS and path.is_file()
+    )
 
 
 def digest_of_commit(commit: str) -> str | None:

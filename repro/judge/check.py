@@ -26,7 +26,6 @@ from repro.evidence.origins import (
     mixed_devices,
     mixed_seeds,
     seeds_text,
-    was_written_to,
 )
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
@@ -245,11 +244,8 @@ def _with_caveat(
     compared = [evidence.records[arm].values() for arm in claim.arms]
     every = [record for records in compared for record in records]
     changed = [record for record in every if len(record.sources) > 1]
-    written = [record for record in every if len(record.sources) == 1 and was_written_to(record)]
     if changed:
         sentences.append(f"The source changed while {len(changed)} of the runs ran")
-    if written:
-        sentences.append(f"The source was written to while {len(written)} of the runs ran")
     mixed = mixed_seeds(every)
     if mixed:
         sentences.append(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.verdicts.verdict import DECIDED, Verdict
+from repro.evidence.verdicts.verdict import SHOWN, Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, unit_words
 from repro.report.tables import (
@@ -25,6 +25,8 @@ from repro.report.verdicts import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_k
 from repro.spec.tier import Tier
 
 KINDS = (*CLAIMS, Kind.BAR)
+# What needs no reason beside it.
+_SETTLED = (*SHOWN, "no difference", "excluded")
 
 
 def place_text(tier: Tier, device: str) -> str:
@@ -122,5 +124,5 @@ _BESIDE = {
 
 def _cell(row: Row) -> str:
     """Return effect, interval and verdict; the reason, too, where nothing was decided."""
-    reason = "" if row.status in DECIDED or row.measured else f" ({plain(row.because)})"
+    reason = "" if row.status in _SETTLED or row.measured else f" ({plain(row.because)})"
     return f"{row.measured}: {row.verdict}" if row.measured else f"{row.verdict}{reason}"

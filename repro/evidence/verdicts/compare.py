@@ -253,7 +253,7 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
         elif not side.every():
             yield f"{where}: there is no record"
         elif tier is Tier.SYSTEMS:
-            mixed = refusal(side.every(), target=target.name, several=False)
+            mixed = refusal(side.every(), several=False)
             if mixed:
                 yield f"{where}: {mixed}"
         if side is new and not new.every():

@@ -209,7 +209,9 @@ def test_another_configuration_is_not_compared() -> None:
 
 
 def test_records_of_two_commits_on_one_side_are_not_compared() -> None:
-    mixed = {**step_records(), "bf16_lora": on_arms({"commit": "1" * 40})["bf16_lora"]}
+    state = {"commit": "1" * 40, "dirty": False, "sha256": "1" * 64}
+    other = on_arms({"commit": state["commit"], "sources": [state]})
+    mixed = {**step_records(), "bf16_lora": other["bf16_lora"]}
     assert "2 commits" in against(mixed).problems[0]
 
 

@@ -83,7 +83,11 @@ def test_another_result_is_contradicted_by_blessed_values(
     [
         (lambda r: at_commit(r, dirty=True), 5, "with changes"),
         (lambda r: at_commit(r, "no such commit"), 5, "of a commit that is not here"),
-        (lambda r: at_commit(r, str(len(r.arm) % 2) * 40), 5, "of 2 commits, and 5 seeds"),
+        (
+            lambda r: at_commit(r, str(len(r.arm) % 2) * 40),
+            5,
+            "of 2 commits, and not all arms of seed 0",
+        ),
         (lambda r: r, 4, "fewer than 5 seeds"),
         (lambda r: dataclasses.replace(r, effects={}), 5, "such records"),
     ],
