@@ -46,6 +46,7 @@ from repro.reward.grader import GraderPool
 from repro.rl.collect import PromptSource
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
+from repro.rl.ranks import Ranks, shared
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
@@ -99,10 +100,14 @@ def train_and_measure(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`."""
+    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`.
+
+    Of several ranks the first alone writes, and all stop after the same step.
+    """
+    ranks = Ranks.joined()
     keeping = Keeping.from_environment()
     with (
-        Keeper([run], [folder], keeping, progress) as keeper,
+        Keeper([run], [folder], keeping if ranks.first else Keeping(), progress) as keeper,
         loaded(run, progress, threads) as loaded_runs,
     ):
         policy = cast(Policy, loaded_runs.loaded)
@@ -113,9 +118,9 @@ def train_and_measure(
         (start,) = loaded_runs.board.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
         method = method_of(loaded_runs, policies)
-        hooks = keeper.around(
-            loaded_runs.hooks(method, progress, should_stop), loaded_runs.board.evaluator.tokenizer
-        )
+        hooks = loaded_runs.hooks(method, progress, lambda: ranks.any(should_stop()))
+        if ranks.first:
+            hooks = keeper.around(hooks, loaded_runs.board.evaluator.tokenizer)
         result = finished(method.train(hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
@@ -127,7 +132,8 @@ def train_and_measure(
             change_l2=_distance(policy, copies),
         )
         measured = loaded_runs.outcome(0, final, trained)
-        keep_policy(policy, folder)
+        if ranks.first:
+            keep_policy(policy, folder)
         return measured
 
 
@@ -142,7 +148,7 @@ def evaluate_untrained(
     """Measure an untrained arm; see `repro.procedures.Procedure`."""
     del folder
     with loaded(run, progress, threads) as loaded_runs:
-        if should_stop():
+        if Ranks.joined().any(should_stop()):
             raise Stopped
         progress("evaluating", {})
         return loaded_runs.outcome(0, loaded_runs.final())
@@ -177,7 +183,8 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedR
     torch.set_num_threads(threads)
     release()  # what the process's last run leaves reserved is not this one's
     reset_peak()
-    with GraderPool(workers=1) as pool:
+    ranks = Ranks.joined()
+    with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
         yield _loaded_runs(run, pool)
 
@@ -187,7 +194,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
-    board = Board([run], Alone(sampler), policy.tokenizer, pool)
+    ranks = Ranks.joined()
+    board = Board([run], Alone(shared(sampler, ranks)), policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
     problems = ProblemSets.of(scale, trains=run.arm.training != "none")
     return LoadedRuns(
@@ -198,7 +206,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         board=board,
         tallies=[RunTally(board, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
-        receipts={} if fitting is None else dict(zip(_FITTED, fitting, strict=True)),
+        receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
+        | ({"ranks": ranks.world} if ranks.world > 1 else {}),
     )
 
 
@@ -210,7 +219,14 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Sampler, loaded_runs.sampler),
     )
     micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
-    return single_policy(run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept)
+    return single_policy(
+        run,
+        policy,
+        sampler,
+        micro_tokens=micro_tokens,
+        kept_blocks=kept,
+        ranks=Ranks.joined(),
+    )
 
 
 # Names of what `fitting_update` returns, in a record.
@@ -227,7 +243,9 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     memory = training_memory(run.arm, run.scale)
     if memory is None:
         return None
-    step = memory.fitting(torch.cuda.get_device_properties(device).total_memory)
+    # Of ranks on unlike cards the smallest counts.
+    room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
+    step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
 

@@ -22,6 +22,7 @@ from repro.rl.lessons import SFTExample, mean_loss
 from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
+from repro.rl.ranks import ALONE, Ranks, shared
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
@@ -71,6 +72,7 @@ class SinglePolicy:
     reference: dict[str, Tensor]
     micro_tokens: int | None = None
     kept_blocks: int | None = 0
+    ranks: Ranks = ALONE
 
     @property
     def runs(self) -> tuple[RunConfig]:
@@ -118,8 +120,9 @@ class SinglePolicy:
         for part in _only(parts)[1:]:
             budget = self._micro_tokens(rows, part, state)
             fitting = evaluate_rows(
-                self.policy, rows, part, temperature, micro_tokens=budget, into=into
-            )
+                self.policy, rows, part, temperature,
+                micro_tokens=budget, into=into, ranks=self.ranks,
+            )  # fmt: skip
             note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [into[0]]
 
@@ -132,8 +135,9 @@ class SinglePolicy:
         rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
         budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
         logprobs, fitting = reference_logprobs(
-            self.policy, rows, temperature, self.parameters, self.reference, micro_tokens=budget
-        )
+            self.policy, rows, temperature, self.parameters, self.reference,
+            micro_tokens=budget, ranks=self.ranks,
+        )  # fmt: skip
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [logprobs]
 
@@ -153,6 +157,7 @@ class SinglePolicy:
             parameters=self.parameters,
             micro_tokens=budget,
             kept_blocks=self.kept_blocks,
+            ranks=self.ranks,
         )
         note_smaller_batches(state.runs[0], part.step, budget, fitting)
         return [output]
@@ -163,7 +168,7 @@ class SinglePolicy:
         every = torch.arange(len(rows))
 
         def pieces(micro_tokens: int) -> list[Tensor]:
-            return split_by_tokens(rows, every, micro_tokens)
+            return split_by_tokens(rows, every, micro_tokens, multiple=self.ranks.world)
 
         budget = self._micro_tokens(rows, every, state)
         imitation, fitting = within_memory(
@@ -171,9 +176,12 @@ class SinglePolicy:
             budget,
             smallest=in_single_rows(pieces),
             forget=lambda: clear_gradients(self.parameters),
+            ranks=self.ranks,
         )
+        loss, entropy = imitation
+        self.ranks.add(loss, entropy, of="losses")
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [imitation]
+        return [SFTStats(loss=float(loss), entropy=token_mean(entropy, rows.mask))]
 
     def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
         """See `Policies.mean_losses`."""
@@ -185,18 +193,32 @@ class SinglePolicy:
         Raises
         ------
         ValueError
-            When the gradient's norm is not finite.
+            When the gradient's norm is not finite, or a rank's gradient is not.
         """
         zero_missing_gradients(self.parameters)
+        self.ranks.add_gradients(self.parameters, step)
         return [{**scheduled_step(self.run, self.optimizer, self.parameters, step)}]
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
+        self.ranks.require_same(self.parameters, state.step)
+        if self.ranks.first:
+            save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
-        state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+        # The first reads before the others: it renames a snapshot that it refuses.
+        state = None
+        for reads in (self.ranks.first, not self.ranks.first):
+            if reads:
+                state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+            self.ranks.any(False)
+        steps = self.ranks.texts("none" if state is None else str(state.step))
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"ranks find checkpoints of steps {', '.join(steps)} in {folder}; all need the "
+                "same, in a folder that their hosts share"
+            )
         if state is None:
             return None
         return RunStates(step=state.step, runs=[state], failures=[None], freeze=self.freeze)
@@ -207,11 +229,13 @@ class SinglePolicy:
         budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
         return at_most_what_fitted(state.runs[0], self.micro_tokens or budget)
 
-    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> SFTStats:
-        """Run forward and backward passes over a step's pieces; see `imitate`."""
-        tokens, total = int(rows.mask.sum()), 0.0
+    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Run passes over this rank's pieces of a step: their loss, (), and entropies, (B, T)."""
+        tokens, total = int(rows.mask.sum()), torch.zeros((), dtype=torch.float64)
         entropy = torch.zeros(rows.mask.shape)  # (B, T)
-        for index in pieces:
+        sizes = rows.packed_tokens()
+        for number in self.ranks.mine([int(sizes[piece].sum()) for piece in pieces]):
+            index = pieces[number]
             part = rows.select(index)
             logprobs, part_entropy = row_logprobs(
                 self.policy, part, 1.0, kept_blocks=self.kept_blocks
@@ -220,7 +244,7 @@ class SinglePolicy:
             loss.backward()
             total += float(loss.detach())
             entropy[index, : part.mask.shape[1]] = part_entropy.detach().to(entropy)
-        return SFTStats(loss=total, entropy=token_mean(entropy, rows.mask))
+        return total, entropy
 
 
 def single_policy(
@@ -230,6 +254,7 @@ def single_policy(
     *,
     micro_tokens: int | None = None,
     kept_blocks: int | None = 0,
+    ranks: Ranks = ALONE,
 ) -> SinglePolicy:
     """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
 
@@ -248,12 +273,13 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=sampler_of_rollouts(sampler, run.arm),
+        sampler=shared(sampler_of_rollouts(sampler, run.arm), ranks),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,
         micro_tokens=micro_tokens,
         kept_blocks=kept_blocks,
+        ranks=ranks,
     )
 
 
