@@ -133,11 +133,11 @@ def main_run(args: argparse.Namespace) -> int:
     int
         0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
     """
-    joined = join_torchrun() if launched_ranks() > 1 else None
     require(
-        joined is None or args.ranks == 1,
-        f"--ranks {args.ranks}: torchrun has started {launched_ranks()} ranks; leave one out",
+        args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
+        f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
     )
+    joined = join_torchrun() if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder, sentence = runs_folder(args.runs)
@@ -301,7 +301,9 @@ def execute(
             grace=max(_GRACE, how.stall if several else 0.0),
             devices=devices,
             retries=_retries,
-            carry_out=Ranked(ranks=how.ranks, stall=how.stall) if several else carry_out,
+            carry_out=Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
+            if several
+            else carry_out,
             answers=answers if devices and not several else None,
             alone=plan[0].tier == Tier.SYSTEMS.value,
             claim=claims.take,

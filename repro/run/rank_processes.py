@@ -56,7 +56,7 @@ def require_ranks(
         return
     require(
         tier in REAL_CHECKPOINTS or tier is Tier.SMOKE,
-        f"--ranks {ranks}: runs of the {tier.value} tier go side by side; needs 1 (see --devices)",
+        f"--ranks {ranks}: a measurement of the {tier.value} tier takes one device; needs 1",
     )
     for run in runs:
         require(
