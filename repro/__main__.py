@@ -373,6 +373,12 @@ def _plan(args: argparse.Namespace) -> int:
         if args.show_config:
             texts.append(settings_text(selection.source.scales[selection.tier]))
             continue
+        if args.ranks:
+            from repro.run.ranks_plan import parse_ranks, ranks_text
+
+            head = f"{selection.target.name} at the {selection.tier.value} tier, predicted:"
+            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
+            continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
