@@ -16,6 +16,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import socket
@@ -50,28 +51,20 @@ class Ranks:
     ----------
     stall
         Seconds after which a rank that does not come to an exchange is missing.
+    devices
+        The group of what lies on GPUs; ranks meet, and exchange the rest, by gloo.
     """
 
     rank: int = 0
     world: int = 1
     stall: float = STALL_SECONDS
+    devices: dist.ProcessGroup | None = None
 
     @classmethod
     def joined(cls) -> Ranks:
         """Join the group that torchrun's variables name, or be in it already; alone without."""
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        if world == 1:
-            return cls()
-        stall = float(os.environ.get(STALL_VARIABLE, STALL_SECONDS))
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                init_method=os.environ.get(MEETING_VARIABLE, "env://"),
-                rank=int(os.environ["RANK"]),
-                world_size=world,
-                timeout=timedelta(seconds=2 * stall),  # ranks meet first, which names the missing
-            )
-        return cls(dist.get_rank(), dist.get_world_size(), stall)
+        return cls() if world == 1 else _joined(world)
 
     @property
     def first(self) -> bool:
@@ -95,8 +88,13 @@ class Ranks:
         of
             What they are, for the message where a rank does not come.
         """
+
+        def add_each() -> None:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self.devices if tensor.is_cuda else None)
+
         if self.world > 1:
-            self._exchange(of, lambda: [dist.all_reduce(tensor) for tensor in tensors])
+            self._exchange(of, add_each)
 
     def add_numbers(self, numbers: Sequence[int]) -> list[int]:
         """Return whole numbers, each added up over all ranks."""
@@ -200,6 +198,22 @@ class Ranks:
                 f"rank {self.rank} on {socket.gethostname()} waited up to {self.stall:g} s to "
                 f"exchange {of}: {said}"
             ) from error
+
+
+@functools.cache
+def _joined(world: int) -> Ranks:
+    """Join the group of this process's run, once."""
+    stall = float(os.environ.get(STALL_VARIABLE, STALL_SECONDS))
+    longer = timedelta(seconds=2 * stall)  # ranks meet first, which names the missing
+    dist.init_process_group(
+        "gloo",
+        init_method=os.environ.get(MEETING_VARIABLE, "env://"),
+        rank=int(os.environ["RANK"]),
+        world_size=world,
+        timeout=longer,
+    )
+    on_gpus = dist.new_group(backend="nccl", timeout=longer) if torch.cuda.is_available() else None
+    return Ranks(dist.get_rank(), world, stall, on_gpus)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

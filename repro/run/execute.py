@@ -49,6 +49,7 @@ from repro.run.progress import Display
 from repro.run.rank_processes import (
     InPlace,
     Ranked,
+    dismiss,
     follow,
     in_groups,
     join_torchrun,
@@ -223,6 +224,8 @@ def _carry_out(
             memory=batch.memory,
             how=how,
         )
+        if how.joined is not None:
+            dismiss(how.joined, bool(outcome.left))
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break

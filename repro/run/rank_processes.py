@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
+# What the first rank says to the others in place of a run.
+_LEFT = "left"
 # What several ranks can carry out: their policies train, or are asked, by themselves.
 _DIVIDED = ("train", "finetune", "evaluate")
 
@@ -198,7 +200,7 @@ class Ranked:
                     if event.kind == "lost" and lost is None:
                         lost, until = event.text, time.monotonic() + _NAMING_SECONDS
                 elif event.kind not in ("started", "progress", "warning"):
-                    raise EndedError(event.kind, f"rank {rank}: {event.text}")
+                    raise EndedError(event.kind, f"rank {rank} ({reached}): {event.text}")
             if lost is not None and (not pipes or time.monotonic() > until):
                 raise EndedError("lost", f"{lost} ({reached})")
         if stopped:
@@ -223,7 +225,8 @@ def _work_as_rank(
 ) -> None:
     """Be a worker for one task that is a rank of its run."""
     os.environ.update(variables)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
     work(pipe, log, threads, device, 1, True, body, None)
 
 
@@ -265,7 +268,6 @@ class InPlace:
             yield Event(task=task, kind=kind, text=text, values=values)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
-        self._ranks.texts("")
 
     def stop(self) -> None:
         """Let all ranks stop after their next step."""
@@ -285,13 +287,18 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out, beside the first rank, what it takes up; return whether a run was stopped."""
+    """Carry out, beside the first rank, what it takes up, until `dismiss`; return what that says.
+
+    Returns
+    -------
+    bool
+        Whether runs are left for another start.
+    """
     asked: list[int] = []
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
-    stopped = False
     try:
-        while digest := ranks.texts("")[0]:
+        while (digest := ranks.texts("")[0]) in by_digest:
             kind, text, _ = outcome_of(
                 by_digest[digest], threads, _quietly, lambda: bool(asked), take_part
             )
@@ -299,11 +306,15 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank {ranks.rank}: {text}")
-            stopped = stopped or kind == "stopped"
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return stopped
+    return digest == _LEFT
+
+
+def dismiss(ranks: Ranks, left: bool) -> None:
+    """Let the ranks that `follow` go on, or end where runs are left."""
+    ranks.texts(_LEFT if left else "")
 
 
 def _quietly(text: str, values: dict[str, float]) -> None:
