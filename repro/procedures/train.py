@@ -46,10 +46,10 @@ from repro.reward.grader import GraderPool
 from repro.rl.collect import PromptSource
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
-from repro.rl.ranks import Ranks, shared
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.ranks import Ranks, shared
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler

@@ -91,7 +91,7 @@ class Grade:
 
 
 class Sharing(Protocol):
-    """Processes that grade the same pairs and share the work (`repro.rl.ranks.Ranks`)."""
+    """Processes that grade the same pairs and share the work (`repro.rl.single_run.ranks`)."""
 
     def mine(self, sizes: Sequence[int]) -> list[int]:
         """Return which items of these sizes are this process's."""

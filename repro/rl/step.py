@@ -31,9 +31,9 @@ from repro.rl.collect import Rollout, loss_mask
 from repro.rl.diagnostics import entropies, mean_of
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
-from repro.rl.ranks import ALONE, Ranks
 from repro.rl.rows import Rows
 from repro.rl.single_run.passes import row_logprobs
+from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 

@@ -72,7 +72,7 @@ from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
 if TYPE_CHECKING:
-    from repro.rl.ranks import Ranks
+    from repro.rl.single_run.ranks import Ranks
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
@@ -291,26 +291,7 @@ def execute(
     tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
-    log = runs / "workers.log"
-    pool: WorkerPool | InPlace
-    if how.joined is not None:
-        pool = InPlace(how.joined, threads, claims.take)
-    else:
-        several = how.ranks > 1
-        pool = WorkerPool(
-            workers,
-            log,
-            threads,
-            grace=max(_GRACE, how.stall if several else 0.0),
-            devices=devices,
-            retries=_retries,
-            carry_out=Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
-            if several
-            else carry_out,
-            answers=answers if devices and not several else None,
-            alone=plan[0].tier == Tier.SYSTEMS.value,
-            claim=claims.take,
-        )
+    pool = _pool(plan[0], runs, workers, threads, devices, claims, how, carry_out, answers)
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -323,6 +304,37 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+
+
+def _pool(
+    first: RunConfig,
+    runs: Path,
+    workers: int,
+    threads: int,
+    devices: Sequence[str],
+    claims: Claims,
+    how: Rankwise,
+    carry_out: CarryOut | None,
+    answers: Answers,
+) -> WorkerPool | InPlace:
+    """Return what carries out the tasks: worker processes, or under torchrun this one."""
+    if how.joined is not None:
+        return InPlace(how.joined, threads, claims.take)
+    several = how.ranks > 1
+    return WorkerPool(
+        workers,
+        runs / "workers.log",
+        threads,
+        grace=max(_GRACE, how.stall if several else 0.0),
+        devices=devices,
+        retries=_retries,
+        carry_out=Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
+        if several
+        else carry_out,
+        answers=answers if devices and not several else None,
+        alone=first.tier == Tier.SYSTEMS.value,
+        claim=claims.take,
+    )
 
 
 def _retries(task: Task) -> int:

@@ -1,9 +1,10 @@
 """One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
 
-Either way each rank carries out the run by its procedure (`repro.rl.ranks` divides the work), and
-the first alone writes. `Ranked` stands in a worker that holds N devices, and follows its ranks: one
-that dies, fails or does not come ends the others and is named. `InPlace` takes the place of the
-worker pool in the first of torchrun's processes; the others `follow` it.
+Either way each rank carries out the run by its procedure, whose work is divided by
+`repro.rl.single_run.ranks`, and the first alone writes. `Ranked` stands in a worker that holds N
+devices, and follows its ranks: one that dies, fails or does not come ends the others and is named.
+`InPlace` takes the place of the worker pool in the first of torchrun's processes; the others
+`follow` it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 if TYPE_CHECKING:
-    from repro.rl.ranks import Ranks
+    from repro.rl.single_run.ranks import Ranks
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
@@ -336,7 +337,7 @@ def join_torchrun() -> Ranks:
     own = visible.split(",") if visible else []
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = own[local] if local < len(own) else str(local)
-    from repro.rl.ranks import Ranks
+    from repro.rl.single_run.ranks import Ranks
 
     ranks = Ranks.joined()
     said = [json.loads(text) for text in ranks.texts(json.dumps(_identity()))]

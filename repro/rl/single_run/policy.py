@@ -22,12 +22,12 @@ from repro.rl.lessons import SFTExample, mean_loss
 from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
-from repro.rl.ranks import ALONE, Ranks, shared
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
 from repro.rl.single_run.passes import row_logprobs
+from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,

@@ -11,7 +11,7 @@ import torch
 from repro.models.training_memory import training_memory
 from repro.procedures import train
 from repro.procedures.loaded_runs import LoadedRuns
-from repro.rl.ranks import ALONE
+from repro.rl.single_run.ranks import ALONE
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find

@@ -19,8 +19,8 @@ from kernels import dispatch
 from repro.data.load import load_problems
 from repro.models.policy import Policy
 from repro.reward.score import Rewards
-from repro.rl.collect import GrowingRollout, PromptSource, Rollout
-from repro.rl.ranks import ALONE, Ranks, SharedSampler
+from repro.rl.collect import GrowingRollout, PromptSource
+from repro.rl.single_run.ranks import ALONE, Ranks, SharedSampler
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
 from repro.spec.config import DataConfig, RunConfig
@@ -112,7 +112,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def passed(
     step: Any, ranks: Ranks, index: Tensor, old: Tensor | None, tokens: int
-) -> tuple[dict[str, Tensor], StepOutput, Rollout]:
+) -> tuple[dict[str, Tensor], StepOutput]:
     """Return a rank's share of a step's gradient, and its output."""
     policy, rollout, run = step
     parameters = trained(policy)
@@ -126,7 +126,7 @@ def passed(
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in parameters.items()
     }
-    return gradients, output, rollout
+    return gradients, output
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -144,25 +144,25 @@ def test_shares_of_a_gradient_add_up_to_that_of_one_process(
     behind = torch.where(rollout.rows.mask, rollout.rows.sampled_logprobs - 0.1, 0)
     old = behind if off else None
     for index in (torch.arange(15), torch.tensor([7, 2, 13])):
-        alone, whole, _ = passed(own, ALONE, index, old, 400)
+        alone, whole = passed(own, ALONE, index, old, 400)
         largest = max(float(g.abs().max()) for g in alone.values())
         for world in WORLDS:
             shares = [passed(own, Played(rank, world), index, old, 150) for rank in range(world)]
             for name, gradient in alone.items():
-                added = sum(gradients[name] for gradients, _, _ in shares)
+                added = sum(gradients[name] for gradients, _ in shares)
                 assert float((added - gradient).abs().max()) <= 1e-12 * largest
-            together = sum(output.logprobs for _, output, _ in shares)
+            together = sum(output.logprobs for _, output in shares)
             torch.testing.assert_close(together, whole.logprobs)
-            losses = sum(output.loss for _, output, _ in shares)
+            losses = sum(output.loss for _, output in shares)
             assert losses == pytest.approx(whole.loss, abs=1e-7)
-            tokens = [step_metrics(rollout, output)["completion_tokens"] for _, output, _ in shares]
+            tokens = [step_metrics(rollout, output)["completion_tokens"] for _, output in shares]
             assert set(tokens) == {step_metrics(rollout, whole)["completion_tokens"]}
 
 
 def test_passes_of_a_step_are_spread_evenly_over_ranks(step: Any) -> None:
     loads = []
     for rank in range(2):
-        _, output, _ = passed(step, Played(rank, 2), torch.arange(15), None, 100_000)
+        _, output = passed(step, Played(rank, 2), torch.arange(15), None, 100_000)
         made = [bool(output.logprobs[row].any()) for row in range(15)]
         loads.append(int(step[1].rows.packed_tokens()[torch.tensor(made)].sum()))
     assert min(loads) > 0.3 * sum(loads)

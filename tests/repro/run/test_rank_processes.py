@@ -49,7 +49,7 @@ def body(runs, folder, records, progress, should_stop, threads):
                 os.kill(os.getpid(), signal.SIGSTOP)
             if fault == "raise":
                 raise ValueError("planted here")
-            if fault == "memory" and counted[0] == int(os.environ["AT"]):
+            if fault == "memory":
                 raise torch.OutOfMemoryError("planted")
             if fault == "drift":
                 first = next(iter(trainable_parameters(policy).values()))

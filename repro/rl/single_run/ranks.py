@@ -115,27 +115,15 @@ class Ranks:
         found = [(name, p.grad) for name, p in sorted(parameters.items())]
         gradients = {name: gradient for name, gradient in found if gradient is not None}
         flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
-        self.require_finite("the gradient", gradients, flat, step)
+        problem = None
+        if not bool(flat.isfinite().all()):
+            name = next(name for name, own in gradients.items() if not bool(own.isfinite().all()))
+            problem = f"the gradient of {name} is not finite at step {step}"
+        self.agree(problem)
         self.add(flat, of="gradients")
         sizes = [gradient.numel() for gradient in gradients.values()]
         for gradient, part in zip(gradients.values(), flat.split(sizes), strict=True):
             gradient.copy_(part.view_as(gradient))
-
-    def require_finite(
-        self, what: str, named: Mapping[str, Tensor], flat: Tensor, step: int
-    ) -> None:
-        """Raise `ValueError` on all ranks where values of one are not finite.
-
-        Parameters
-        ----------
-        named, flat
-            The same values, by tensor and in one.
-        """
-        problem = None
-        if self.world > 1 and not bool(flat.isfinite().all()):
-            name = next(name for name, own in named.items() if not bool(own.isfinite().all()))
-            problem = f"{what} of {name} is not finite at step {step}; no optimiser step was made"
-        self.agree(problem)
 
     def agree(self, problem: str | None) -> None:
         """Raise `ValueError` on all ranks alike where one has a problem; all must ask."""
