@@ -283,7 +283,20 @@ def _add_running(
     parser.add_argument("--devices", metavar="N", help="GPUs to fill with runs: how many, or 0,1")
     if name != "plan":
         add_log_flags(parser)
+        parser.add_argument(
+            "--ranks", type=int, default=1, metavar="N", help="GPUs of each run (docs/scale.md)"
+        )
+        parser.add_argument(
+            "--stall-timeout",
+            type=float,
+            default=600.0,
+            metavar="SECONDS",
+            help="how long ranks wait for one that does not come; longer than a rollout",
+        )
     else:
+        parser.add_argument(
+            "--ranks", metavar="1,2,4", help="print what a step takes on so many GPUs instead"
+        )
         parser.add_argument(
             "--show-config", action="store_true", help="print the scale's settings as JSON instead"
         )
@@ -377,6 +390,12 @@ def _plan(args: argparse.Namespace) -> int:
         if args.show_config:
             texts.append(settings_text(selection.source.scales[selection.tier]))
             continue
+        if args.ranks:
+            from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
+
+            head = f"{selection.target.name} at the {selection.tier.value} tier, predicted:"
+            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
+            continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
@@ -393,7 +412,7 @@ def _run(args: argparse.Namespace) -> int:
     from repro.run.select import check_line
 
     status = _carry_out(args)
-    if status != INTERRUPTED:
+    if status != INTERRUPTED and os.environ.get("RANK", "0") == "0":  # torchrun's first alone
         print(f"The records are in {runs_folder(args.runs)[0]}. Next: {check_line(args)}")
     return status
 

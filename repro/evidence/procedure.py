@@ -24,6 +24,10 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to sto
     """The run was asked to stop, and left a checkpoint to go on from."""
 
 
+class PeerLostError(RuntimeError):
+    """Another rank is gone, or did not come; this one is well, and the run's checkpoint stands."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Results of one run.

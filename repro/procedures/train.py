@@ -49,6 +49,7 @@ from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.ranks import Ranks, shared
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
@@ -100,8 +101,12 @@ def train_and_measure(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`."""
-    options = LogOptions.from_environment()
+    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`.
+
+    Of several ranks the first alone writes, and all stop after the same step.
+    """
+    ranks = Ranks.joined()
+    options = LogOptions.from_environment() if ranks.first else LogOptions()
     with (
         RunLogger([run], [folder], options, progress) as logger,
         loaded(run, progress, threads) as loaded_runs,
@@ -114,10 +119,9 @@ def train_and_measure(
         (start,) = loaded_runs.evaluation.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
         method = method_of(loaded_runs, policies)
-        hooks = logger.around(
-            loaded_runs.hooks(method, progress, should_stop),
-            loaded_runs.evaluation.evaluator.tokenizer,
-        )
+        hooks = loaded_runs.hooks(method, progress, lambda: ranks.any(should_stop()))
+        if ranks.first:
+            hooks = logger.around(hooks, loaded_runs.evaluation.evaluator.tokenizer)
         result = finished(method.train(hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
@@ -129,7 +133,8 @@ def train_and_measure(
             change_l2=_distance(policy, copies),
         )
         measured = loaded_runs.outcome(0, final, trained)
-        keep_policy(policy, folder)
+        if ranks.first:
+            keep_policy(policy, folder)
         return measured
 
 
@@ -144,7 +149,7 @@ def evaluate_untrained(
     """Measure an untrained arm; see `repro.procedures.Procedure`."""
     del folder
     with loaded(run, progress, threads) as loaded_runs:
-        if should_stop():
+        if Ranks.joined().any(should_stop()):
             raise Stopped
         progress("evaluating", {})
         return loaded_runs.outcome(0, loaded_runs.final())
@@ -179,7 +184,8 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedR
     torch.set_num_threads(threads)
     release()  # what the process's last run leaves reserved is not this one's
     reset_peak()
-    with GraderPool(workers=1) as pool:
+    ranks = Ranks.joined()
+    with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
         yield _loaded_runs(run, pool)
 
@@ -189,7 +195,9 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
-    evaluation = ScaleEvaluator([run], SingleAsker(sampler), policy.tokenizer, pool)
+    ranks = Ranks.joined()
+    asker = SingleAsker(shared(sampler, ranks))
+    evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
     problems = ProblemSets.of(scale, trains=run.arm.training != "none")
     return LoadedRuns(
@@ -200,7 +208,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         evaluation=evaluation,
         tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
-        receipts={} if fitting is None else dict(zip(_FITTED, fitting, strict=True)),
+        receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
+        | ({"ranks": ranks.world} if ranks.world > 1 else {}),
     )
 
 
@@ -212,7 +221,14 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Sampler, loaded_runs.sampler),
     )
     micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
-    return single_policy(run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept)
+    return single_policy(
+        run,
+        policy,
+        sampler,
+        micro_tokens=micro_tokens,
+        kept_blocks=kept,
+        ranks=Ranks.joined(),
+    )
 
 
 # Names of what `fitting_update` returns, in a record.
@@ -229,7 +245,9 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     memory = training_memory(run.arm, run.scale)
     if memory is None:
         return None
-    step = memory.fitting(torch.cuda.get_device_properties(device).total_memory)
+    # Of ranks on unlike cards the smallest counts.
+    room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
+    step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
 

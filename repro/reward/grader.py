@@ -43,7 +43,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Protocol, Self, cast, get_args
 
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
@@ -58,6 +58,7 @@ _Note = _Result | Literal["late_once"]
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
+_CODES: tuple[_Result, ...] = (*get_args(Status), "late_gold")
 # What may be the machine's fault, once.
 _LATE = ("timeout", "late_gold")
 
@@ -89,6 +90,18 @@ class Grade:
         return 1.0 if self.status == "ok" else 0.0
 
 
+class Sharing(Protocol):
+    """Processes that grade the same pairs and share the work (`repro.rl.single_run.ranks`)."""
+
+    def mine(self, sizes: Sequence[int]) -> list[int]:
+        """Return which items of these sizes are this process's."""
+        ...
+
+    def add_numbers(self, numbers: Sequence[int]) -> list[int]:
+        """Return numbers, each added up over the processes."""
+        ...
+
+
 class GraderPool:
     """Grades answers against golds; to be used as a context manager.
 
@@ -102,6 +115,9 @@ class GraderPool:
         Processor time of a worker that one pair may take.
     remembered
         How many pairs' statuses are kept, the least recently used being forgotten.
+    among
+        Processes that ask for the same pairs in the same order; each grades its share, and all have
+        all grades.
 
     Attributes
     ----------
@@ -112,7 +128,12 @@ class GraderPool:
     """
 
     def __init__(
-        self, workers: int = 1, seconds_per_item: float = 5.0, *, remembered: int = 65_536
+        self,
+        workers: int = 1,
+        seconds_per_item: float = 5.0,
+        *,
+        remembered: int = 65_536,
+        among: Sharing | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers is {workers}; it must be 1 or more")
@@ -126,6 +147,7 @@ class GraderPool:
         self.workers_started = 0
         self.workers_killed = 0
         self._remembered = remembered
+        self._among = among
         self._memory: OrderedDict[Pair, _Note] = OrderedDict()
         self._lock = threading.Lock()
         # Places for workers; None is a place whose worker is not started.
@@ -201,7 +223,7 @@ class GraderPool:
                     self._memory.move_to_end(pair)
                     known[pair] = noted
         batches = _batches([pair for pair in pairs if pair not in known])
-        known.update(self._work(batches))
+        known.update(self._shared_work(batches) if self._among else self._work(batches))
         with self._lock:
             for pair in pairs:
                 result = known[pair]
@@ -212,6 +234,21 @@ class GraderPool:
             while len(self._memory) > self._remembered:
                 self._memory.popitem(last=False)
         return known
+
+    def _shared_work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
+        """Grade the batches that are this process's; return the results of all."""
+        if not batches or self._among is None:
+            return {}
+        mine = set(self._among.mine([len(batch) for batch in batches]))
+        killed = self.workers_killed
+        results = self._work([batch for number, batch in enumerate(batches) if number in mine])
+        numbers = [self.workers_killed - killed]
+        for number, batch in enumerate(batches):
+            numbers += [_CODES.index(results[p]) if number in mine else 0 for p in batch]
+        every, *codes = self._among.add_numbers(numbers)
+        self.workers_killed = killed + every
+        pairs = [pair for batch in batches for pair in batch]
+        return dict(zip(pairs, [_CODES[code] for code in codes], strict=True))
 
     def _work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
         """Grade batches, on as many threads as there are workers to wait for."""

@@ -26,7 +26,9 @@ from repro.rl.rows import Rows
 from repro.spec.arm import LossConfig
 
 
-def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor]:
+def split_by_tokens(
+    rows: Rows, index: Tensor, micro_tokens: int, *, multiple: int = 1
+) -> list[Tensor]:
     """Cut rows, in their order, into the fewest pieces of at most `micro_tokens` tokens.
 
     Pieces are as even as their number allows: a small last one would cost as much as a large one
@@ -37,6 +39,8 @@ def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor
     ----------
     index
         (b,) int64 rows to cut.
+    multiple
+        Of which the number of pieces is one where rows allow: that of the ranks that share them.
     """
     prompts = rows.prompt_of_row[index].tolist()
     own = (rows.lengths()[index] - 1).tolist()
@@ -58,7 +62,7 @@ def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor
 
     if not len(index):
         return []
-    fewest = len(cut(micro_tokens))
+    fewest = min(-(-len(cut(micro_tokens)) // multiple) * multiple, len(index))
     # The smallest pieces of which there are no more.
     even = bisect.bisect_left(range(micro_tokens), -fewest, key=lambda most: -len(cut(most)))
     return list(index.split(cut(even if fewest > 1 else micro_tokens)))
@@ -103,6 +107,7 @@ def plan_step(
     micro_tokens: int,
     micro_batch_rows: int,
     length_limit: int,
+    ranks: int = 1,
 ) -> Plan:
     """Split a step's rows into micro-batches and count what the loss is divided by.
 
@@ -122,6 +127,8 @@ def plan_step(
         Rows over which `token_mean_local` takes a mean; other objectives do not depend on it.
     length_limit
         Tokens; the constant of `constant` aggregation.
+    ranks
+        That share the passes.
     """
     tokens_of_row = mask.sum(1)
     gives = tokens_of_row > 0
@@ -140,7 +147,9 @@ def plan_step(
     for chunk in chunks:
         if local:
             counts = dataclasses.replace(counts, local_tokens=int(tokens_of_row[chunk].sum()))
-        pieces = split_by_tokens(rows, chunk[gives[chunk]], micro_tokens)
+        pieces = split_by_tokens(
+            rows, chunk[gives[chunk]], micro_tokens, multiple=1 if local else ranks
+        )
         micro_batches += [(piece, counts) for piece in pieces]
-    idle = split_by_tokens(rows, index[~gives[index]], micro_tokens)
+    idle = split_by_tokens(rows, index[~gives[index]], micro_tokens, multiple=ranks)
     return Plan(index=index, micro_batches=micro_batches, idle=idle)

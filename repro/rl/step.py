@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.single_run.passes import row_logprobs
+from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 
@@ -68,6 +69,7 @@ def within_memory(
     *,
     smallest: Callable[[int], bool],
     forget: Callable[[], object],
+    ranks: Ranks = ALONE,
 ) -> tuple[Result, int]:
     """Attempt passes, from the start with half the size of each whenever memory runs out.
 
@@ -81,6 +83,8 @@ def within_memory(
         Whether passes of a size cannot be made smaller.
     forget
         Clears what an attempt has added up, before another.
+    ranks
+        Where memory runs out on one, all start over alike.
 
     Returns
     -------
@@ -95,12 +99,16 @@ def within_memory(
         When the smallest passes do not fit.
     """
     while True:
+        result, lacking = None, None
         try:
-            return attempt(size), size
-        except torch.OutOfMemoryError:
-            forget()
-            if smallest(size):
-                raise
+            result = attempt(size)
+        except torch.OutOfMemoryError as error:
+            lacking = str(error)
+        if not ranks.any(lacking is not None):
+            return cast(Result, result), size
+        forget()
+        if smallest(size):
+            raise torch.OutOfMemoryError(lacking or "memory ran out on another rank")
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
         size //= 2
         if torch.cuda.is_available():
@@ -129,8 +137,12 @@ def accumulate_step(
     parameters: dict[str, nn.Parameter],
     micro_tokens: int,
     kept_blocks: int | None = 0,
+    ranks: Ranks = ALONE,
 ) -> tuple[StepOutput, int]:
     """Run the passes of a step on rows `index`; its gradient is left in the parameters.
+
+    Of several ranks each makes its own share of the passes, and has its share of the gradient; the
+    output is that of all.
 
     Parameters
     ----------
@@ -173,6 +185,7 @@ def accumulate_step(
             micro_tokens=micro_tokens,
             micro_batch_rows=scale.micro_batch_rows,
             length_limit=scale.rollout.max_new_tokens,
+            ranks=ranks.world,
         )
 
     def attempt(micro_tokens: int) -> StepOutput:
@@ -180,15 +193,17 @@ def accumulate_step(
             policy, rollout, planned(micro_tokens), run, counting,
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
             # What ran out of memory goes on without what may be computed again.
-            kept_blocks=kept_blocks if micro_tokens == first else 0,
+            kept_blocks=kept_blocks if micro_tokens == first else 0, ranks=ranks,
         )  # fmt: skip
 
-    return within_memory(
+    output, fitting = within_memory(
         attempt,
         micro_tokens,
         smallest=in_single_rows(lambda tokens: planned(tokens).pieces),
         forget=lambda: clear_gradients(parameters),
+        ranks=ranks,
     )
+    return _of_all(output, ranks), fitting
 
 
 def carry_out(
@@ -201,6 +216,7 @@ def carry_out(
     old_logprobs: Tensor | None,
     ref_logprobs: Tensor | None,
     kept_blocks: int | None,
+    ranks: Ranks = ALONE,
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
@@ -210,8 +226,11 @@ def carry_out(
         (B, T) bool; tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.rollout.temperature
-    results, passed = [], []
-    for index, counts in plan.micro_batches:
+    results: list[LossResult] = [_NOTHING] * len(plan.micro_batches)
+    passed = []
+    sizes = rows.packed_tokens()
+    for number in ranks.mine([int(sizes[index].sum()) for index, _ in plan.micro_batches]):
+        index, counts = plan.micro_batches[number]
         part = rows.select(index)
         new, entropy = row_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
         result = loss_of_rows(
@@ -220,14 +239,41 @@ def carry_out(
         )  # fmt: skip
         result.loss.backward()
         # Without its graph, which would hold what the pass kept.
-        results.append(dataclasses.replace(result, loss=result.loss.detach()))
+        results[number] = dataclasses.replace(result, loss=result.loss.detach())
         passed.append((index, (new.detach(), entropy.detach())))
-    passed += _evaluated(policy, rows, plan.idle, temperature)
+    passed += _evaluated(policy, rows, _share(plan.idle, sizes, ranks), temperature)
     # Read only now: until here the host is ahead of the device and waits for nothing.
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     _write(passed, into)
     loss = sum(float(result.loss) for result in results)
     return StepOutput(plan=plan, logprobs=into[0], entropy=into[1], loss=loss, results=results)
+
+
+# What a micro-batch of another rank gives here.
+_NOTHING = LossResult(loss=torch.zeros(()), sums=torch.zeros(len(SUMS), dtype=torch.float64))
+
+
+def _share(pieces: Sequence[Tensor], sizes: Tensor, ranks: Ranks) -> list[Tensor]:
+    """Return this rank's pieces, by the packed tokens of their rows."""
+    return [pieces[n] for n in ranks.mine([int(sizes[piece].sum()) for piece in pieces])]
+
+
+def _of_all(output: StepOutput, ranks: Ranks) -> StepOutput:
+    """Return a step's output with what the other ranks' passes gave, in the plan's order."""
+    if ranks.world == 1:
+        return output
+    # Rows without advantage give no gradient in which it would show: said here, before any step.
+    bad = (~output.logprobs.isfinite().all(1)).nonzero().flatten().tolist()
+    ranks.agree(f"log-probabilities of rows {bad} are not finite" if bad else None)
+    ranks.add(output.logprobs, output.entropy, of="log-probabilities")
+    rows = [torch.stack([r.loss.cpu().double(), *r.sums.cpu().double()]) for r in output.results]
+    every = torch.stack(rows) if rows else torch.zeros(0, 1 + len(SUMS), dtype=torch.float64)
+    ranks.add(every, of="losses")
+    return dataclasses.replace(
+        output,
+        loss=sum(every[:, 0].tolist()),
+        results=[LossResult(loss=row[0], sums=row[1:]) for row in every],
+    )
 
 
 def loss_of_rows(
@@ -276,8 +322,11 @@ def evaluate_rows(
     *,
     micro_tokens: int,
     into: tuple[Tensor, Tensor],
+    ranks: Ranks = ALONE,
 ) -> int:
     """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient.
+
+    Of several ranks each passes its own share, and has the values of all.
 
     Returns
     -------
@@ -291,14 +340,20 @@ def evaluate_rows(
     """
 
     def pieces(micro_tokens: int) -> list[Tensor]:
-        return split_by_tokens(rows, index, micro_tokens)
+        return split_by_tokens(rows, index, micro_tokens, multiple=ranks.world)
 
-    def attempt(micro_tokens: int) -> None:
-        _write(_evaluated(policy, rows, pieces(micro_tokens), temperature), into)
+    def attempt(micro_tokens: int) -> list[Passed]:
+        own = _share(pieces(micro_tokens), rows.packed_tokens(), ranks)
+        return _evaluated(policy, rows, own, temperature)
 
-    _, fitting = within_memory(
-        attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None
+    passed, fitting = within_memory(
+        attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
     )
+    own = torch.zeros_like(into[0]), torch.zeros_like(into[1])
+    _write(passed, own)
+    ranks.add(*own, of="log-probabilities")
+    for target, values in zip(into, own, strict=True):
+        target[index] = values[index]
     return fitting
 
 
@@ -365,6 +420,7 @@ def reference_logprobs(
     reference: dict[str, Tensor],
     *,
     micro_tokens: int,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, int]:
     """Return (B, T) log-probabilities under the weights `reference`, swapped in for the pass.
 
@@ -378,8 +434,9 @@ def reference_logprobs(
             parameter.data = reference[name]
         everything = torch.arange(len(rows))
         micro_tokens = evaluate_rows(
-            policy, rows, everything, temperature, micro_tokens=micro_tokens, into=into
-        )
+            policy, rows, everything, temperature,
+            micro_tokens=micro_tokens, into=into, ranks=ranks,
+        )  # fmt: skip
     finally:
         for name, parameter in parameters.items():
             parameter.data = trained[name]

@@ -99,6 +99,21 @@ def carry_out(
     return paths
 
 
+def take_part(
+    runs: Sequence[RunConfig],
+    folder: Path,
+    records: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> list[Path]:
+    """Carry out a run as a rank beside the first, which alone writes; see `carry_out`."""
+    del records
+    source_at_start()
+    _measure(runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads)
+    return []
+
+
 def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
     """Measure on a device whose memory is free, and add what it did besides to the effects."""
     from repro.measure.device_state import between, device_state, require_clean

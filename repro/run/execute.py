@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -52,6 +53,16 @@ from repro.run.select import (
     parse_seeds,
     selections_of,
 )
+from repro.run.several_ranks.rank_processes import (
+    InPlace,
+    Ranked,
+    dismiss,
+    follow,
+    in_groups,
+    join_torchrun,
+    launched_ranks,
+    require_ranks,
+)
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
@@ -63,8 +74,37 @@ from repro.spec.step_scale import StepScale
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
+if TYPE_CHECKING:
+    from repro.rl.single_run.ranks import Ranks
+
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
+
+
+# Seconds that a worker gets to write its checkpoint; of several ranks, as long as they may wait.
+_GRACE = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rankwise:
+    """By how many processes each run is carried out.
+
+    Attributes
+    ----------
+    ranks
+        Processes of a run; 1 where a worker is enough.
+    stall
+        Seconds that ranks wait for one another.
+    joined
+        This process's place where torchrun started it, else None.
+    """
+
+    ranks: int = 1
+    stall: float = 600.0
+    joined: Ranks | None = None
+
+
+ONE_RANK = Rankwise()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +122,10 @@ class Outcome:
         return self.failed == 0 and self.left == 0
 
 
-def default_workers(tier: Tier) -> int:
+def default_workers(tier: Tier, ranks: int = 1) -> int:
     """Return how many runs go side by side: one per core at the smoke tier, one per GPU above."""
     if tier is Tier.SMOKE:
-        return max(1, len(os.sched_getaffinity(0)))
+        return max(1, len(os.sched_getaffinity(0)) // ranks)
     return 1
 
 
@@ -97,7 +137,13 @@ def main_run(args: argparse.Namespace) -> int:
     int
         0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
     """
-    console = Console(soft_wrap=True)
+    require(
+        args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
+        f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
+    )
+    joined = join_torchrun() if launched_ranks() > 1 else None
+    ranks = args.ranks if joined is None else joined.world
+    console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if sentence:
@@ -115,8 +161,10 @@ def main_run(args: argparse.Namespace) -> int:
             require_side_by_side(options.trackers)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
-        workers = args.workers or len(devices) or default_workers(selection.tier)
-        require_workers(selection.tier, workers, len(devices), together=bool(together))
+        require_ranks(ranks, selection.tier, devices, plan)
+        groups = devices if joined else in_groups(devices, ranks)
+        workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
+        require_workers(selection.tier, workers, len(groups), together=bool(together))
         left = startable(run for run in plan if find_record(run, folder) is None)
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
@@ -128,11 +176,12 @@ def main_run(args: argparse.Namespace) -> int:
         )
         for note in notes:
             console.print(note, highlight=False, markup=False)
-        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
+        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
         batch.runs.update({run.digest(): run for run in plan})
         batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
     options.pass_on()
-    return _carry_out(batches, folder, args.threads, console)
+    how = Rankwise(ranks=ranks, stall=args.stall_timeout, joined=joined)
+    return _carry_out(batches, folder, args.threads, console, how)
 
 
 def require_ready(selection: Selection) -> None:
@@ -152,21 +201,34 @@ class _Batch:
 
 
 def _carry_out(
-    batches: Mapping[Tier, _Batch], folder: Path, threads: int | None, console: Console
+    batches: Mapping[Tier, _Batch],
+    folder: Path,
+    threads: int | None,
+    console: Console,
+    how: Rankwise,
 ) -> int:
     worst = FINE
     for tier, batch in batches.items():
+        each = threads or default_threads(tier, batch.workers * how.ranks)
+        if how.joined is not None and not how.joined.first:
+            plan = list(batch.runs.values())
+            if follow(how.joined, _tasks(plan, folder, 1, 1, {}, None), each):
+                return INTERRUPTED
+            continue
         for path in write_plans(list(batch.runs.values()), folder):
             console.print(f"wrote the analysis plan {path}", highlight=False)
         outcome = execute(
             list(batch.runs.values()),
             folder,
             workers=batch.workers,
-            threads=threads or default_threads(tier, batch.workers),
+            threads=each,
             console=console,
             devices=batch.devices,
             memory=batch.memory,
+            how=how,
         )
+        if how.joined is not None:
+            dismiss(how.joined, bool(outcome.left))
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
@@ -191,6 +253,7 @@ def execute(
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
     answers: Answers = device_answers,
+    how: Rankwise = ONE_RANK,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
@@ -206,6 +269,8 @@ def execute(
         By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping, carry_out, answers : callable
         In place of the suite's own, for tests.
+    how
+        By how many processes each run is carried out.
 
     Raises
     ------
@@ -229,19 +294,7 @@ def execute(
     tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
-    log = runs / "workers.log"
-    retries = RETRIES if any(is_ensemble(run) for run in pending) else 0
-    pool = WorkerPool(
-        workers,
-        log,
-        threads,
-        devices=devices,
-        retries=retries,
-        carry_out=carry_out,
-        answers=answers if devices else None,
-        alone=plan[0].tier == Tier.SYSTEMS.value,
-        claim=claims.take,
-    )
+    pool = _pool(plan[0], runs, workers, threads, devices, claims, how, carry_out, answers)
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -256,8 +309,45 @@ def execute(
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
+def _pool(
+    first: RunConfig,
+    runs: Path,
+    workers: int,
+    threads: int,
+    devices: Sequence[str],
+    claims: Claims,
+    how: Rankwise,
+    carry_out: CarryOut | None,
+    answers: Answers,
+) -> WorkerPool | InPlace:
+    """Return what carries out the tasks: worker processes, or under torchrun this one."""
+    if how.joined is not None:
+        return InPlace(how.joined, threads, claims.take)
+    several = how.ranks > 1
+    return WorkerPool(
+        workers,
+        runs / "workers.log",
+        threads,
+        grace=max(_GRACE, how.stall if several else 0.0),
+        devices=devices,
+        retries=_retries,
+        carry_out=Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
+        if several
+        else carry_out,
+        answers=answers if devices and not several else None,
+        alone=first.tier == Tier.SYSTEMS.value,
+        claim=claims.take,
+    )
+
+
+def _retries(task: Task) -> int:
+    """Return how often a task is taken up again whose process died: from its checkpoint."""
+    stands = any((task.folder / "checkpoint").glob("step-*"))
+    return RETRIES if is_ensemble(task.run) or stands else 0
+
+
 def _follow(
-    pool: WorkerPool,
+    pool: WorkerPool | InPlace,
     tasks: Sequence[Task],
     claims: Claims,
     counts: dict[str, int],
@@ -346,7 +436,7 @@ def _shown(event: Event) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
+def _stop_on_signals(pool: WorkerPool | InPlace, console: Console) -> Callable[[], None]:
     """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
     asked: float | None = None
 

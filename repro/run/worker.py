@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from repro.evidence.procedure import WARNING, Stopped
+from repro.evidence.procedure import WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.measure.fresh_process import FreshProcessNeededError
 from repro.run import carry_out as recording
@@ -39,6 +39,7 @@ EventKind = Literal[
     "stopped",
     "failed",
     "returned",
+    "lost",
     "disk",
     "elsewhere",
 ]
@@ -72,7 +73,8 @@ class Event:
     """What a worker says of its task.
 
     `returned` is a task that goes back into the queue: its worker died, or it needs a fresh
-    process; `values` then holds the number of `finished` parts. Else they are progress
+    process; `values` then holds the number of `finished` parts. `lost` is one whose other processes
+    are gone. Else they are progress
     numbers (`step`, `steps`, `reward`, ...). `text` is the phase, or the reason of a failure.
     `disk` is a task whose place cannot be written; `elsewhere` one that was recorded meanwhile.
     `last` says that the worker ends with this event: it takes one task alone, or its device no
@@ -84,6 +86,14 @@ class Event:
     text: str = ""
     values: dict[str, float] = field(default_factory=dict)
     last: bool = False
+
+
+class EndedError(Exception):
+    """A task ended in a way that is known already: an event's kind, and its text."""
+
+    def __init__(self, kind: EventKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 # Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it,
@@ -196,8 +206,8 @@ def _carry_out(
             pipe.send(Event(task=task, kind="progress", text=text, values=values))
 
     pipe.send(Event(task=task, kind="started"))
-    kind, text, values = _outcome(task, threads, progress, stop, carry_out)
-    ends = alone or kind == "returned" or (kind == "failed" and _device_lost())
+    kind, text, values = outcome_of(task, threads, progress, stop.is_set, carry_out)
+    ends = alone or kind in ("returned", "lost") or (kind == "failed" and _device_lost())
     pipe.send(Event(task=task, kind=kind, text=text, values=values, last=ends))
     return ends
 
@@ -217,18 +227,23 @@ def _device_lost() -> bool:
     return False
 
 
-def _outcome(
+def outcome_of(
     task: Task,
     threads: int,
     progress: Callable[[str, dict[str, float]], None],
-    stop: threading.Event,
+    should_stop: Callable[[], bool],
     carry_out: CarryOut | None,
 ) -> tuple[EventKind, str, dict[str, float]]:
+    """Carry out a task; return the kind, text and values of the event that ends it."""
     measure = carry_out or recording.carry_out
     try:
-        measure(task.every, task.folder, task.runs, progress, stop.is_set, threads)
+        measure(task.every, task.folder, task.runs, progress, should_stop, threads)
     except Stopped:
         return "stopped", "", {}
+    except EndedError as ended:
+        return ended.kind, str(ended), {}
+    except PeerLostError as lost:
+        return "lost", str(lost), {}
     except FreshProcessNeededError as needed:
         return "returned", str(needed), {"finished": needed.finished}
     except OSError as error:

@@ -30,7 +30,7 @@ from typing import Any
 
 from repro.run.device_health import DEAD, Answers
 from repro.run.shared_work import Claim
-from repro.run.worker import STOPPING, CarryOut, Event, Task, work
+from repro.run.worker import STOPPING, CarryOut, Event, EventKind, Task, work
 
 
 @dataclass(slots=True)
@@ -58,8 +58,8 @@ class WorkerPool:
     devices : sequence of str
         As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone, and where there are more
         workers than devices, takes its share of the memory. Empty hides none.
-    retries : int
-        How often a task goes back into the queue after its worker died.
+    retries : callable
+        How often a task goes back into the queue after its worker, or a rank of it, died.
     carry_out : callable
         What a worker does with a task's runs; None takes `repro.run.carry_out.carry_out`.
     answers : callable
@@ -78,7 +78,7 @@ class WorkerPool:
         grace: float = 60.0,
         *,
         devices: Sequence[str] = (),
-        retries: int = 0,
+        retries: Callable[[Task], int] = lambda task: 0,
         carry_out: CarryOut | None = None,
         answers: Answers | None = None,
         alone: bool = False,
@@ -221,7 +221,9 @@ class WorkerPool:
             self._retire(worker)
             if event.kind == "returned":
                 event = self._continued(event, waiting)
-            elif event.kind == "failed" and not self._alone:
+            elif event.kind == "lost" or (event.kind == "failed" and not self._alone):
+                kind: EventKind = "stopped" if self._stopping else "failed"
+                event = dataclasses.replace(event, kind=kind)
                 event = self._given_back(event, waiting) or event
             self._replace(worker, waiting)
         yield event
@@ -253,7 +255,7 @@ class WorkerPool:
     def _given_back(self, failed: Event, waiting: deque[Task]) -> Event | None:
         """Put the task of a lost worker into the queue again and say so, if it has a try left."""
         task = failed.task
-        if self._stopping or task.attempt >= self._retries:
+        if self._stopping or task.attempt >= self._retries(task):
             return None
         waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
         return dataclasses.replace(failed, kind="returned", last=False)

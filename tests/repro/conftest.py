@@ -20,7 +20,7 @@ from repro.evidence import origins
 from repro.evidence.record import Record, record_path
 from repro.reward.grader import GraderPool
 from repro.reward.grader_worker import Worker
-from repro.run import workers
+from repro.run.several_ranks import rank_processes, workers
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -60,6 +60,7 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     forking = SimpleNamespace(Pipe=server.Pipe, Process=process)
     by_fork = SimpleNamespace(get_context=lambda method: forking)
     monkeypatch.setattr(workers, "multiprocessing", by_fork)
+    monkeypatch.setattr(rank_processes, "multiprocessing", by_fork)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
+from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,
@@ -65,6 +66,7 @@ class SinglePolicy:
     reference: dict[str, Tensor]
     micro_tokens: int | None = None
     kept_blocks: int | None = 0
+    ranks: Ranks = ALONE
 
     @property
     def runs(self) -> tuple[RunConfig]:
@@ -112,8 +114,9 @@ class SinglePolicy:
         for part in _only(parts)[1:]:
             budget = self._micro_tokens(rows, part, state)
             fitting = evaluate_rows(
-                self.policy, rows, part, temperature, micro_tokens=budget, into=into
-            )
+                self.policy, rows, part, temperature,
+                micro_tokens=budget, into=into, ranks=self.ranks,
+            )  # fmt: skip
             note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [into[0]]
 
@@ -126,8 +129,9 @@ class SinglePolicy:
         rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
         budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
         logprobs, fitting = reference_logprobs(
-            self.policy, rows, temperature, self.parameters, self.reference, micro_tokens=budget
-        )
+            self.policy, rows, temperature, self.parameters, self.reference,
+            micro_tokens=budget, ranks=self.ranks,
+        )  # fmt: skip
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [logprobs]
 
@@ -147,6 +151,7 @@ class SinglePolicy:
             parameters=self.parameters,
             micro_tokens=budget,
             kept_blocks=self.kept_blocks,
+            ranks=self.ranks,
         )
         note_smaller_batches(state.runs[0], part.step, budget, fitting)
         return [output]
@@ -157,18 +162,32 @@ class SinglePolicy:
         Raises
         ------
         ValueError
-            When the gradient's norm is not finite.
+            When the gradient's norm is not finite, or a rank's gradient is not.
         """
         zero_missing_gradients(self.parameters)
+        self.ranks.add_gradients(self.parameters, step)
         return [{**scheduled_step(self.run, self.optimizer, self.parameters, step)}]
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
+        self.ranks.require_same(self.parameters, state.step)
+        if self.ranks.first:
+            save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
-        state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+        # The first reads before the others: it renames a snapshot that it refuses.
+        state = None
+        for reads in (self.ranks.first, not self.ranks.first):
+            if reads:
+                state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+            self.ranks.any(False)
+        steps = self.ranks.texts("none" if state is None else str(state.step))
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"ranks find checkpoints of steps {', '.join(steps)} in {folder}; all need the "
+                "same, in a folder that their hosts share"
+            )
         if state is None:
             return None
         return RunStates(step=state.step, runs=[state], failures=[None], freeze=self.freeze)
@@ -187,6 +206,7 @@ def single_policy(
     *,
     micro_tokens: int | None = None,
     kept_blocks: int | None = 0,
+    ranks: Ranks = ALONE,
 ) -> SinglePolicy:
     """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
 
@@ -205,12 +225,13 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=sampler_of_rollouts(sampler, run.arm),
+        sampler=shared(sampler_of_rollouts(sampler, run.arm), ranks),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,
         micro_tokens=micro_tokens,
         kept_blocks=kept_blocks,
+        ranks=ranks,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from repro.models.training_memory import training_memory
 from repro.procedures import train
 from repro.procedures.loaded_runs import LoadedRuns
+from repro.rl.single_run.ranks import ALONE
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -51,7 +52,11 @@ def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
     monkeypatch.setattr(train, "single_policy", lambda *given, **named: taken.update(named))
     train.policies_of(loaded_runs)
     fitting = memory.fitting(H100_BYTES)
-    assert taken == {"micro_tokens": fitting.micro_tokens, "kept_blocks": fitting.kept_blocks}
+    assert taken == {
+        "micro_tokens": fitting.micro_tokens,
+        "kept_blocks": fitting.kept_blocks,
+        "ranks": ALONE,
+    }
     assert fitting.micro_tokens > run.scale.micro_batch_rows
 
 

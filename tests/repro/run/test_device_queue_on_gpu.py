@@ -77,7 +77,7 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> N
         tmp_path / "workers.log",
         threads=2,
         devices=("0", "1"),
-        retries=1,
+        retries=lambda task: 1,
         answers=device_answers,
     )
     with pool:

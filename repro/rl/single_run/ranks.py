@@ -1,0 +1,292 @@
+"""Several processes as one trainer: whose work is whose, and how results come together.
+
+Every rank runs the same loop on the same whole rollout, so advantages, normalisers, dynamic
+sampling, receipts and checkpoints are those of one process. Only three things are divided: prompts
+to sample, answers to grade, rows to pass. Random numbers have names, so the division moves none.
+Weights are never sent: each rank holds the whole policy, and the gradient is added up.
+
+Results travel as tensors. Before each exchange ranks meet, so that one that is missing is named.
+
+Easy mistakes
+-------------
+* A collective that only some ranks reach: out of memory or a signal on one rank must be told to all
+  before the next exchange (`any`); what attempts passes exchanges nothing.
+* Averaging gradients: losses divide by counts of the whole step already, so gradients are added.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from repro.evidence.procedure import PeerLostError
+from repro.rollout.sampler import Completion, RolloutBatch, Sampler
+from repro.spec.config import SamplingConfig
+
+Item = TypeVar("Item")
+
+# Seconds that a rank waits for the others, and where the ranks of one host meet; written by
+# `repro.run.several_ranks.rank_processes`, which imports no torch.
+STALL_VARIABLE, MEETING_VARIABLE = "REPRO_STALL_TIMEOUT", "REPRO_RANKS_MEET"
+STALL_SECONDS = 600.0
+_TEXT_BYTES = 4096
+_FINISH = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process among those of its run; alone without arguments.
+
+    Attributes
+    ----------
+    stall
+        Seconds after which a rank that does not come to an exchange is missing.
+    devices
+        The group of what lies on GPUs; ranks meet, and exchange the rest, by gloo.
+    """
+
+    rank: int = 0
+    world: int = 1
+    stall: float = STALL_SECONDS
+    devices: dist.ProcessGroup | None = None
+
+    @classmethod
+    def joined(cls) -> Ranks:
+        """Join the group that torchrun's variables name, or be in it already; alone without."""
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        return cls() if world == 1 else _joined(world)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one that writes."""
+        return self.rank == 0
+
+    def mine(self, sizes: Sequence[int]) -> list[int]:
+        """Return this rank's items: the largest first, each to the rank that has least."""
+        loads, own = [0] * self.world, [list[int]() for _ in range(self.world)]
+        for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+            least = loads.index(min(loads))
+            loads[least] += sizes[item]
+            own[least].append(item)
+        return sorted(own[self.rank])
+
+    def add(self, *tensors: Tensor, of: str) -> None:
+        """Add tensors up over all ranks, in place; the sum is the same to the bit on each.
+
+        Parameters
+        ----------
+        of
+            What they are, for the message where a rank does not come.
+        """
+
+        def add_each() -> None:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self.devices if tensor.is_cuda else None)
+
+        if self.world > 1:
+            self._exchange(of, add_each)
+
+    def add_numbers(self, numbers: Sequence[int]) -> list[int]:
+        """Return whole numbers, each added up over all ranks."""
+        total = torch.tensor(numbers, dtype=torch.int64)
+        self.add(total, of="grades")
+        return [int(number) for number in total.tolist()]
+
+    def add_gradients(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
+        """Add up every parameter's gradient, in place, as one tensor per device.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, when a gradient of one is not finite; names rank, tensor and step.
+        """
+        if self.world == 1:
+            return
+        found = [(name, p.grad) for name, p in sorted(parameters.items())]
+        gradients = {name: gradient for name, gradient in found if gradient is not None}
+        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        problem = None
+        if not bool(flat.isfinite().all()):
+            name = next(name for name, own in gradients.items() if not bool(own.isfinite().all()))
+            problem = f"the gradient of {name} is not finite at step {step}"
+        self.agree(problem)
+        self.add(flat, of="gradients")
+        sizes = [gradient.numel() for gradient in gradients.values()]
+        for gradient, part in zip(gradients.values(), flat.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def agree(self, problem: str | None) -> None:
+        """Raise `ValueError` on all ranks alike where one has a problem; all must ask."""
+        if self.any(problem is not None):
+            texts = self.texts(problem or "")
+            said = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+            raise ValueError("; ".join(said))
+
+    def any(self, mine: bool) -> bool:
+        """Return whether it is so on any rank; all must ask."""
+        flag = torch.tensor(int(mine))
+        self.add(flag, of="flags")
+        return bool(flag)
+
+    def least(self, number: int) -> int:
+        """Return the smallest of all ranks' numbers; all must ask."""
+        value = torch.tensor(number)
+        if self.world > 1:
+            self._exchange("sizes", lambda: dist.all_reduce(value, dist.ReduceOp.MIN))
+        return int(value)
+
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Return every rank's 1-D tensor; of one type, of any length."""
+        if self.world == 1:
+            return [own]
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes[self.rank] = len(own)
+        self.add(sizes, of="sizes")
+        padded = own.new_zeros(int(sizes.max()))
+        padded[: len(own)] = own
+        every = [torch.zeros_like(padded) for _ in range(self.world)]
+        self._exchange("completions", lambda: dist.all_gather(every, padded))
+        return [part[:size] for part, size in zip(every, sizes.tolist(), strict=True)]
+
+    def texts(self, own: str) -> list[str]:
+        """Return every rank's text, cut to some thousand bytes."""
+        held = torch.tensor(list(own.encode()[:_TEXT_BYTES]), dtype=torch.uint8)
+        return [bytes(part.tolist()).decode(errors="replace") for part in self.gathered(held)]
+
+    def require_same(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Raise `ValueError` on all ranks unless the trained tensors are the same to the bit."""
+        if self.world == 1:
+            return
+        digests = self.texts(_digest(tensors))
+        other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if other:
+            raise ValueError(
+                f"what is trained on rank {other[0]} differs from rank 0 after step {step}; "
+                "ranks must hold the same, and no checkpoint was written"
+            )
+
+    def _exchange(self, of: str, act: Callable[[], object]) -> None:
+        """Meet, then exchange; `PeerLostError` says which rank did not come, and to what."""
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=self.stall), wait_all_ranks=True)
+            act()
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+            raise PeerLostError(
+                f"rank {self.rank} on {socket.gethostname()} waited up to {self.stall:g} s to "
+                f"exchange {of}: {said}"
+            ) from error
+
+
+@functools.cache
+def _joined(world: int) -> Ranks:
+    """Join the group of this process's run, once."""
+    stall = float(os.environ.get(STALL_VARIABLE, STALL_SECONDS))
+    longer = timedelta(seconds=2 * stall)  # ranks meet first, which names the missing
+    dist.init_process_group(
+        "gloo",
+        init_method=os.environ.get(MEETING_VARIABLE, "env://"),
+        rank=int(os.environ["RANK"]),
+        world_size=world,
+        timeout=longer,
+    )
+    on_gpus = dist.new_group(backend="nccl", timeout=longer) if torch.cuda.is_available() else None
+    return Ranks(dist.get_rank(), world, stall, on_gpus)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+ALONE = Ranks()
+
+
+class SharedSampler:
+    """A sampler whose prompts are divided among ranks; each rank returns all completions.
+
+    Exact, since a row's tokens depend on its seed, its prompt and the policy alone.
+    """
+
+    def __init__(self, sampler: Sampler, ranks: Ranks) -> None:
+        self.sampler, self.ranks = sampler, ranks
+
+    def refresh(self) -> None:
+        """See `Sampler.refresh`."""
+        self.sampler.refresh()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        """See `Sampler.sample`."""
+        own = self.ranks.mine([1] * len(prompts))
+        completions: list[Completion] = []
+        if own:
+            completions = self.sampler.sample(
+                [prompts[p] for p in own],
+                sampling,
+                group_size=group_size,
+                seeds=[seed for p in own for seed in seeds[p * group_size : (p + 1) * group_size]],
+            ).completions
+        rows = [p * group_size + g for p in own for g in range(group_size)]
+        every = _exchanged(dict(zip(rows, completions, strict=True)), self.ranks)
+        return RolloutBatch(
+            prompt_ids=[tuple(prompt) for prompt in prompts],
+            completions=[every[row] for row in range(len(prompts) * group_size)],
+            group_size=group_size,
+        )
+
+
+def shared(sampler: Sampler, ranks: Ranks) -> Sampler:
+    """Return a sampler whose prompts are divided among ranks, where there are several."""
+    return sampler if ranks.world == 1 else SharedSampler(sampler, ranks)
+
+
+def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Completion]:
+    """Return the completions of all ranks, by row."""
+    numbers: list[int] = []
+    logprobs: list[float] = []
+    for row, c in own.items():
+        finish = _FINISH.index(c.finish_reason)
+        numbers += [row, finish, c.explored, c.changed, len(c.token_ids), *c.token_ids]
+        logprobs += c.sampled_logprobs
+    # float64 holds each of Python's numbers to the bit.
+    parts = zip(
+        ranks.gathered(torch.tensor(numbers, dtype=torch.int64)),
+        ranks.gathered(torch.tensor(logprobs, dtype=torch.float64)),
+        strict=True,
+    )
+    every: dict[int, Completion] = {}
+    for whole, real in parts:
+        numbers, logprobs, at, begun = whole.tolist(), real.tolist(), 0, 0
+        while at < len(numbers):
+            row, finish, explored, changed, length = numbers[at : at + 5]
+            at += 5 + length
+            fields: dict[str, Any] = {"finish_reason": _FINISH[finish]}
+            every[row] = Completion(
+                token_ids=tuple(numbers[at - length : at]),
+                sampled_logprobs=tuple(logprobs[begun : begun + length]),
+                explored=explored,
+                changed=changed,
+                **fields,
+            )
+            begun += length
+    return every

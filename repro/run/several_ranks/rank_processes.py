@@ -1,0 +1,367 @@
+"""One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
+
+Either way each rank carries out the run by its procedure, whose work is divided by
+`repro.rl.single_run.ranks`, and the first alone writes. `Ranked` stands in a worker that holds N
+devices, and follows its ranks: one that dies, fails or does not come ends the others and is named.
+`InPlace` takes the place of the worker pool in the first of torchrun's processes; the others
+`follow` it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from repro.evidence.environment import capture_environment
+from repro.evidence.procedure import WARNING, Progress, Stopped
+from repro.run.carry_out import carry_out, is_ensemble, take_part
+from repro.run.shared_work import Claim
+from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
+from repro.spec.arm import require
+from repro.spec.config import RunConfig
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
+
+if TYPE_CHECKING:
+    from repro.rl.single_run.ranks import Ranks
+
+# How long a rank that lost another waits for the launcher to find and name that one.
+_NAMING_SECONDS = 3.0
+# What the first rank says to the others in place of a run.
+_LEFT = "left"
+# What several ranks can carry out: their policies train, or are asked, by themselves.
+_DIVIDED = ("train", "evaluate")
+
+
+def launched_ranks() -> int:
+    """Return how many processes torchrun started beside this one, itself included; 1 without."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def require_ranks(
+    ranks: int, tier: Tier, devices: Sequence[str], runs: Sequence[RunConfig]
+) -> None:
+    """Raise `ValueError` where runs cannot be carried out by so many ranks each."""
+    require(ranks >= 1, f"--ranks {ranks}: needs 1 or more")
+    if ranks == 1:
+        return
+    require(
+        tier in REAL_CHECKPOINTS or tier is Tier.SMOKE,
+        f"--ranks {ranks}: a measurement of the {tier.value} tier takes one device; needs 1",
+    )
+    for run in runs:
+        require(
+            run.procedure in _DIVIDED,
+            f"--ranks {ranks}: {run.target} {run.arm.name} is a {run.procedure}; needs one of "
+            f"{', '.join(_DIVIDED)}",
+        )
+        require(
+            not is_ensemble(run),
+            f"--ranks {ranks}: {run.arm.name} is trained together with others, which go side by "
+            "side; needs 1 (see --devices), or --set together=false",
+        )
+        prompts = run.scale.prompts_per_rollout
+        require(
+            prompts >= ranks or run.procedure == "evaluate",
+            f"--ranks {ranks}: {run.arm.name} has {prompts} prompts per rollout; needs {ranks}",
+        )
+    require(
+        tier is Tier.SMOKE or len(devices) >= ranks or launched_ranks() > 1,
+        f"--ranks {ranks}: there are {len(devices)} devices to fill; needs {ranks}",
+    )
+
+
+def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Return devices in groups of `ranks`, each as `CUDA_VISIBLE_DEVICES` names it."""
+    full = len(devices) // ranks * ranks
+    return tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """Carries out a run by several processes of this host, one per visible device.
+
+    Attributes
+    ----------
+    stall
+        Seconds that ranks wait for one another.
+    body
+        What a rank does with the run; None takes the suite's own.
+    """
+
+    ranks: int
+    stall: float
+    body: CarryOut | None = None
+
+    def __call__(
+        self,
+        runs: Sequence[RunConfig],
+        folder: Path,
+        records: Path,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+        threads: int,
+    ) -> list[Path]:
+        """Carry out a run and write its record; see `repro.run.carry_out`.
+
+        Raises
+        ------
+        EndedError
+            When a rank failed, died, or did not come: its number, and what is known of its end.
+        """
+        (run,) = runs
+        task = Task(run=run, folder=folder, runs=records)
+        with tempfile.TemporaryDirectory() as place:
+            started = [self._start(rank, Path(place) / "meet", task, threads) for rank in self._all]
+            try:
+                self._follow(started, progress, should_stop)
+            finally:
+                for process, pipe in started:
+                    process.kill()
+                    process.join()
+                    pipe.close()
+        return []
+
+    @property
+    def _all(self) -> range:
+        return range(self.ranks)
+
+    def _start(
+        self, rank: int, meeting: Path, task: Task, threads: int
+    ) -> tuple[BaseProcess, Connection]:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        device = visible.split(",")[rank] if visible else None
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "REPRO_RANKS_MEET": f"file://{meeting}",
+            "REPRO_STALL_TIMEOUT": str(self.stall),
+        }
+        context = multiprocessing.get_context("spawn")
+        own, its = context.Pipe()
+        body = self.body or (carry_out if rank == 0 else take_part)
+        process = context.Process(
+            target=_work_as_rank,
+            args=(variables, its, task.runs / "workers.log", threads, device, body),
+            name=f"repro-rank-{rank}",
+        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        its.close()
+        own.send(task)
+        return process, own
+
+    def _follow(
+        self,
+        started: Sequence[tuple[BaseProcess, Connection]],
+        progress: Progress,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Pass on what the first rank says, until all have ended alike or one did otherwise."""
+        pipes = {pipe: rank for rank, (_, pipe) in enumerate(started)}
+        asked, stopped, lost, reached = False, False, None, "before its first step"
+        until = float("inf")
+        while pipes:
+            if not asked and should_stop():
+                asked = True
+                for pipe in pipes:
+                    pipe.send("stop")
+            for item in wait(list(pipes), timeout=0.2):
+                ready = cast(Connection, item)
+                rank = pipes[ready]
+                try:
+                    event: Event = ready.recv()
+                except (EOFError, ConnectionResetError):
+                    raise EndedError("lost", _ended(rank, started[rank][0], reached)) from None
+                if event.kind == "progress" and rank == 0:
+                    step = event.values.get("step")
+                    reached = event.text if step is None else f"{event.text}, step {step:.0f} done"
+                    progress(event.text, event.values)
+                elif event.kind == "warning" and rank == 0:
+                    progress(event.text, {WARNING: 1.0})
+                elif event.kind in ("finished", "stopped", "lost"):
+                    del pipes[ready]
+                    stopped = stopped or event.kind == "stopped"
+                    if event.kind == "lost" and lost is None:
+                        lost, until = event.text, time.monotonic() + _NAMING_SECONDS
+                elif event.kind not in ("started", "progress", "warning"):
+                    raise EndedError(event.kind, f"rank {rank} ({reached}): {event.text}")
+            if lost is not None and (not pipes or time.monotonic() > until):
+                raise EndedError("lost", f"{lost} ({reached})")
+        if stopped:
+            raise Stopped
+
+
+def _ended(rank: int, process: BaseProcess, reached: str) -> str:
+    """Return a sentence on a rank that ended without a word."""
+    process.join()
+    code = process.exitcode or 0
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"rank {rank} on {socket.gethostname()} ended by {how} ({reached})"
+
+
+def _work_as_rank(
+    variables: Mapping[str, str],
+    pipe: Connection,
+    log: Path,
+    threads: int,
+    device: str | None,
+    body: CarryOut,
+) -> None:
+    """Be a worker for one task that is a rank of its run."""
+    os.environ.update(variables)
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
+    work(pipe, log, threads, device, 1, True, body, None)
+
+
+class InPlace:
+    """Carries out tasks in this process, the first of torchrun's; has what `WorkerPool` has.
+
+    A run that fails ends the job, for the ranks are then at different places: the same command
+    goes on. A run that another start is at is left to it.
+    """
+
+    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Claim]) -> None:
+        self._ranks, self._threads, self._claim = ranks, threads, claim
+        self._waiting: deque[Task] = deque()
+        self._stop = False
+
+    def __enter__(self) -> InPlace:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Yield the events of each task, in turn."""
+        self._waiting = deque(tasks)
+        while self._waiting and not self._stop:
+            claim = self._claim(self._waiting.popleft())
+            if claim.elsewhere is not None:
+                yield Event(task=claim.elsewhere, kind="elsewhere")
+            if claim.claimed is None:
+                continue
+            task = claim.claimed
+            self._ranks.texts(task.run.digest())
+            yield Event(task=task, kind="started")
+            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, carry_out)
+            if kind == "lost":
+                time.sleep(_NAMING_SECONDS)
+                yield Event(task=task, kind="stopped", text=text)
+                raise SystemExit(text)
+            yield Event(task=task, kind=kind, text=text, values=values)
+            if kind not in ("finished", "stopped"):
+                raise SystemExit(f"rank 0: {text}")
+
+    def stop(self) -> None:
+        """Let all ranks stop after their next step."""
+        self._stop = True
+
+    def _asked(self) -> bool:
+        return self._stop
+
+    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
+        """Take tasks that have not begun out of the queue; return them."""
+        dropped = [task for task in self._waiting if unwanted(task)]
+        self._waiting = deque(task for task in self._waiting if task not in dropped)
+        return dropped
+
+    def close(self) -> None:
+        """Have nothing to end: torchrun ends the other ranks."""
+
+
+def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
+    """Carry out, beside the first rank, what it takes up, until `dismiss`; return what that says.
+
+    Returns
+    -------
+    bool
+        Whether runs are left for another start.
+    """
+    asked: list[int] = []
+    previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
+    by_digest = {task.run.digest(): task for task in tasks}
+    try:
+        while (digest := ranks.texts("")[0]) in by_digest:
+            kind, text, _ = outcome_of(
+                by_digest[digest], threads, _quietly, lambda: bool(asked), take_part
+            )
+            if kind == "lost":
+                time.sleep(_NAMING_SECONDS)
+            if kind not in ("finished", "stopped"):
+                raise SystemExit(f"rank {ranks.rank}: {text}")
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return digest == _LEFT
+
+
+def dismiss(ranks: Ranks, left: bool) -> None:
+    """Let the ranks that `follow` go on, or end where runs are left."""
+    ranks.texts(_LEFT if left else "")
+
+
+def _quietly(text: str, values: dict[str, float]) -> None:
+    """Pass on warnings alone; where a run is, its metrics.jsonl says."""
+    if WARNING in values:
+        sys.stderr.write(f"{text}\n")
+
+
+def join_torchrun() -> Ranks:
+    """Join torchrun's group on this process's device, with ranks of the same source and packages.
+
+    Raises
+    ------
+    ValueError
+        When hosts differ; names the first difference.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    own = visible.split(",") if visible else []
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = own[local] if local < len(own) else str(local)
+    from repro.rl.single_run.ranks import Ranks
+
+    ranks = Ranks.joined()
+    said = [json.loads(text) for text in ranks.texts(json.dumps(_identity()))]
+    require_alike(said)
+    return ranks
+
+
+def require_alike(said: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ValueError` where what ranks say of themselves differs in more than the host."""
+    for rank, other in enumerate(said):
+        for name in said[0].keys() - {"host"}:
+            require(
+                other.get(name) == said[0][name],
+                f"{name} is {other.get(name)} on rank {rank} ({other['host']}) and "
+                f"{said[0][name]} on rank 0 ({said[0]['host']}); all ranks need the same",
+            )
+
+
+def _identity() -> dict[str, Any]:
+    """Return what must be alike on all ranks, and the host."""
+    environment = capture_environment()
+    return {
+        "host": socket.gethostname(),
+        "source": environment["source_sha256"],
+        "Python": environment["python"],
+        **environment["packages"],
+    }

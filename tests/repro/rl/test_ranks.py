@@ -1,0 +1,224 @@
+"""What ranks divide and exchange: shares, the gradient of a step, completions, memory.
+
+Here ranks are played one after another in one process; real processes carry out whole runs in
+tests/repro/run/test_rank_processes.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels import dispatch
+from repro.data.load import load_problems
+from repro.models.policy import Policy
+from repro.reward.score import Rewards
+from repro.rl.collect import GrowingRollout, PromptSource
+from repro.rl.single_run.ranks import ALONE, Ranks, SharedSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
+from repro.spec.config import DataConfig, RunConfig
+from repro.spec.tier import Tier
+from repro.targets import find
+from tests.repro.small_runs import fresh_policy
+
+WORLDS = (2, 3, 4)
+AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
+
+
+class Played(Ranks):
+    """A rank whose exchanges leave what it has: the test adds up what all have."""
+
+    def _exchange(self, of: str, act: Callable[[], object]) -> None:
+        del of, act
+
+
+def test_every_item_is_one_ranks_and_the_largest_are_spread() -> None:
+    sizes = [5, 90, 7, 88, 3, 1, 40]
+    for world in WORLDS:
+        shares = [Played(rank, world).mine(sizes) for rank in range(world)]
+        assert sorted(itertools.chain(*shares)) == list(range(len(sizes)))
+        loads = [sum(sizes[item] for item in share) for share in shares]
+        assert max(loads) <= 4 / 3 * max(*sizes, sum(sizes) / world)  # as largest-first gives
+    assert Played(2, 3).mine([4, 4]) == []
+
+
+def trained(policy: Policy) -> dict[str, nn.Parameter]:
+    """Return what is trained, of any type of float."""
+    return {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def step() -> Any:
+    """Return a policy in float64, a rollout of three prompts by five, one of them idle, its run."""
+    target = find("table1")
+    arm = next(arm for arm in target.arms if arm.name == "nvfp4_lora")
+    smoke: Any = target.scales[Tier.SMOKE]
+    data = DataConfig(source="generated", train_problems=50, test_problems=4)
+    scale = dataclasses.replace(
+        smoke, prompts_per_rollout=3, group_size=5, micro_batch_rows=4, data=data
+    )
+    policy = fresh_policy(
+        "tiny", weight_format="nvfp4", training="lora", lora_rank=8, lora_alpha=8,
+        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
+    )  # fmt: skip
+    run = RunConfig(target="t", target_version=1, tier="smoke", procedure="train", arm=arm,
+                    scale=scale, seed=3)  # fmt: skip
+    source = PromptSource(load_problems(data, "train"), policy.tokenizer, run)
+    growing = GrowingRollout(run, source, step=0, draws=0)
+    request = growing.request()
+    assert request is not None
+    batch = TorchSampler(policy).sample(
+        request.prompts, scale.rollout, group_size=5, seeds=request.seeds
+    )
+    noise = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 2, (15,), generator=noise).double()
+    values[:5] = 1.0  # a group without advantage
+    accuracy: list[float | None] = values.tolist()
+    growing.add(request, batch.completions, Rewards(
+        accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
+        soft_format=[0.0] * 15, statuses=["ok"] * 15))  # fmt: skip
+    policy.model.double()
+    for parameter in trained(policy).values():
+        # B starts at zero: A gets a gradient, too.
+        extra = torch.randn(parameter.shape, generator=noise, dtype=torch.float64)
+        parameter.data += 0.02 * extra
+    return policy, growing.rollout(), run
+
+
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let norms and the head compute in what comes in; the references of both take float32."""
+
+    def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
+        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        return scaled * (gain if noise is None else gain + noise)
+
+    def token_logprobs(
+        hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, bias: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        del bias
+        z = torch.log_softmax(hidden @ weight.T / temperature, -1)
+        return z.gather(1, ids[:, None])[:, 0], -(z.exp() * z).sum(-1)
+
+    monkeypatch.setattr(dispatch, "rms_norm", rms_norm)
+    monkeypatch.setattr(dispatch, "token_logprobs", token_logprobs)
+
+
+def passed(
+    step: Any, ranks: Ranks, index: Tensor, old: Tensor | None, tokens: int
+) -> tuple[dict[str, Tensor], StepOutput]:
+    """Return a rank's share of a step's gradient, and its output."""
+    policy, rollout, run = step
+    parameters = trained(policy)
+    for parameter in parameters.values():
+        parameter.grad = None
+    output, _ = accumulate_step(
+        policy, rollout, index, run, old_logprobs=old, ref_logprobs=old if run.arm.loss.beta
+        else None, parameters=parameters, micro_tokens=tokens, ranks=ranks,
+    )  # fmt: skip
+    gradients = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in parameters.items()
+    }
+    return gradients, output
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(("masked", "beta", "off"), [(False, 0, False), (True, 0.1, True)])
+def test_shares_of_a_gradient_add_up_to_that_of_one_process(
+    step: Any, monkeypatch: pytest.MonkeyPatch, aggregation: str, masked: bool, beta: float,
+    off: bool,
+) -> None:  # fmt: skip
+    in_float64(monkeypatch)
+    policy, rollout, run = step
+    loss = dataclasses.replace(
+        run.arm.loss, aggregation=aggregation, mask_truncated=masked, beta=beta
+    )
+    own = policy, rollout, dataclasses.replace(run, arm=dataclasses.replace(run.arm, loss=loss))
+    behind = torch.where(rollout.rows.mask, rollout.rows.sampled_logprobs - 0.1, 0)
+    old = behind if off else None
+    for index in (torch.arange(15), torch.tensor([7, 2, 13])):
+        alone, whole = passed(own, ALONE, index, old, 400)
+        largest = max(float(g.abs().max()) for g in alone.values())
+        for world in WORLDS:
+            shares = [passed(own, Played(rank, world), index, old, 150) for rank in range(world)]
+            for name, gradient in alone.items():
+                added = sum(gradients[name] for gradients, _ in shares)
+                assert float((added - gradient).abs().max()) <= 1e-12 * largest
+            together = sum(output.logprobs for _, output in shares)
+            torch.testing.assert_close(together, whole.logprobs)
+            losses = sum(output.loss for _, output in shares)
+            assert losses == pytest.approx(whole.loss, abs=1e-7)
+            tokens = [step_metrics(rollout, output)["completion_tokens"] for _, output in shares]
+            assert set(tokens) == {step_metrics(rollout, whole)["completion_tokens"]}
+
+
+def test_passes_of_a_step_are_spread_evenly_over_ranks(step: Any) -> None:
+    loads = []
+    for rank in range(2):
+        _, output = passed(step, Played(rank, 2), torch.arange(15), None, 100_000)
+        made = [bool(output.logprobs[row].any()) for row in range(15)]
+        loads.append(int(step[1].rows.packed_tokens()[torch.tensor(made)].sum()))
+    assert min(loads) > 0.3 * sum(loads)
+
+
+class Exchanging(Ranks):
+    """A second rank that has what the first, before it, gave away."""
+
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Return what was kept of the first rank, and this one's own."""
+        kind = str(own.dtype)
+        if self.rank == 0:
+            SENT.setdefault(kind, []).append(own)
+            return [own]
+        return [*SENT[kind], own]
+
+
+SENT: dict[str, list[Tensor]] = {}
+
+
+def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
+    policy = fresh_policy(
+        "tiny", weight_format="bf16", training="lora", lora_rank=8, lora_alpha=8,
+        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
+    )  # fmt: skip
+    scale, rollout = step[2].scale, step[1]
+    prompts = [list(prompt) for prompt in rollout.rows.prompts][:3]
+    asked: dict[str, Any] = {"group_size": 2, "seeds": list(range(6))}
+    alone = TorchSampler(policy).sample(prompts, scale.rollout, **asked)
+    SENT.clear()
+    first = SharedSampler(TorchSampler(policy), Exchanging(0, 2))
+    with pytest.raises(KeyError):  # it has its own rows only, as nothing comes back to it
+        first.sample(prompts, scale.rollout, **asked)
+    second = SharedSampler(TorchSampler(policy), Exchanging(1, 2))
+    batch = second.sample(prompts, scale.rollout, **asked)
+    assert batch.prompt_ids == alone.prompt_ids
+    for one, other in zip(alone.completions, batch.completions, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+        # The last bits are those of the batch's width.
+        assert other.sampled_logprobs == pytest.approx(one.sampled_logprobs, abs=1e-5)
+
+
+def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all() -> None:
+    class OtherLacks(Ranks):
+        def any(self, mine: bool) -> bool:
+            del mine
+            asked.append(None)
+            return len(asked) == 1
+
+    asked: list[None] = []
+    forgotten: list[None] = []
+    result = within_memory(
+        lambda size: size,
+        64,
+        smallest=lambda size: size == 1,
+        forget=lambda: forgotten.append(None),
+        ranks=OtherLacks(0, 2),
+    )
+    assert (result, len(forgotten)) == ((32, 32), 1)

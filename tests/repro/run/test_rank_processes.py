@@ -1,0 +1,279 @@
+"""Whole runs by several processes, and what becomes of them when one is lost, late or wrong."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import build_parser
+from repro.evidence.procedure import Stopped
+from repro.evidence.record import read_record, record_path, run_folder
+from repro.run.execute import Rankwise, execute, main_run
+from repro.run.several_ranks.rank_processes import Ranked, in_groups, require_alike, require_ranks
+from repro.run.worker import EndedError
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_steps
+from repro.targets import find
+from tests.planted import planted
+from tests.repro.run.test_execute import few, quiet
+
+ROOT = Path(__file__).parents[3]
+
+# The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
+FAULTS = """
+import errno, os, signal, time
+import torch
+from repro.models.policy import trainable_parameters
+from repro.run.carry_out import carry_out, take_part
+
+def body(runs, folder, records, progress, should_stop, threads):
+    import repro.rl.step as step
+    import repro.rl.training_checkpoint as checkpoint
+
+    rank, fault = int(os.environ["RANK"]), os.environ.get("FAULT")
+    whole, idle, counted = step.carry_out, step._evaluated, [0]
+
+    def passes(policy, *args, **more):
+        counted[0] += 1
+        output = whole(policy, *args, **more)
+        if counted[0] == int(os.environ["AT"]):
+            if fault == "kill" and not (records / "killed").exists():
+                (records / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "stall":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if fault == "raise":
+                raise ValueError("planted here")
+            if fault == "memory":
+                raise torch.OutOfMemoryError("planted")
+            if fault == "drift":
+                first = next(iter(trainable_parameters(policy).values()))
+                first.data.view(torch.int32).view(-1)[0] ^= 1
+            if fault == "gradient":
+                next(p for p in trainable_parameters(policy).values() if p.grad is not None
+                     ).grad.view(-1)[0] = float("nan")
+        return output
+
+    def idle_rows(policy, *args):
+        first = next(iter(trainable_parameters(policy).values())).data.view(-1)
+        kept = first[0].item()
+        first[0] = float("nan")
+        passed = idle(policy, *args)
+        first[0] = kept
+        return passed
+
+    def full(folder, *args):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    if fault and rank == int(os.environ["FAULTY"]):
+        step.carry_out = passes
+        if fault == "idle":
+            step._evaluated = idle_rows
+        if fault == "disk":
+            checkpoint.write_snapshot = full
+    act = carry_out if rank == 0 else take_part
+    return act(runs, folder, records, progress, should_stop, threads)
+"""
+
+
+def run_of(arm="nvfp4_lora_aqn", steps=4, every=2, **changes):
+    (run,) = plan(with_steps(find("table1"), steps), Tier.SMOKE, 1, [arm])
+    loss = {name: changes.pop(name) for name in ("dynamic_sampling",) if name in changes}
+    scale = dataclasses.replace(
+        run.scale, data=few(run.scale.data), checkpoint_every=every, **changes
+    )
+    own = dataclasses.replace(run.arm, loss=dataclasses.replace(run.arm.loss, **loss))
+    return dataclasses.replace(run, arm=own, scale=scale)
+
+
+@pytest.fixture
+def with_fault(tmp_path, monkeypatch, warm_workers):
+    """Return what carries out a run with a fault planted in one of its two ranks."""
+    body = planted("rank_faults", FAULTS, tmp_path, monkeypatch).body
+
+    def go(run, fault="", rank=1, at=2, ranks=2, stop=lambda: False, stall=60.0, runs=None):
+        monkeypatch.setenv("FAULT", fault)
+        monkeypatch.setenv("FAULTY", str(rank))
+        monkeypatch.setenv("AT", str(at))
+        runs = runs or tmp_path / "runs"
+        runs.mkdir(exist_ok=True)
+        carry_out = Ranked(ranks=ranks, stall=stall, body=body)
+        carry_out([run], run_folder(run, runs), runs, lambda text, values: None, stop, 1)
+        return record_path(run, runs)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the record of a run by one process."""
+    made = {}
+
+    def of(run):
+        if run.digest() not in made:
+            runs = tmp_path_factory.mktemp("alone")
+            assert execute([run], runs, workers=1, threads=1, console=quiet()).complete
+            made[run.digest()] = record_path(run, runs)
+        return made[run.digest()]
+
+    return of
+
+
+def require_equal(path, other):
+    """Compare a run by ranks with that of one process: counts to the bit, sums by rounding."""
+    one, many = read_record(path), read_record(other)
+    exact = ("reward", "accuracy", "format", "completion_tokens", "truncation_rate",
+             "zero_variance_groups", "learning_rate", "sigma")  # fmt: skip
+    for name in exact:
+        assert one.series.get(name) == many.series.get(name), name
+    for name in ("grades", "answers", "rows", "optimizer_steps", "micro_batch_fallbacks"):
+        assert one.effects.get(name) == many.effects.get(name), name
+    for name in ("loss", "grad_norm", "entropy"):
+        assert many.series[name] == pytest.approx(one.series[name], abs=2e-6, rel=2e-5), name
+    assert many.effects["trained_change_l2"] == pytest.approx(
+        one.effects["trained_change_l2"], rel=1e-5
+    )
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, with_fault):
+    run = run_of()
+    with pytest.raises(EndedError, match=r"rank 1 .*SIGKILL.*training, step 2") as caught:
+        with_fault(run, "kill", at=3)
+    assert caught.value.kind == "lost"
+    again = with_fault(run)
+    require_equal(alone(run), again)
+    assert read_record(again).effects["ranks"] == 2
+    (lines,) = again.parents[3].rglob("metrics.jsonl")
+    assert len(lines.read_text().splitlines()) == 4
+
+
+def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
+    begun = time.monotonic()
+    with pytest.raises(EndedError, match=r"[Rr]ank.* 1 failed to pass") as caught:
+        with_fault(run_of(), "stall", stall=4.0)
+    assert caught.value.kind == "lost"
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("gradient", "rank 1: the gradient of .* not finite at step 1"),
+     ("idle", "rank 1: log-probabilities of rows .* not finite"),
+     ("drift", "rank 1 differs"), ("raise", r"rank 1 \(.*\): ValueError: planted here")],
+)  # fmt: skip
+def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
+    with_fault, tmp_path, fault, said
+):
+    run = run_of()
+    with pytest.raises(EndedError, match=said) as caught:
+        with_fault(run, fault, at=2)
+    assert caught.value.kind == "failed"
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def test_a_full_disk_on_the_first_rank_is_one_sentence(with_fault):
+    with pytest.raises(EndedError, match=r"rank 0 \(") as caught:
+        with_fault(run_of(), "disk", rank=0)
+    assert caught.value.kind == "disk"
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
+    run = run_of()
+    path = with_fault(run, "memory")
+    record = read_record(path)
+    assert record.effects["micro_batch_fallbacks"]
+    assert record.series["reward"] == read_record(alone(run)).series["reward"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"updates_per_rollout": 2, "dynamic_sampling": 2}, {"arm": "bf16_lora"}],
+    ids=["plain", "two updates and dynamic sampling", "bf16"],
+)
+def test_a_run_stopped_on_two_ranks_goes_on_with_three(alone, with_fault, tmp_path, changes):
+    run = run_of(steps=8, **changes)
+    with pytest.raises(Stopped):
+        with_fault(run, stop=lambda: any(tmp_path.rglob("step-*2")))
+    require_equal(alone(run), with_fault(run, ranks=3))
+
+
+@pytest.mark.nightly
+def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
+    alone, tmp_path, monkeypatch, warm_workers
+):
+    body = planted("rank_faults", FAULTS, tmp_path, monkeypatch).body
+    for name, value in (("FAULT", "kill"), ("FAULTY", "0"), ("AT", "3")):
+        monkeypatch.setenv(name, value)
+    run, how = run_of(), Rankwise(ranks=2, stall=60)
+    runs = tmp_path / "runs"
+    outcome = execute([run], runs, workers=1, threads=1, console=quiet(), how=how, carry_out=body)
+    assert outcome.complete
+    assert (runs / "killed").exists()
+    require_equal(alone(run), record_path(run, runs))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, torchrun):
+    line = ["repro", "run", "table1", "--tier", "smoke", "--runs", str(tmp_path), "--seeds", "1",
+            "--limit", "8", "--arms", "nvfp4_lora_aqn", "--steps", "400"]  # fmt: skip
+    if torchrun:
+        started = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *line]
+    else:
+        started = [*line, "--ranks", "2", "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *started], cwd=ROOT, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        until = time.monotonic() + 180
+        while time.monotonic() < until and not list(tmp_path.rglob("metrics.jsonl")):
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+    finally:
+        process.kill()
+    assert status == (1 if torchrun else 130)  # torchrun has a status of its own
+    assert list(tmp_path.rglob("step-*"))
+
+
+def test_bad_input_is_one_sentence():
+    runs = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora"])
+    for ranks, tier, devices, needed in (
+        (0, Tier.SMOKE, (), "1 or more"),
+        (3, Tier.MINI, ("0", "1"), "2 devices"),
+        (2, Tier.SYSTEMS, ("0", "1"), "systems tier"),
+        (1000, Tier.SMOKE, (), "prompts per rollout"),
+    ):
+        with pytest.raises(ValueError, match=needed) as caught:
+            require_ranks(ranks, tier, devices, runs)
+        assert str(caught.value).startswith(f"--ranks {ranks}: ")
+    require_ranks(2, Tier.MINI, ("0", "1"), runs)
+    doses = [dataclasses.replace(runs[0], procedure="dose")]
+    with pytest.raises(ValueError, match="is a dose"):
+        require_ranks(2, Tier.SMOKE, (), doses)
+
+
+def test_torchrun_and_ranks_do_not_go_together(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+    line = ["run", "table1", "--tier", "smoke", "--ranks", "2"]
+    with pytest.raises(ValueError, match="--ranks 2: torchrun"):
+        main_run(build_parser().parse_args(line))
+
+
+def test_ranks_of_unlike_sources_are_refused():
+    own = {"host": "a", "source": "1", "torch": "2.9"}
+    require_alike([own, {**own, "host": "b"}])
+    with pytest.raises(ValueError, match=r"torch is 2.8 on rank 1 \(b\) and 2.9 on rank 0"):
+        require_alike([own, {**own, "host": "b", "torch": "2.8"}])
+
+
+def test_devices_go_to_runs_in_groups():
+    assert in_groups(("0", "1", "2", "3"), 2) == ("0,1", "2,3")
+    assert in_groups(("0", "1", "2"), 1) == ("0", "1", "2")

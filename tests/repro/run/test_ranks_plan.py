@@ -1,0 +1,53 @@
+"""Steps on several GPUs predicted from blessed phases of one."""
+
+from pathlib import Path
+
+import pytest
+
+from repro.evidence.store import blessed_records
+from repro.run.several_ranks.ranks_plan import measured_rates, parse_ranks, predicted, ranks_text
+from repro.spec.shapes import SHAPES
+from repro.spec.step_scale import StepPoint
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+EXPECTED = Path(__file__).parents[3] / "expected"
+
+
+@pytest.mark.parametrize("model", ["0.5b", "7b"])
+@pytest.mark.parametrize("lengths", ["spread", "equal"])
+def test_one_gpu_is_what_was_measured(model, lengths):
+    (record,) = [
+        record
+        for record in blessed_records(EXPECTED, Tier.SYSTEMS, "step_lengths")
+        if record.arm == "nvfp4_lora"
+    ]
+    (arm,) = [arm for arm in find("table1").arms if arm.name == "nvfp4_lora_aqn"]
+    name = f"{model.replace('.', '_')}_{lengths}"
+    (values,) = [p for p in record.config["scale"]["points"] if p["name"] == name]
+    rates = measured_rates(SHAPES[model], arm, EXPECTED)
+    step = predicted(rates, SHAPES[model], arm, StepPoint(**values), 1)
+    assert step.step == pytest.approx(record.value(f"step_seconds_{name}"), rel=0.05)
+    assert step.idle == step.exchange == 0
+    two, four = (predicted(rates, SHAPES[model], arm, StepPoint(**values), n) for n in (2, 4))
+    assert step.step > two.step > four.step > step.step / 4
+    assert two.exchange > 0
+    assert (two.idle > 0) == (lengths == "spread")
+
+
+def test_the_text_has_a_line_per_number_and_says_where_scaling_ends():
+    runs = plan(find("table1"), Tier.PAPER, 1, ["nvfp4_lora_aqn", "nf4_lora"])
+    text = ranks_text(runs, parse_ranks("1,2,4,8,256"), EXPECTED)
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert rows == ["1", "2", "4", "8"]
+    assert "not 256: a rollout has 128 prompts" in text
+    assert "nf4_lora: not predicted" in text
+    assert "links are not measured" in text
+    assert "Scaling ends before" in text
+
+
+@pytest.mark.parametrize("text", ["two", "0,1", "", "1,,2"])
+def test_numbers_of_ranks_that_are_none_are_named(text):
+    with pytest.raises(ValueError, match="needs numbers such as"):
+        parse_ranks(text)
