@@ -147,14 +147,3 @@ def test_when_memory_runs_out_the_step_is_made_again_on_fewer_lessons(
         assert isinstance(many, TrainResult)
         assert many.effects["tokens_at_once_fallbacks"] == [[0, TOKENS, TOKENS // 2]]
         assert many.series["grad_norm"] == pytest.approx(one.series["grad_norm"], rel=1e-3)
-
-
-def test_no_lessons_and_what_cannot_act_are_refused(
-    problems: list[Problem], tmp_path: Path
-) -> None:
-    runs = make_runs()
-    with pytest.raises(ValueError, match="no worked solutions"):
-        tune(runs, [], tmp_path)
-    loud = small.make_run(scale=SCALE, noise=NoiseConfig())
-    with pytest.raises(ValueError, match="it must be shared"):
-        tune([loud], problems, tmp_path)
