@@ -107,10 +107,7 @@ def test_other_architectures_and_trained_norms_get_the_padded_passes_gradients(
     assert largest_gap(take_gradients(policy), expected) < 1e-5
 
 
-def test_noise_on_the_norms_reaches_a_packed_pass(
-    rows: Rows, policy: Policy, nudge: Callable[[Policy, float], None]
-) -> None:
-    nudge(policy, 0.1)
+def test_noise_on_the_norms_reaches_a_packed_pass(rows: Rows, policy: Policy) -> None:
     still = packed_logprobs(policy, rows, 1.0)[0]
     for norm in block_norms(policy.model).values():
         norm.noise = torch.full(norm.weight.shape, 0.3)
@@ -125,9 +122,8 @@ def test_noise_on_the_norms_reaches_a_packed_pass(
 
 @pytest.mark.parametrize("state", ["merged", "disabled"])
 def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
-    rows: Rows, policy: Policy, nudge: Callable[[Policy, float], None], state: str
+    rows: Rows, policy: Policy, state: str
 ) -> None:
-    nudge(policy, 0.1)
     for _, layer in adapter_layers(policy.model):
         if state == "merged":
             layer.merge()

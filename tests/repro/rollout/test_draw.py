@@ -40,13 +40,6 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
     torch.testing.assert_close(sampling_logprobs(logits, sampling), expected)
 
 
-def test_min_p_comes_before_top_p():
-    # After min_p the two first hold 0.8 of what is left, and before it only 0.72 of all.
-    logits = torch.tensor([[0.4, 0.32, 0.18, 0.06, 0.04]]).log()
-    logprobs = sampling_logprobs(logits, SamplingConfig(top_p=0.79, min_p=0.2))
-    assert logprobs.isfinite().tolist() == [[True, True, False, False, False]]
-
-
 def filtered_distribution(logits, sampling):
     """Filter and renormalise one row in plain Python floats, following the definition."""
     highest = max(logits)

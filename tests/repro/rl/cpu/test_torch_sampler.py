@@ -74,22 +74,6 @@ def test_sampled_logprobs_equal_the_trainer_s(
     assert expected[rows.mask].std() > 0.3
 
 
-def test_noise_moves_the_rollout_and_leaves_with_it(make_policy, prompts):
-    policy = make_policy()
-    sampler = TorchSampler(policy)
-
-    def logprobs():
-        batch = sampler.sample(prompts, SAMPLED, group_size=1, seeds=range(5))
-        return [completion.sampled_logprobs for completion in batch.completions]
-
-    before = logprobs()
-    norm = next(iter(block_norms(policy.model).values()))
-    norm.noise = torch.full(norm.weight.shape, 0.05)
-    assert logprobs() != before
-    norm.noise = None
-    assert logprobs() == before
-
-
 def test_refresh_takes_up_trained_weights_and_nothing_else_does(make_policy, prompts):
     policy = make_policy()
     sampler = TorchSampler(policy)
@@ -119,14 +103,6 @@ def test_a_row_s_tokens_do_not_depend_on_the_rows_beside_it(make_policy, prompts
             assert alone.completions[0].finish_reason == row.finish_reason
     turned = sampler.sample(prompts[::-1], SAMPLED, group_size=3, seeds=seeds[::-1])
     assert tokens_of(turned) == tokens_of(together)[::-1]
-
-
-def test_rows_of_a_group_differ_by_their_seeds_alone(make_policy, prompts):
-    sampler = TorchSampler(make_policy())
-    batch = sampler.sample(prompts[:1], SAMPLED, group_size=4, seeds=[1, 2, 1, 3])
-    first, second, third, fourth = tokens_of(batch)
-    assert first == third
-    assert len({tuple(first), tuple(second), tuple(fourth)}) == 3
 
 
 def test_rows_stop_at_the_end_token_and_others_at_the_limit(make_policy, prompts):

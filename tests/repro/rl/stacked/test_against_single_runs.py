@@ -126,31 +126,57 @@ def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert many["advantage_group_mean_max"] == one["advantage_group_mean_max"]
 
 
-def test_formats_seeds_noise_rates_and_ranks_side_by_side(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    runs = [
+APART = dataclasses.replace(NOISE, sharing="projection")
+AGAIN = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
+ONCE = dataclasses.replace(AGAIN, dynamic_sampling=0)
+OPENING = Exploration(temperature=2.0, opening_tokens=3)
+COOL, WARM = Exploration(temperature=0.7), Exploration(temperature=1.4)
+FIRST = Exploration(temperature=1.5, opening_tokens=1)
+BY_FIVE = small.with_steps(small.SCALE, micro_batch_rows=5)
+ENSEMBLES: dict[str, list[RunConfig]] = {
+    "formats, seeds, noise, rates and ranks": [
         make_run(seed=0),
         make_run(seed=1, weight_format="nvfp4", noise=NOISE, learning_rate_factor=2.0),
         make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
         make_run(seed=3, loss=GSPO, learning_rate=1.5e-3),
-    ]
-    require_equal(runs, alone_once, together)
-
-
-def test_exploration_beside_runs_without_it(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    opening = Exploration(temperature=2.0, opening_tokens=3)
-    cool, warm = Exploration(temperature=0.7), Exploration(temperature=1.4)
-    again = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=0)
-    runs = [
+    ],
+    "exploration beside runs without it": [
         make_run(seed=0),
-        make_run(seed=0, exploration=opening),
-        make_run(seed=1, weight_format="nvfp4", noise=NOISE, exploration=cool),
-        make_run(seed=2, exploration=warm, loss=again),
-    ]
+        make_run(seed=0, exploration=OPENING),
+        make_run(seed=1, weight_format="nvfp4", noise=NOISE, exploration=COOL),
+        make_run(seed=2, exploration=WARM, loss=ONCE),
+    ],
+    "noise of their own for the projections behind a norm": [
+        make_run(seed=0, noise=APART),
+        make_run(seed=1, weight_format="nvfp4", noise=APART, lora_rank=2),
+        make_run(seed=2, weight_format="nf4"),
+        make_run(seed=0, noise=APART, exploration=FIRST),
+    ],
+    "full fine-tuning": [
+        make_run(seed=0, training="full", learning_rate_factor=1.0),
+        make_run(seed=1, training="full", learning_rate_factor=3.0),
+    ],
+    "trained norms with noise on them": [
+        make_run(seed=0, norms_trained=True, noise=SHARED),
+        make_run(seed=1, norms_trained=True, weight_format="nvfp4"),
+    ],
+    "dynamic sampling beside a run without it": [
+        make_run(seed=0, loss=AGAIN),
+        make_run(seed=1),
+        make_run(seed=5, loss=AGAIN),
+    ],
+    "micro-batches of the loss that are not those of the passes": [
+        make_run(seed=0, loss=RELEASED_BNPO, scale=BY_FIVE),
+        make_run(seed=1, scale=BY_FIVE, weight_format="nvfp4"),
+    ],
+}
+
+
+@pytest.mark.parametrize("runs", ENSEMBLES.values(), ids=ENSEMBLES)
+def test_an_ensemble_trains_what_its_runs_train_alone(
+    runs: list[RunConfig], alone_once: Callable[..., Any], together: Callable[..., Any]
+) -> None:
     require_equal(runs, alone_once, together)
 
 
@@ -182,50 +208,10 @@ def test_a_warmer_policy_is_on_policy(
     assert "exploration" not in warmer.effects
 
 
-def test_noise_of_their_own_for_the_projections_behind_a_norm(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    apart = dataclasses.replace(NOISE, sharing="projection")
-    runs = [
-        make_run(seed=0, noise=apart),
-        make_run(seed=1, weight_format="nvfp4", noise=apart, lora_rank=2),
-        make_run(seed=2, weight_format="nf4"),
-        make_run(seed=0, noise=apart, exploration=Exploration(temperature=1.5, opening_tokens=1)),
-    ]
-    require_equal(runs, alone_once, together)
-
-
-def test_full_fine_tuning(alone_once: Callable[..., Any], together: Callable[..., Any]) -> None:
-    runs = [
-        make_run(seed=seed, training="full", learning_rate_factor=factor)
-        for seed, factor in ((0, 1.0), (1, 3.0))
-    ]
-    require_equal(runs, alone_once, together)
-
-
-def test_trained_norms_with_noise_on_them(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    runs = [
-        make_run(seed=0, norms_trained=True, noise=SHARED),
-        make_run(seed=1, norms_trained=True, weight_format="nvfp4"),
-    ]
-    require_equal(runs, alone_once, together)
-
-
-def test_dynamic_sampling_beside_a_run_without_it(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    loss = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
-    runs = [make_run(seed=0, loss=loss), make_run(seed=1), make_run(seed=5, loss=loss)]
-    require_equal(runs, alone_once, together)
-
-
 def test_training_curves(alone_once: Callable[..., Any], together: Callable[..., Any]) -> None:
     evaluation = EvaluationConfig(threshold=30.0)
     scale = small.with_steps(small.SCALE, evaluation=evaluation)
-    again = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=2)
-    runs = [make_run(seed=0, scale=scale), make_run(seed=5, scale=scale, loss=again)]
+    runs = [make_run(seed=0, scale=scale), make_run(seed=5, scale=scale, loss=AGAIN)]
     batched = together(runs)
     for run, many in zip(runs, batched, strict=True):
         one = alone_once(run)
@@ -242,17 +228,6 @@ def test_training_curves(alone_once: Callable[..., Any], together: Callable[...,
     own = {"accuracy_sampled", "tokens_sampled"}
     assert own <= plain.keys()
     assert plain.keys() - own == alone_once(make_run(seed=0)).result.series.keys()
-
-
-def test_micro_batches_of_the_loss_that_are_not_those_of_the_passes(
-    alone_once: Callable[..., Any], together: Callable[..., Any]
-) -> None:
-    scale = small.with_steps(small.SCALE, micro_batch_rows=5)
-    runs = [
-        make_run(seed=0, loss=RELEASED_BNPO, scale=scale),
-        make_run(seed=1, scale=scale, weight_format="nvfp4"),
-    ]
-    require_equal(runs, alone_once, together)
 
 
 def test_batches_as_wide_as_a_gpus(

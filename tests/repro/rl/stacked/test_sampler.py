@@ -19,6 +19,7 @@ from repro.rl.stacked.decoding import Buffers, Decoder, Drawing, GraphedSteps
 from repro.rl.stacked.masters import plain_name
 from repro.rl.stacked.noise import added_noise, sharing_of
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
+from repro.rl.stacked.stack import Stack
 from repro.rollout.sampler import RolloutBatch
 from repro.spec.arm import Exploration, NoiseConfig
 from repro.spec.config import RunConfig, SamplingConfig
@@ -38,6 +39,7 @@ WARM = Exploration(temperature=1.7)
 OPENING = Exploration(temperature=3.0, opening_tokens=2)
 COOL = Exploration(temperature=0.5)
 LONG = SamplingConfig(temperature=0.9, max_new_tokens=60)
+SHORT = SamplingConfig(max_new_tokens=12)
 
 
 def request_of(
@@ -46,6 +48,15 @@ def request_of(
     source = PromptSource(problems, small.load(run).tokenizer, run)  # type: ignore[arg-type]
     asked = GrowingRollout(run, source, step=step, draws=step).request()
     return SampleRequest(prompts=asked.prompts, seeds=asked.seeds, exploration=exploration)
+
+
+def sampler_of(
+    runs: list[RunConfig], problems: list[Problem]
+) -> tuple[Stack, list[Any], StackSampler]:
+    """Return runs as a stack, a request of each for its first step, and the stack's sampler."""
+    stack = small.stack_of(runs)
+    requests = [request_of(run, problems, 0) for run in runs]
+    return stack, requests, StackSampler(stack, small.positions(runs[0]))
 
 
 def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
@@ -122,8 +133,7 @@ def test_runs_that_explore_draw_what_they_would_alone(problems: list[Problem]) -
 def test_a_run_keeps_every_bit_beside_runs_that_explore_and_afterwards(
     problems: list[Problem],
 ) -> None:
-    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
-    sampler = StackSampler(small.stack_of(RUNS[:2]), small.positions(RUNS[0]))
+    _, requests, sampler = sampler_of(RUNS[:2], problems)
     sampling = SamplingConfig(temperature=0.9, max_new_tokens=12)
     before = sampler.sample(requests, sampling, group_size=4)
     warm = dataclasses.replace(requests[1], exploration=WARM)
@@ -205,44 +215,35 @@ def test_noise_of_another_sharing_than_the_samplers_is_refused() -> None:
 def test_noise_goes_away_with_the_next_refresh_and_never_touches_the_gains(
     problems: list[Problem],
 ) -> None:
-    stack = small.stack_of(RUNS[:2])
+    stack, requests, sampler = sampler_of(RUNS[:2], problems)
     frozen = {name: tensor.clone() for name, tensor in stack.frozen.items()}
-    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
-    sampler = StackSampler(stack, small.positions(RUNS[0]))
-    sampling = SamplingConfig(max_new_tokens=12)
-    clean = sampler.sample(requests, sampling, group_size=4)
+    clean = sampler.sample(requests, SHORT, group_size=4)
     sampler.refresh(torch.ones(2, 2 * stack.shape.layers + 1, stack.shape.hidden))
-    noisy = sampler.sample(requests, sampling, group_size=4)
+    noisy = sampler.sample(requests, SHORT, group_size=4)
     sampler.refresh()
-    again = sampler.sample(requests, sampling, group_size=4)
+    again = sampler.sample(requests, SHORT, group_size=4)
     assert again == clean
     assert noisy != clean
     assert all(torch.equal(stack.frozen[name], frozen[name]) for name in frozen)
 
 
 def test_a_refresh_takes_up_what_was_trained(problems: list[Problem]) -> None:
-    stack = small.stack_of(RUNS[:2])
+    stack, requests, sampler = sampler_of(RUNS[:2], problems)
     assert stack.masters is not None
-    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
-    sampler = StackSampler(stack, small.positions(RUNS[0]))
-    sampling = SamplingConfig(max_new_tokens=12)
-    before = sampler.sample(requests, sampling, group_size=4)
+    before = sampler.sample(requests, SHORT, group_size=4)
     stack.masters.values[1] += 0.1
-    assert sampler.sample(requests, sampling, group_size=4) == before
+    assert sampler.sample(requests, SHORT, group_size=4) == before
     sampler.refresh()
-    after = sampler.sample(requests, sampling, group_size=4)
+    after = sampler.sample(requests, SHORT, group_size=4)
     assert after[0] == before[0]
     assert after[1] != before[1]
 
 
 def test_idle_runs_get_nothing_and_move_nobody(problems: list[Problem]) -> None:
-    stack = small.stack_of(RUNS[:3])
-    requests: list[Any] = [request_of(run, problems, 0) for run in RUNS[:3]]
-    sampler = StackSampler(stack, small.positions(RUNS[0]))
-    sampling = SamplingConfig(max_new_tokens=12)
-    whole = sampler.sample(requests, sampling, group_size=4)
+    _, requests, sampler = sampler_of(RUNS[:3], problems)
+    whole = sampler.sample(requests, SHORT, group_size=4)
     fewer = SampleRequest(prompts=requests[2].prompts[:2], seeds=requests[2].seeds[:8])
-    part = sampler.sample([None, requests[1], fewer], sampling, group_size=4)
+    part = sampler.sample([None, requests[1], fewer], SHORT, group_size=4)
     assert part[0] is None
     assert part[1] == whole[1]
     assert part[2] is not None
@@ -253,15 +254,14 @@ def test_idle_runs_get_nothing_and_move_nobody(problems: list[Problem]) -> None:
 def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None:
     stack = small.stack_of(RUNS[:2])
     sampler = StackSampler(stack, 20)
-    sampling = SamplingConfig(max_new_tokens=12)
     good = SampleRequest(prompts=[[5, 6]], seeds=[1])
     with pytest.raises(ValueError, match="2 runs"):
-        sampler.sample([None, None], sampling, group_size=1)
+        sampler.sample([None, None], SHORT, group_size=1)
     with pytest.raises(ValueError, match="2 runs"):
-        sampler.sample([good], sampling, group_size=1)
+        sampler.sample([good], SHORT, group_size=1)
     long = SampleRequest(prompts=[[5] * 9], seeds=[1])
     with pytest.raises(ValueError, match="exceeds the policy's 20 positions"):
-        sampler.sample([good, long], sampling, group_size=1)
+        sampler.sample([good, long], SHORT, group_size=1)
 
 
 class StepsOfNoGraph(GraphedSteps):
