@@ -80,6 +80,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_choose(commands)
 
+    _add_bless(commands)
+
+    add_commands(commands)
+    _add_gpu_tests(commands)
+    _add_tune_steps(commands)
+    _add_environment(commands)
+    _add_dose(commands)
+    return parser
+
+
+def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bless = commands.add_parser("bless", help="turn records into measured expectations")
     _add_selection(bless, optional=True)
     bless.add_argument(
@@ -100,13 +111,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--add); claims stay undecided until then",
     )
     bless.set_defaults(command=_bless)
-
-    add_commands(commands)
-    _add_gpu_tests(commands)
-    _add_tune_steps(commands)
-    _add_environment(commands)
-    _add_dose(commands)
-    return parser
 
 
 def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -20,13 +20,13 @@ FOLDERS = ("repro", "kernels", "figures", "benchmarks", "tests")
 FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
-# Only ever lowered.
+# Only ever lowered, but for the bytes of newly measured results.
 BUDGET = {
-    "lines of source": 70_700,
-    "lines of tests": 42_000,
-    "words of docs": 39_700,
-    "pictures in docs": 25,
-    "bytes of expected/": 675_000,
+    "lines of source": 68_900,
+    "lines of tests": 39_700,
+    "words of docs": 28_300,
+    "pictures in docs": 18,
+    "bytes of expected/": 754_000,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03

@@ -45,8 +45,8 @@ def test_learning_rates_are_named_where_they_differ() -> None:
     assert caption(rows, "means").count("\n") == 1
 
 
-def test_the_pictures_in_docs_are_those_of_the_blessed_records(tmp_path: Path) -> None:
-    tier = "systems"
+@pytest.mark.parametrize("tier", ["systems", "mini"])
+def test_the_pictures_in_docs_are_those_of_the_blessed_records(tier: str, tmp_path: Path) -> None:
     if not PICTURES.is_dir():
         pytest.skip("docs/ is not part of an installed package")
     committed = {path.name: path.read_bytes() for path in PICTURES.glob(f"{tier}_*.svg")}
@@ -55,7 +55,8 @@ def test_the_pictures_in_docs_are_those_of_the_blessed_records(tmp_path: Path) -
     assert main([*line, "--expected", str(ROOT / "expected")]) == 0
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     stale = f"stale: python -m figures --blessed --tier {tier} --kinds svg --out docs/figures"
-    assert committed.keys() == drawn.keys(), stale
+    assert committed
+    assert committed.keys() <= drawn.keys(), stale
     if not all(made_by in text for text in committed.values()):
         pytest.skip("the pictures were drawn with another matplotlib than this one")
-    assert not [name for name in drawn if drawn[name] != committed[name]], stale
+    assert not [name for name in committed if drawn[name] != committed[name]], stale

@@ -20,7 +20,8 @@ from repro.evidence import origins
 from repro.evidence.record import Record, record_path
 from repro.reward.grader import GraderPool
 from repro.reward.grader_worker import Worker
-from repro.run.several_ranks import rank_processes, workers
+from repro.run import workers
+from repro.run.several_ranks import rank_processes
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
