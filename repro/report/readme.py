@@ -146,13 +146,19 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     return [f"**{answer_sentence(found)}**", "", *table(heads, rows)[:-1]]
 
 
-def answer_sentence(found: Sequence[Answer]) -> str:
-    """Return the answers in one sentence: what holds, what does not, what nobody knows yet."""
+def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
+    """Return the answers in one sentence: what holds, what does not, what nobody knows yet.
+
+    Parameters
+    ----------
+    absent
+        How to say that a question has no records.
+    """
     parts = []
     for word in WORDS:
         subjects = [item.said for item in found if item.first_word.split(",")[0] == word]
         if subjects:
-            parts.append(f"{word}: {_listed(subjects)}")
+            parts.append(f"{absent if word == NOT_TESTED else word}: {_listed(subjects)}")
     sentence = "; ".join(parts)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 

@@ -105,6 +105,31 @@ def test_readmes_words_and_sentence_are_those_of_the_deciding_statements(
     assert answer_sentence(found) in text
 
 
+def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[Checked]) -> None:
+    page = PACKAGE.parent / "docs" / "artifact.md"
+    if not page.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    text = page.read_text(encoding="utf-8")
+    spans = [next(iter(item.measured.values()), "") for item in answers(every_blessed, EXPECTED)]
+    ratios = [measured for measured in spans if measured.endswith(" x")]
+    assert len(ratios) == 3
+    assert all(measured in text for measured in ratios)
+
+
+def test_a_row_names_the_models_and_kernels_of_its_statements(
+    every_blessed: list[Checked],
+) -> None:
+    by_text = {(row.name, row.because): row for row in statements(every_blessed, EXPECTED)}
+    for item in answers(every_blessed, EXPECTED):
+        verdicts = [verdict for of_device in item.verdicts.values() for verdict in of_device]
+        decided = [by_text[verdict.name, verdict.sentence] for verdict in verdicts]
+        models = {re.findall(r"\d[\d.]*B", row.model)[-1] for row in decided}
+        ends = sorted(models, key=lambda size: float(size[:-1]))
+        assert not models or re.findall(r"\d[\d.]*B", item.run_with) in (ends, [ends[0], ends[-1]])
+        own = all("this project's" in row.kernels for row in decided)
+        assert ("own kernels" in item.run_with) == (own and bool(decided))
+
+
 def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
     blessed: list[Checked], blessed_of: Of
 ) -> None:
