@@ -15,17 +15,24 @@ from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
 from repro.report.environments import environment_lines
 from repro.report.numbers import device_title
+from repro.report.readme import answer_sentence, answers
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
+from repro.report.verdicts import Kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
 _COLUMNS = 4
+# The page may be of a few targets, so that a question without records may have some elsewhere.
+ABSENT = "without records here"
 
 
 def page_text(checks: Sequence[Checked], expected: Path) -> str:
-    """Return the page of these checks as HTML."""
+    """Return the page of these checks as HTML; of a target the paper's claims come first."""
+    kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
+    rows.sort(key=lambda row: kinds.index(row.kind))
+    found = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     by_tier = {
         tier: grouped_by(tiers[tier.value], lambda row: row.title)
@@ -36,6 +43,7 @@ def page_text(checks: Sequence[Checked], expected: Path) -> str:
         templates()
         .get_template("report.html")
         .render(
+            answer=answer_sentence(found, ABSENT) if found else "",
             tiers=by_tier,
             count=len(rows),
             kinds=list(dict.fromkeys(row.kind for row in rows)),

@@ -1,11 +1,13 @@
-"""README's face: six questions, each with the paper's value, ours, and the verdict.
+"""README's face: seven questions, each with the paper's value, ours, and the verdict in a word.
 
-All six are always there: a number that nobody has measured is an answer, too.
+All are always there: a number that nobody has measured is an answer, too. A row names the
+statements that decide it; its word is theirs, and the sentence above the rows says the words again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence import printed
@@ -13,11 +15,11 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
-from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
+from repro.report.numbers import cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans
-from repro.report.systems_rates import comparisons, printed_rates, ratio_span
+from repro.report.systems_rates import Comparison, comparisons, printed_rates, ratio_span
 from repro.report.tables import NOTHING, device_of, table
-from repro.report.verdicts import CLAIMS, counted, labelled, of_kind, stated_bars
+from repro.report.verdicts import Kind, of_kind, stated_bars
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TABLE1
@@ -25,10 +27,81 @@ from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TABLE1
 # The checks of one device at one tier, by target.
 Checks = Mapping[str, Checked]
 _QERL, _MODEL = "nvfp4_lora_aqn", "7B"
+HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = WORDS = (
+    "holds",
+    "does not",
+    "mixed",
+    "undecided",
+    "not tested",
+)
 
 
-def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the six rows; a cell has a line for each device that has measured it."""
+def short_word(verdicts: Sequence[Verdict]) -> str:
+    """Return the word of statements that decide a question together, *post hoc* with it.
+
+    Those that were not run are left out, unless none was.
+    """
+    run = [item for item in verdicts if item.status != "not run"]
+    sides = {_SIDES.get(item.status, UNDECIDED) for item in run}
+    if not sides:
+        return NOT_TESTED
+    shown = sides - {UNDECIDED}
+    word = MIXED if len(shown) > 1 else UNDECIDED if UNDECIDED in sides else next(iter(shown))
+    return f"{word}, post hoc" if any(item.post_hoc for item in run) else word
+
+
+_SIDES = {
+    "reproduced": HOLDS,
+    "below a tenth": MIXED,
+    "contradicted": DOES_NOT,
+    "excluded": DOES_NOT,
+    "no difference": DOES_NOT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A row of README.
+
+    Attributes
+    ----------
+    question, subject
+        In the row and in the sentence; the question with its links.
+    run_with
+        The model and whose kernels multiplied.
+    place
+        Where the exact verdicts stand: a page and its heading.
+    measured, verdicts
+        What was measured and the deciding statements, by device.
+    """
+
+    question: str
+    subject: str
+    paper: str
+    run_with: str
+    place: str
+    measured: Mapping[str, str]
+    verdicts: Mapping[str, Sequence[Verdict]]
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The verdict's word by device; one without a name where none has measured it."""
+        return {name: short_word(of) for name, of in self.verdicts.items()} or {"": NOT_TESTED}
+
+    @property
+    def first_word(self) -> str:
+        """The word on the first device that has measured it."""
+        return next(iter(self.words.values()))
+
+    @property
+    def said(self) -> str:
+        """The subject, with the ratios on the first device where ratios were measured."""
+        first = next(iter(self.measured.values()), "")
+        return f"{self.subject} ({first})" if first.endswith(" x") else self.subject
+
+
+def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
+    """Return the questions with what was measured; empty without records above the smoke tier."""
     devices: dict[str, dict[Tier, dict[str, Checked]]] = {}
     for checked in checks:
         tier = checked.selection.tier
@@ -36,29 +109,80 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
             tiers = devices.setdefault(device_of(checked), {})
             tiers.setdefault(tier, {})[checked.selection.target.name] = checked
     if not devices:
-        return NOTHING
+        return []
     names = device_heads(devices)
-    rows = []
-    for tier, question, row in _ROWS:
-        paper, _, absent = row({}, expected)
-        said = {name: row(devices[device].get(tier, {}), expected)
+    found = []
+    for row in _ROWS:
+        said = {name: row.cells(devices[device].get(row.tier, {}), expected)
                 for device, name in names.items()}  # fmt: skip
-        measured = {name: cells[1] for name, cells in said.items() if cells[1]}
-        verdicts = {name: said[name][2] for name in measured} or {"": absent}
-        one = verdicts.values() if len(set(verdicts.values())) == 1 else ()
-        verdict = next(iter(one), _per_device(verdicts))
-        rows.append([question, paper, tier.value, _per_device(measured), verdict])
-    return table(["question", "paper", "tier", "measured", "verdict"], rows)[:-1]
+        measured = {name: cells for name, cells in said.items() if cells.measured}
+        found.append(
+            Answer(
+                question=row.question,
+                subject=row.subject,
+                paper=row.cells({}, expected).paper,
+                run_with=row.run_with,
+                place=row.place,
+                measured={name: cells.measured for name, cells in measured.items()},
+                verdicts={name: cells.verdicts for name, cells in measured.items()},
+            )
+        )
+    return found
+
+
+def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return the sentence and the rows; a cell has a line for each device that has measured it."""
+    found = answers(checks, expected)
+    if not found:
+        return NOTHING
+    rows = []
+    for item in found:
+        linked = {name: f"[{word}]({item.place})" for name, word in item.words.items()}
+        alike = len(set(linked.values())) == 1
+        verdict = next(iter(linked.values())) if alike else _per_device(linked)
+        measured = _per_device(item.measured)
+        rows.append([item.question, item.paper, item.run_with, measured, verdict])
+    heads = ["question", "paper", "run with", "measured", "verdict"]
+    return [f"**{answer_sentence(found)}**", "", *table(heads, rows)[:-1]]
+
+
+def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
+    """Return the answers in one sentence: what holds, what does not, what nobody knows yet.
+
+    Parameters
+    ----------
+    absent
+        How to say that a question has no records.
+    """
+    parts = []
+    for word in WORDS:
+        subjects = [item.said for item in found if item.first_word.split(",")[0] == word]
+        if subjects:
+            parts.append(f"{absent if word == NOT_TESTED else word}: {_listed(subjects)}")
+    sentence = "; ".join(parts)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def _listed(subjects: Sequence[str]) -> str:
+    *first, last = subjects
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _per_device(said: Mapping[str, str]) -> str:
     return "<br>".join(f"{name}: {text}" for name, text in said.items())
 
 
-# What a row says: the paper's value, what was measured, and the verdict.
-Cells = tuple[str, str, str]
-_NOT_RUN = "not run"
-_NOT_TESTED = "not tested on a real model yet ([small policies](docs/proxy_study.md))"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """What a row says: the paper's value, what was measured, the statements that decide it."""
+
+    paper: str
+    measured: str = ""
+    verdicts: Sequence[Verdict] = ()
+
+
+def _decided(pairs: Sequence[Comparison]) -> list[Verdict]:
+    return [item.verdict for item in pairs if item.verdict is not None]
 
 
 def _small_batches(checks: Checks, expected: Path) -> Cells:
@@ -68,9 +192,8 @@ def _small_batches(checks: Checks, expected: Path) -> Cells:
         if name in checks
         for item in comparisons(checks[name], expected)
     ]
-    verdicts = [item.verdict for item in pairs if item.verdict is not None]
-    measured = ratio_span(pairs)
-    return _papers_ratios(expected), measured, counted(verdicts) or _NOT_RUN
+    paper, measured = _papers_ratios(expected), ratio_span(pairs)
+    return Cells(paper=paper, measured=measured, verdicts=_decided(pairs))
 
 
 def _papers_ratios(expected: Path) -> str:
@@ -87,36 +210,37 @@ def _papers_ratios(expected: Path) -> str:
 
 def _large_batches(checks: Checks, expected: Path) -> Cells:
     pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
-    pairs = [item for item in pairs if 128 <= item.place <= 256]
-    verdicts = [item.verdict for item in pairs if item.verdict is not None]
+    pairs = [item for item in pairs if item.place == _LARGE]
+    return Cells(paper="ends at 8", measured=ratio_span(pairs), verdicts=_decided(pairs))
+
+
+def _steps(checks: Checks, expected: Path) -> Cells:
     steps = [checks[name] for name in BLOCKS["steps_rl"].targets if name in checks]
-    for checked in steps:
-        whole = checked.selection.target.headline
-        verdicts += of_kind(checked, *CLAIMS)
-        verdicts += [bar.verdict for bar in stated_bars(checked, expected) if bar.key[1] == whole]
-    rollout, step = ratio_span(pairs), step_spans(steps, expected)[1] if steps else ""
-    measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}" if rollout or step else ""
-    return "batches end at 8", measured, counted(verdicts) or _NOT_RUN
+    verdicts = [item for checked in steps for item in of_kind(checked, Kind.PAPER, Kind.OPEN)]
+    measured = step_spans(steps, expected)[1] if steps else ""
+    return Cells(paper="ends at 8", measured=measured, verdicts=verdicts)
 
 
 def _memory(checks: Checks, expected: Path) -> Cells:
-    measured, verdict = "", _NOT_RUN
     for bar in stated_bars(checks["memory"], expected) if "memory" in checks else []:
         if bar.key == (NVFP4_LORA.name, checks["memory"].selection.target.headline):
             measured = f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}"
-            verdict = f"{labelled(bar.verdict)} ({bar_text(bar.expectation, bar.unit)})"
-    return "fits (sections 1, 4.3)", measured, verdict
+            return Cells(paper="fits", measured=measured, verdicts=[bar.verdict])
+    return Cells(paper="fits")
 
 
 def _entropy(checks: Checks, expected: Path) -> Cells:
     arms = (NVFP4_LORA.name, BF16_LORA.name)
     values = next(iter(printed.differences(expected, "dose_coder_0_5b", [arms]).values()))
-    measured, verdict = _on_checkpoints(checks, {"": "nvfp4_more_entropy_finished"})
+    cells = _on_checkpoints(
+        f"{values[arms]:+.2g} nats (7B)", checks, {"": "nvfp4_more_entropy_finished"}
+    )
     measured_at = checks.get("dose_coder_0_5b")
-    if measured_at is not None and measured:
-        rise = doses(measured_at)[NVFP4_LORA.name].rise
-        measured += f" (0.5B; treatment {treatment(rise, expected)})"
-    return f"{values[arms]:+.2g} nats (NVFP4)", measured, verdict
+    if measured_at is None or not cells.measured:
+        return cells
+    given = treatment(doses(measured_at)[NVFP4_LORA.name].rise, expected)
+    measured = f"{cells.measured}; treatment {given}"
+    return Cells(paper=cells.paper, measured=measured, verdicts=cells.verdicts)
 
 
 def _accuracy(checks: Checks, expected: Path) -> Cells:
@@ -129,11 +253,11 @@ def _accuracy(checks: Checks, expected: Path) -> Cells:
     values = next(of for place, of in by_place.items() if place.words == _MODEL)
     paper = ", ".join(f"{word} {values[pair]:+.3g}" for word, (_, pair) in named.items())
     claims = {word: claim for word, (claim, _) in named.items()}
-    return f"{paper} points ({_MODEL})", *_on_checkpoints(checks, claims)
+    return _on_checkpoints(f"{paper} points ({_MODEL})", checks, claims)
 
 
-def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> tuple[str, str]:
-    """Return the effects of claims on published checkpoints, and their verdicts counted.
+def _on_checkpoints(paper: str, checks: Checks, claims: Mapping[str, str]) -> Cells:
+    """Return the effects of claims on published checkpoints, and their verdicts.
 
     Parameters
     ----------
@@ -148,7 +272,7 @@ def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> tuple[str, str
                 verdicts.append(by_name[name])
                 effect = f"{_effect(by_name[name])} {by_name[name].unit}"
                 measured.append(f"{word} {effect}".strip())
-    return ", ".join(measured), counted(verdicts) or _NOT_TESTED
+    return Cells(paper=paper, measured=", ".join(measured), verdicts=verdicts)
 
 
 def _effect(verdict: Verdict) -> str:
@@ -167,40 +291,81 @@ def _papers_number(checks: Checks, expected: Path) -> Cells:
     )
     paper = f"{cell.value:g} %"
     if TABLE1.name not in checks:
-        return paper, "", f"{_NOT_RUN}: needs checkpoint and GPU"
+        return Cells(paper=paper)
     checked = checks[TABLE1.name]
     verdicts = [item for item in checked.verdicts if item.name == f"{_QERL}.accuracy"]
     values = checked.evidence.values("accuracy").get(_QERL, {})
-    return paper, cell_text([*values.values()]), counted(verdicts)
+    return Cells(paper=paper, measured=cell_text([*values.values()]), verdicts=verdicts)
 
 
-_ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (
-    (
-        Tier.SYSTEMS,
-        "[Rollout](docs/systems.md#rollout-by-batch-tables-5-to-8), QeRL over 16-bit LoRA, at "
-        "batches up to 8",
-        _small_batches,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    tier: Tier
+    question: str
+    subject: str
+    run_with: str
+    place: str
+    cells: Callable[[Checks, Path], Cells]
+
+
+# Rollouts at the batches of reinforcement learning: the largest that was planned.
+_LARGE = 256
+_OWN = "own kernels"
+_ROWS = (
+    _Row(
+        tier=Tier.SYSTEMS,
+        question="Rollout over 16-bit LoRA, batches up to 8",
+        subject="rollouts faster than 16-bit LoRA's at batches up to 8",
+        run_with=f"3B to 32B shapes, {_OWN}",
+        place="docs/systems.md#rollout-by-batch-tables-5-to-8",
+        cells=_small_batches,
     ),
-    (
-        Tier.SYSTEMS,
-        "[Rollout](docs/systems.md#rollout-at-the-batches-of-reinforcement-learning) and "
-        "[step](docs/systems.md#a-grpo-step-table-3), the same, at 128 to 256 completions",
-        _large_batches,
+    _Row(
+        tier=Tier.SYSTEMS,
+        question=f"The same, batch {_LARGE}",
+        subject=f"faster rollouts at batch {_LARGE}",
+        run_with=f"7B to 32B shapes, {_OWN}",
+        place="docs/systems.md#rollout-at-the-batches-of-reinforcement-learning",
+        cells=_large_batches,
     ),
-    (
-        Tier.SYSTEMS,
-        "[32B on one 80 GB card](docs/systems.md#memory), memory of a GRPO step",
-        _memory,
+    _Row(
+        tier=Tier.SYSTEMS,
+        question="GRPO step, 128 or 256 completions",
+        subject="faster training steps",
+        run_with=f"7B, 32B shapes, {_OWN}",
+        place="docs/systems.md#a-grpo-step-table-3",
+        cells=_steps,
     ),
-    (
-        Tier.MINI,
-        "[Entropy](docs/learning.md), 4-bit weights over BF16, early in training",
-        _entropy,
+    _Row(
+        tier=Tier.SYSTEMS,
+        question="32B on one 80 GB card",
+        subject="32B on one 80 GB card",
+        run_with=f"32B shape, {_OWN}",
+        place="docs/systems.md#memory",
+        cells=_memory,
     ),
-    (
-        Tier.MINI,
-        "[Accuracy](docs/learning.md), gain of QeRL over LoRA, and by AQN",
-        _accuracy,
+    _Row(
+        tier=Tier.MINI,
+        question="Entropy over BF16 before training",
+        subject="higher entropy",
+        run_with=f"Coder 0.5B, {_OWN}",
+        place="docs/learning.md#is-the-treatment-given",
+        cells=_entropy,
     ),
-    (Tier.PAPER, "[90.8 %](docs/claims.md) of QeRL on GSM8K, 7B", _papers_number),
+    _Row(
+        tier=Tier.MINI,
+        question="Accuracy over LoRA; gain by AQN",
+        subject="higher accuracy (both on a 0.5B model)",
+        run_with=f"Coder 0.5B, {_OWN}",
+        place="docs/learning.md#does-it-help-to-learn",
+        cells=_accuracy,
+    ),
+    _Row(
+        tier=Tier.PAPER,
+        question="GSM8K, 7B",
+        subject="90.8 % on GSM8K at 7B",
+        run_with="needs checkpoint",
+        place="docs/paper_tier.md",
+        cells=_papers_number,
+    ),
 )

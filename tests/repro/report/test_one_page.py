@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from repro.__main__ import main
 from repro.judge.check import Checked
-from repro.report.one_page import differences_with_code, interval_marks, page_text
+from repro.report.one_page import ABSENT, differences_with_code, interval_marks, page_text
+from repro.report.readme import answer_sentence, answers
 from repro.report.tidy import statements
+from repro.report.verdicts import Kind
 from repro.run.places import PACKAGE, expected_folder
 
 EXPECTED = expected_folder(None)
@@ -25,7 +28,9 @@ PROBE = """<script>
 document.querySelectorAll(".row:not([hidden])").forEach(row => { row.open = true; });
 document.title = [document.documentElement.scrollWidth, innerWidth,
   rows.filter(row => row.checkVisibility()).length,
-  getComputedStyle(document.body).backgroundColor].join(";");
+  getComputedStyle(document.body).backgroundColor,
+  new Set([...form.children].map(part => Math.round(part.getBoundingClientRect().top / 20))).size,
+  ].join(";");
 </script></body>"""
 Of = Callable[..., Checked]
 
@@ -46,6 +51,19 @@ def test_the_page_asks_for_nothing_and_has_every_row(
     rows = [row for row in statements(every_blessed, EXPECTED) if row.device]
     assert text.count('<details class="row" data-kind') == len(rows)
     assert {row.command for row in rows} <= set(re.findall(r"<code>(.*?)</code>", text))
+
+
+def test_the_answer_comes_first_and_of_each_target_the_papers_claims(
+    every_blessed: list[Checked], page: Path
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    answer = escape(answer_sentence(answers(every_blessed, EXPECTED), ABSENT))
+    assert text.index("<h1>") < text.index(str(answer)) < text.index('<form id="filter"')
+    targets = re.split(r'<section class="target">', text)[1:]
+    order = [kind.value for kind in Kind]
+    for target in targets:
+        kinds = [order.index(kind) for kind in re.findall(r'data-kind="([^"]+)"', target)]
+        assert kinds == sorted(kinds)
 
 
 def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
@@ -113,10 +131,11 @@ def seen(page: Path, width: int, fragment: str = "", *, dark: bool = False) -> l
 def test_in_a_browser_every_row_is_seen_and_nothing_is_wider_than_the_window(
     page: Path, every_blessed: list[Checked], width: int
 ) -> None:
-    wide, window, rows, light = seen(page, width)
+    wide, window, rows, light, lines = seen(page, width)
     assert int(wide) <= int(window)
     assert int(rows) == sum(bool(row.device) for row in statements(every_blessed, EXPECTED))
     assert light != seen(page, width, dark=True)[3]
+    assert (int(lines) == 1) == (width == 1280), "the filters stand on one line where there is room"
 
 
 def test_in_a_browser_the_address_filters_as_the_form_does(

@@ -1,15 +1,19 @@
-"""README's six rows: each value from the records, each verdict in its word."""
+"""README's rows: each value from the records, each word that of the statements that decide it."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
+import pytest
+
+from repro.evidence.verdicts.verdict import Status
 from repro.judge.check import Checked
-from repro.report.readme import answer_rows
+from repro.report.readme import answer_rows, answer_sentence, answers, short_word
 from repro.report.systems_rates import comparisons
-from repro.report.verdicts import counted
-from repro.run.places import expected_folder
+from repro.report.tidy import statements
+from repro.run.places import PACKAGE, expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)
@@ -17,23 +21,28 @@ Of = Callable[..., Checked]
 
 
 def rows(checks: list[Checked]) -> list[list[str]]:
-    lines = answer_rows(checks, EXPECTED)
+    lines = [line for line in answer_rows(checks, EXPECTED) if line.startswith("|")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[2] != "-"]
 
 
-def test_six_questions_have_a_line_for_each_device_that_answers_them(
+def word(cell: str) -> str:
+    """Return the word of a cell that links to the exact verdicts."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell)
+
+
+def test_seven_questions_have_a_line_for_each_device_that_answers_them(
     blessed: list[Checked], on_other_device: Of
 ) -> None:
-    heads, *answers = rows(blessed)
-    assert heads == ["question", "paper", "tier", "measured", "verdict"]
-    assert len(answers) == 6
+    heads, *found = rows(blessed)
+    assert heads == ["question", "paper", "run with", "measured", "verdict"]
+    assert len(found) == 7
     systems = [on_other_device(item) for item in blessed if item.selection.tier is Tier.SYSTEMS]
     _, *wider = rows([*blessed, *systems])
-    for alone, both in zip(answers, wider, strict=True):
-        of_systems = alone[2] == Tier.SYSTEMS.value
+    for alone, both in zip(found, wider, strict=True):
         assert both[:3] == alone[:3]
         again = f"{alone[3]}<br>{alone[3].replace('H200: ', 'H100: ')}"
-        assert both[3:] == [again if of_systems else alone[3], alone[4]]
+        assert both[3:] == [again if "H200" in alone[3] else alone[3], alone[4]]
+    assert sum("H200" in row[3] for row in found) >= 3
 
 
 def test_verdicts_that_differ_between_devices_are_named_by_device(
@@ -42,29 +51,91 @@ def test_verdicts_that_differ_between_devices_are_named_by_device(
     checked = blessed_of("table6")
     worse = [dataclasses.replace(item, status="contradicted") for item in checked.verdicts]
     other = dataclasses.replace(on_other_device(checked), verdicts=worse)
-    verdict = rows([checked, other])[1][4]
-    assert verdict == "H200: 2 reproduced<br>H100: 2 contradicted"
+    assert word(rows([checked, other])[1][4]) == "H200: holds<br>H100: does not"
 
 
-def test_the_rollouts_span_and_verdicts_are_those_of_the_tables(
+def test_the_rollouts_span_and_statements_are_those_of_the_tables(
     blessed: list[Checked], blessed_of: Of
 ) -> None:
     pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
     ratios = [pair.ratio.value for pair in pairs]
-    first = rows(blessed)[1]
-    assert first[3] == f"H200: {min(ratios):.2f} to {max(ratios):.2f} x"
-    judged = [pair.verdict for pair in pairs if pair.verdict is not None]
-    assert sum(int(part.split()[0]) for part in first[4].split(", ")) == len(judged) > 0
+    assert rows(blessed)[1][3] == f"H200: {min(ratios):.2f} to {max(ratios):.2f} x"
+    (decided,) = answers(blessed, EXPECTED)[0].verdicts.values()
+    assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (["reproduced", "reproduced", "not run"], "holds"),
+        (["contradicted", "excluded"], "does not"),
+        (["reproduced", "contradicted", "inconclusive"], "mixed"),
+        (["reproduced", "inconclusive"], "undecided"),
+        (["below a tenth"], "mixed"),
+        (["no difference"], "does not"),
+        (["not run"], "not tested"),
+        ([], "not tested"),
+    ],
+)
+def test_one_word_says_what_all_deciding_statements_say(
+    blessed_of: Of, statuses: list[Status], said: str
+) -> None:
+    verdict = blessed_of("table6").verdicts[0]
+    assert short_word([dataclasses.replace(verdict, status=item) for item in statuses]) == said
+    marked = [dataclasses.replace(verdict, status=item, post_hoc="late") for item in statuses]
+    assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc")
+
+
+def test_readmes_words_and_sentence_are_those_of_the_deciding_statements(
+    every_blessed: list[Checked],
+) -> None:
+    page = PACKAGE.parent / "README.md"
+    if not page.is_file():
+        pytest.skip("README.md is not part of an installed package")
+    text = page.read_text(encoding="utf-8")
+    found = answers(every_blessed, EXPECTED)
+    judged = {(row.name, row.status) for row in statements(every_blessed, EXPECTED)}
+    for item in found:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {item.question} |")]
+        words = {short_word(verdicts) for verdicts in item.verdicts.values()} or {"not tested"}
+        assert set(re.findall(r"\[([^]]+)\]\(docs/", line)) == words
+        assert item.place in line
+        for verdicts in item.verdicts.values():
+            assert {(verdict.name, verdict.status) for verdict in verdicts} <= judged
+    assert answer_sentence(found) in text
+
+
+def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[Checked]) -> None:
+    page = PACKAGE.parent / "docs" / "artifact.md"
+    if not page.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    text = page.read_text(encoding="utf-8")
+    spans = [next(iter(item.measured.values()), "") for item in answers(every_blessed, EXPECTED)]
+    ratios = [measured for measured in spans if measured.endswith(" x")]
+    assert len(ratios) == 3
+    assert all(measured in text for measured in ratios)
+
+
+def test_a_row_names_the_models_and_kernels_of_its_statements(
+    every_blessed: list[Checked],
+) -> None:
+    by_text = {(row.name, row.because): row for row in statements(every_blessed, EXPECTED)}
+    for item in answers(every_blessed, EXPECTED):
+        verdicts = [verdict for of_device in item.verdicts.values() for verdict in of_device]
+        decided = [by_text[verdict.name, verdict.sentence] for verdict in verdicts]
+        models = {re.findall(r"\d[\d.]*B", row.model)[-1] for row in decided}
+        ends = sorted(models, key=lambda size: float(size[:-1]))
+        assert not models or re.findall(r"\d[\d.]*B", item.run_with) in (ends, [ends[0], ends[-1]])
+        own = all("this project's" in row.kernels for row in decided)
+        assert ("own kernels" in item.run_with) == (own and bool(decided))
 
 
 def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
     blessed: list[Checked], blessed_of: Of
 ) -> None:
-    for row in rows(blessed)[4:6]:
-        assert row[2] == Tier.MINI.value
+    for row in rows(blessed)[5:7]:
         assert row[3] == ""
-        assert row[4].startswith("not tested on a real model yet")
-        assert "docs/proxy_study.md" in row[4]
+        assert word(row[4]) == "not tested"
     smoke = blessed_of("table1", Tier.SMOKE)
     shown = [
         dataclasses.replace(item, status="excluded", effect=1.5, low=-1.0, high=4.0)
@@ -72,17 +143,16 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
         if item.name in ("aqn_helps", "qerl_beats_lora")
     ]
     selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
-    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[5]
+    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[6]
     assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
     assert row[3].endswith("QeRL +1.5 (-1 to +4) points, AQN +1.5 (-1 to +4) points")
-    assert row[4] == counted(shown)
+    assert word(row[4]) == "does not"
 
 
 def test_the_papers_own_number_is_not_run_until_it_is(blessed: list[Checked]) -> None:
     last = rows(blessed)[-1]
     assert last[1] == "90.8 %"
-    assert last[2] == Tier.PAPER.value
-    assert last[-1].startswith("not run")
+    assert word(last[-1]) == "not tested"
 
 
 def test_without_records_there_is_no_table() -> None:
