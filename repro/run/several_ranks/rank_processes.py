@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
-from repro.run.carry_out import carry_out, is_ensemble, take_part
+from repro.run.carry_out import is_ensemble
 from repro.run.shared_work import Claim
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import ending_of, send, start_process
@@ -149,10 +149,9 @@ class Ranked:
             "REPRO_RANKS_MEET": f"file://{meeting}",
             _STALL: str(self.stall),
         }
-        body = self.body or (carry_out if rank == 0 else take_part)
-        log = records / "workers.log"
+        log, device = records / "workers.log", device_of_rank(rank)
         return start_process(
-            lambda pipe: (variables, pipe, log, threads, device_of_rank(rank), body),
+            lambda pipe: (variables, pipe, log, threads, device, self.body),
             _work_as_rank,
             f"repro-rank-{rank}",
         )
@@ -212,7 +211,7 @@ def _work_as_rank(
     log: Path,
     threads: int,
     device: str | None,
-    body: CarryOut,
+    body: CarryOut | None,
 ) -> None:
     """Be a worker for one task that is a rank of its run."""
     os.environ.update(variables)
@@ -251,7 +250,7 @@ class InPlace:
             task = claim.claimed
             self._ranks.texts(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, carry_out)
+            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
@@ -293,7 +292,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     try:
         while (digest := ranks.texts("")[0]) in by_digest:
             kind, text, _ = outcome_of(
-                by_digest[digest], threads, _quietly, lambda: bool(asked), take_part
+                by_digest[digest], threads, _quietly, lambda: bool(asked), None
             )
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
