@@ -21,6 +21,7 @@ from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
+from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
@@ -53,16 +54,16 @@ class Asker(Protocol):
 
 
 class SingleAsker:
-    """One run with its own sampler."""
+    """One run with its own sampler, whose prompts `ranks` share."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, ranks: Ranks = ALONE) -> None:
+        rows = _ROWS_AT_ONCE if isinstance(sampler, TorchSampler) else _ROWS_QUEUED
+        self._rows, self.sampler = rows * ranks.world, shared(sampler, ranks)
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
         """Return the number of prompts asked at once, whatever their length."""
         del longest
-        is_plain = isinstance(self.sampler, TorchSampler)
-        return max(1, (_ROWS_AT_ONCE if is_plain else _ROWS_QUEUED) // samples)
+        return max(1, self._rows // samples)
 
     def sample(
         self,

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
@@ -20,20 +19,23 @@ from repro.data.prompts import template_named
 from repro.data.repeats import repeat_counts
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics, final_tallies
-from repro.evidence.derived import gain
+from repro.evidence.derived import gain, training_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy, end_token_ids
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
-from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.runs import TrainResult
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
+from repro.spec.resolve import plain_values
 
+# Names of the values that progress shows.
+_SHOWN = ("reward", "entropy")
 Alive = Sequence[bool] | None
 # By metric, each run's answers at the end; see `ScaleEvaluator.final`.
 FinalAnswers = Mapping[str, Sequence[Answers | None]]
@@ -90,23 +92,6 @@ class ProblemSets:
         return digest_of_problems(self.train)
 
 
-class TrainingMethod(Protocol):
-    """How policies are trained."""
-
-    @property
-    def shown(self) -> Sequence[str]:
-        """Names of the values that progress shows."""
-        ...
-
-    def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
-        """Train every run, or go on from a checkpoint in `folder`."""
-        ...
-
-    def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
-        """Return the metrics of one finished run's training."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingOutcome:
     """What training made of one run.
@@ -115,15 +100,12 @@ class TrainingOutcome:
     ----------
     start
         Its greedy answers before.
-    metrics
-        See `TrainingMethod.metrics`.
     change_l2
         L2 norm of what was trained less what it was.
     """
 
     start: Answers
     result: TrainResult
-    metrics: Mapping[str, Estimate]
     change_l2: float
 
 
@@ -161,14 +143,12 @@ class LoadedRuns:
         loaded = self.loaded
         return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
 
-    def hooks(
-        self, method: TrainingMethod, progress: Progress, should_stop: Callable[[], bool] | None
-    ) -> Hooks:
+    def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the hooks of training: held-out questions, progress, when to stop."""
 
         def on_step(step: int, values: StepValues) -> None:
             numbers = {"step": float(step), "steps": float(self.evaluation.scale.steps)}
-            for name in method.shown:
+            for name in _SHOWN:
                 of_runs = [own.get(name) for own in values if own is not None]
                 known = [value for value in of_runs if value is not None]
                 if known:
@@ -217,7 +197,8 @@ class LoadedRuns:
         if trained is None:
             return Measured(metrics=metrics, effects=effects | {"answers": answers}, inputs=inputs)
         metrics |= gain(trained.start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        metrics |= trained.metrics
+        evaluation = plain_values(run.scale.evaluation)
+        metrics |= training_metrics(trained.result.series, trained.result.effects, evaluation)
         effects |= trained.result.effects
         effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
         effects["trained_change_l2"] = trained.change_l2

@@ -36,12 +36,11 @@ from repro.models.policy import Policy, end_token_ids
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
-    TrainingMethod,
     TrainingOutcome,
     digests_at_start,
 )
 from repro.procedures.tally import RunTally
-from repro.procedures.train import RLTraining, load_arm
+from repro.procedures.train import load_arm, train_runs
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
@@ -236,11 +235,10 @@ class _Ensemble:
         began = time.perf_counter()
         start = loaded_runs.evaluation.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
-        method = RLTraining(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
-        results = self._train(method, folder, should_stop)
+        results = self._train(policies, folder, should_stop)
         self.seconds["training"] = time.perf_counter() - began
         moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
@@ -253,23 +251,22 @@ class _Ensemble:
             return TrainingOutcome(
                 start=cast(Answers, start[number]),
                 result=result,
-                metrics=method.metrics(number, result),
                 change_l2=moved[number],
             )
 
         return self._outcomes(trained)
 
     def _train(
-        self, method: TrainingMethod, folder: Path, should_stop: Callable[[], bool]
+        self, policies: StackedPolicies, folder: Path, should_stop: Callable[[], bool]
     ) -> list[TrainResult | FailedRun]:
-        """Train by a method and note who failed; raise `Stopped` when not finished."""
-        hooks = self.loaded_runs.hooks(method, self._tell, should_stop)
+        """Train and note who failed; raise `Stopped` when not finished."""
+        hooks = self.loaded_runs.hooks(self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
                 options = LogOptions.from_environment()
                 logger = RunLogger(self.runs, self.folders, options, self._tell)
                 hooks = contexts.enter_context(logger).around(hooks, self.stack.tokenizer)
-            results = method.train(hooks, folder)
+            results = train_runs(self.loaded_runs, policies, hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]
         if not all(isinstance(one, FailedRun) or one.finished for one in results):
             raise Stopped

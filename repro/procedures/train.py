@@ -23,9 +23,7 @@ from repro.data.load import load_problems
 from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator
-from repro.evidence.derived import training_metrics
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.evidence.record import Estimate
 from repro.export.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
@@ -36,49 +34,56 @@ from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
-    TrainingMethod,
     TrainingOutcome,
     digests_at_start,
 )
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
-from repro.rl.collect import PromptSource
+from repro.reward.score import Rewards
+from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
-from repro.rl.single_run.ranks import Ranks, shared
+from repro.rl.single_run.ranks import Ranks
 from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.runlog.run_logger import LogOptions, RunLogger
-from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
-from repro.spec.resolve import plain_values
+from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
-class RLTraining:
-    """Trains policies by rewards; see `repro.procedures.loaded_runs.TrainingMethod`."""
+def train_runs(
+    loaded_runs: LoadedRuns, policies: Policies, hooks: Hooks, folder: Path
+) -> list[TrainResult | FailedRun]:
+    """Train every run by rewards, or go on from a checkpoint in `folder`."""
+    problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
+    prompts, ends = dict[str, list[int]](), loaded_runs.end_token_ids
+    sources = [PromptSource(problems, tokenizer, run, prompts, ends) for run in loaded_runs.runs]
+    score = _alike_on_ranks(loaded_runs.evaluation.score, Ranks.joined())
+    return train(policies, sources, score, hooks, folder=folder)
 
-    shown = ("reward", "entropy")
 
-    def __init__(self, loaded_runs: LoadedRuns, policies: Policies) -> None:
-        self._loaded_runs, self._policies = loaded_runs, policies
+def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
+    """Return a score that raises `ValueError` where ranks reward the same completions unlike."""
+    if ranks.world == 1:
+        return score
 
-    def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
-        """Train every run, or go on from a checkpoint in `folder`."""
-        loaded_runs, shared = self._loaded_runs, dict[str, list[int]]()
-        problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
-        ends = loaded_runs.end_token_ids
-        sources = [PromptSource(problems, tokenizer, run, shared, ends) for run in loaded_runs.runs]
-        return train(self._policies, sources, loaded_runs.evaluation.score, hooks, folder=folder)
+    def checked(asked: Sequence[Asked | None]) -> Sequence[Rewards | None]:
+        rewards = score(asked)
+        digests = ranks.texts(digest_of([None if own is None else own.total for own in rewards]))
+        other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if other:
+            raise ValueError(
+                f"rank {other[0]} rewards the same completions otherwise than rank 0; several "
+                "ranks need a reward that depends on text and gold alone"
+            )
+        return rewards
 
-    def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
-        """Return what a run's series and receipts say in one number each."""
-        evaluation = plain_values(self._loaded_runs.runs[number].scale.evaluation)
-        return training_metrics(result.series, result.effects, evaluation)
+    return checked
 
 
 def train_and_evaluate(
@@ -89,21 +94,10 @@ def train_and_evaluate(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
-    return train_and_measure(run, RLTraining, folder, progress, should_stop, threads)
+    """Train `run`'s arm and measure it; keep what was trained in `folder`.
 
-
-def train_and_measure(
-    run: RunConfig,
-    method_of: Callable[[LoadedRuns, Policies], TrainingMethod],
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> Measured:
-    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`.
-
-    Of several ranks the first alone writes, and all stop after the same step.
+    Of several ranks the first alone writes, and all stop after the same step. See
+    `repro.procedures.Procedure`.
     """
     ranks = Ranks.joined()
     options = LogOptions.from_environment() if ranks.first else LogOptions()
@@ -118,18 +112,16 @@ def train_and_measure(
         progress("evaluating the start", {})
         (start,) = loaded_runs.evaluation.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
-        method = method_of(loaded_runs, policies)
-        hooks = loaded_runs.hooks(method, progress, lambda: ranks.any(should_stop()))
+        hooks = loaded_runs.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
             hooks = logger.around(hooks, loaded_runs.evaluation.evaluator.tokenizer)
-        result = finished(method.train(hooks, folder / "checkpoint"))
+        result = finished(train_runs(loaded_runs, policies, hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
         final = loaded_runs.final()
         trained = TrainingOutcome(
             start=cast(Answers, start),  # the one run is alive
             result=result,
-            metrics=method.metrics(0, result),
             change_l2=_distance(policy, copies),
         )
         measured = loaded_runs.outcome(0, final, trained)
@@ -196,7 +188,7 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     ranks = Ranks.joined()
-    asker = SingleAsker(shared(sampler, ranks))
+    asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
     problems = ProblemSets.of(scale, trains=run.arm.training != "none")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -78,7 +79,10 @@ def carry_out(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> list[Path]:
-    """Carry out runs that go together, and write their records into `records`; return the paths."""
+    """Carry out runs that go together, and write their records into `records`; return the paths.
+
+    Of several ranks the first alone writes.
+    """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
@@ -87,6 +91,8 @@ def carry_out(
     measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") != "0":
+        return []
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
@@ -97,21 +103,6 @@ def carry_out(
         else:
             paths.append(keep(run, measurement, started, records, environment))
     return paths
-
-
-def take_part(
-    runs: Sequence[RunConfig],
-    folder: Path,
-    records: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> list[Path]:
-    """Carry out a run as a rank beside the first, which alone writes; see `carry_out`."""
-    del records
-    source_at_start()
-    _measure(runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads)
-    return []
 
 
 def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:

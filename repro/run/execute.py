@@ -141,7 +141,7 @@ def main_run(args: argparse.Namespace) -> int:
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
         f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
     )
-    joined = join_torchrun() if launched_ranks() > 1 else None
+    joined = join_torchrun(args.stall_timeout) if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder, sentence = runs_folder(args.runs)

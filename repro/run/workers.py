@@ -15,6 +15,7 @@ this program, never files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import signal
@@ -87,7 +88,6 @@ class WorkerPool:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
         self._log = log
-        self._context = multiprocessing.get_context("spawn")
         self._count = count
         self._threads = threads
         self._grace = grace
@@ -146,7 +146,7 @@ class WorkerPool:
         self._stopping = True
         for worker in self._workers:
             if worker.task is not None:
-                _send(worker, "stop")
+                send(worker.pipe, "stop")
         threading.Thread(target=self._kill_after_grace, daemon=True).start()
 
     def close(self) -> None:
@@ -163,21 +163,9 @@ class WorkerPool:
             worker.process.kill()
 
     def _start(self, device: str | None) -> _Worker:
-        pool_end, worker_end = self._context.Pipe()
-        process = self._context.Process(
-            target=work,
-            args=(worker_end, self._log, self._threads, device, self._each, *self._work),
-            name="repro-worker",
-            daemon=False,
-        )
-        # Blocked signals stay so in the new process, until it ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        worker_end.close()
-        return _Worker(process=process, pipe=pool_end, device=device)
+        own = self._log, self._threads, device, self._each, *self._work
+        process, pipe = start_process(lambda end: (end, *own), work, "repro-worker")
+        return _Worker(process=process, pipe=pipe, device=device)
 
     def _feed(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
         """Give a worker the first task that no other start is at; let it end where none is left.
@@ -194,9 +182,9 @@ class WorkerPool:
             worker.task = claim.claimed
         waiting.extendleft(reversed(busy))
         if worker.task is not None:
-            _send(worker, worker.task)
+            send(worker.pipe, worker.task)
         elif self._stopping or not waiting:
-            _send(worker, None)
+            send(worker.pipe, None)
             self._retire(worker)
 
     def _retire(self, worker: _Worker) -> None:
@@ -241,7 +229,7 @@ class WorkerPool:
 
     def _dead(self, worker: _Worker, task: Task, code: int | None, waiting: deque[Task]) -> Event:
         """Return the fate of a task whose worker died; it may go back into the queue."""
-        text = f"the worker process ended by {_how(code)} while it carried out this run"
+        text = f"the worker process ended by {ending_of(code)} while it carried out this run"
         if code == DEAD:
             text = f"device {worker.device} does not answer, and gets no more work"
         if self._asked_to_stop or not self._devices:
@@ -280,12 +268,29 @@ class WorkerPool:
             self._workers.append(self._start(best))
 
 
-def _how(code: int | None) -> str:
+def start_process(
+    arguments: Callable[[Connection], tuple[Any, ...]], body: Callable[..., None], name: str
+) -> tuple[BaseProcess, Connection]:
+    """Start a fresh process with its end of a pipe among its arguments; return it and our end."""
+    context = multiprocessing.get_context("spawn")
+    own, its = context.Pipe()
+    process = context.Process(target=body, args=arguments(its), name=name, daemon=False)
+    # Blocked signals stay so in the new process, until it ignores them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    its.close()
+    return process, own
+
+
+def ending_of(code: int | None) -> str:
+    """Return how a process ended, in words, by its exit code."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def _send(worker: _Worker, message: Any) -> None:
-    try:
-        worker.pipe.send(message)
-    except (BrokenPipeError, OSError):
-        return  # the dead worker is noticed, with its exit code, when its pipe is read
+def send(pipe: Connection, message: Any) -> None:
+    """Send to a process; a dead one is noticed, with its exit code, when its pipe is read."""
+    with contextlib.suppress(OSError):
+        pipe.send(message)

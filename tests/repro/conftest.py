@@ -21,7 +21,6 @@ from repro.evidence.record import Record, record_path
 from repro.reward.grader import GraderPool
 from repro.reward.grader_worker import Worker
 from repro.run import workers
-from repro.run.several_ranks import rank_processes
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -61,7 +60,6 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     forking = SimpleNamespace(Pipe=server.Pipe, Process=process)
     by_fork = SimpleNamespace(get_context=lambda method: forking)
     monkeypatch.setattr(workers, "multiprocessing", by_fork)
-    monkeypatch.setattr(rank_processes, "multiprocessing", by_fork)
 
 
 @pytest.fixture(scope="session")

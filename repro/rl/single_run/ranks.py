@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 # `repro.run.several_ranks.rank_processes`, which imports no torch.
 STALL_VARIABLE, MEETING_VARIABLE = "REPRO_STALL_TIMEOUT", "REPRO_RANKS_MEET"
 STALL_SECONDS = 600.0
-_TEXT_BYTES = 4096
+_TEXT_BYTES = 65_536
 _FINISH = ("stop", "length")
 
 
@@ -129,8 +129,8 @@ class Ranks:
         """Raise `ValueError` on all ranks alike where one has a problem; all must ask."""
         if self.any(problem is not None):
             texts = self.texts(problem or "")
-            said = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-            raise ValueError("; ".join(said))
+            found = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+            raise ValueError("; ".join(found))
 
     def any(self, mine: bool) -> bool:
         """Return whether it is so on any rank; all must ask."""
@@ -159,7 +159,7 @@ class Ranks:
         return [part[:size] for part, size in zip(every, sizes.tolist(), strict=True)]
 
     def texts(self, own: str) -> list[str]:
-        """Return every rank's text, cut to some thousand bytes."""
+        """Return every rank's text, cut to `_TEXT_BYTES`."""
         held = torch.tensor(list(own.encode()[:_TEXT_BYTES]), dtype=torch.uint8)
         return [bytes(part.tolist()).decode(errors="replace") for part in self.gathered(held)]
 
@@ -176,15 +176,19 @@ class Ranks:
             )
 
     def _exchange(self, of: str, act: Callable[[], object]) -> None:
-        """Meet, then exchange; `PeerLostError` says which rank did not come, and to what."""
+        """Meet, then exchange; `PeerLostError` says which rank did not come, and to what.
+
+        The first rank alone knows who is missing; the others leave it the time to say so.
+        """
+        patience = self.stall if self.first else 2 * self.stall
         try:
-            dist.monitored_barrier(timeout=timedelta(seconds=self.stall), wait_all_ranks=True)
+            dist.monitored_barrier(timeout=timedelta(seconds=patience), wait_all_ranks=True)
             act()
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise PeerLostError(
-                f"rank {self.rank} on {socket.gethostname()} waited up to {self.stall:g} s to "
-                f"exchange {of}: {said}"
+                f"rank {self.rank} on {socket.gethostname()} waited up to {patience:g} s to "
+                f"exchange {of}: {reason}"
             ) from error
 
 
@@ -192,7 +196,7 @@ class Ranks:
 def _joined(world: int) -> Ranks:
     """Join the group of this process's run, once."""
     stall = float(os.environ.get(STALL_VARIABLE, STALL_SECONDS))
-    longer = timedelta(seconds=2 * stall)  # ranks meet first, which names the missing
+    longer = timedelta(seconds=3 * stall)  # ranks meet first, which names the missing
     dist.init_process_group(
         "gloo",
         init_method=os.environ.get(MEETING_VARIABLE, "env://"),

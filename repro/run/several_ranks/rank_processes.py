@@ -10,7 +10,6 @@ devices, and follows its ranks: one that dies, fails or does not come ends the o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.procedure import WARNING, Progress, Stopped
-from repro.run.carry_out import carry_out, is_ensemble, take_part
+from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
+from repro.run.carry_out import is_ensemble
 from repro.run.shared_work import Claim
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
+from repro.run.workers import ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
+# As `repro.rl.single_run.ranks` reads it, which imports torch.
+_STALL = "REPRO_STALL_TIMEOUT"
 # What the first rank says to the others in place of a run.
 _LEFT = "left"
 # What several ranks can carry out: their policies train, or are asked, by themselves.
@@ -123,9 +125,12 @@ class Ranked:
         """
         (run,) = runs
         task = Task(run=run, folder=folder, runs=records)
+        started: list[tuple[BaseProcess, Connection]] = []
         with tempfile.TemporaryDirectory() as place:
-            started = [self._start(rank, Path(place) / "meet", task, threads) for rank in self._all]
             try:
+                for rank in range(self.ranks):
+                    started.append(self._start(rank, Path(place) / "meet", records, threads))
+                    send(started[rank][1], task)
                 self._follow(started, progress, should_stop)
             finally:
                 for process, pipe in started:
@@ -134,38 +139,22 @@ class Ranked:
                     pipe.close()
         return []
 
-    @property
-    def _all(self) -> range:
-        return range(self.ranks)
-
     def _start(
-        self, rank: int, meeting: Path, task: Task, threads: int
+        self, rank: int, meeting: Path, records: Path, threads: int
     ) -> tuple[BaseProcess, Connection]:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        device = visible.split(",")[rank] if visible else None
         variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.ranks),
             "REPRO_RANKS_MEET": f"file://{meeting}",
-            "REPRO_STALL_TIMEOUT": str(self.stall),
+            _STALL: str(self.stall),
         }
-        context = multiprocessing.get_context("spawn")
-        own, its = context.Pipe()
-        body = self.body or (carry_out if rank == 0 else take_part)
-        process = context.Process(
-            target=_work_as_rank,
-            args=(variables, its, task.runs / "workers.log", threads, device, body),
-            name=f"repro-rank-{rank}",
+        log, device = records / "workers.log", device_of_rank(rank)
+        return start_process(
+            lambda pipe: (variables, pipe, log, threads, device, self.body),
+            _work_as_rank,
+            f"repro-rank-{rank}",
         )
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        its.close()
-        own.send(task)
-        return process, own
 
     def _follow(
         self,
@@ -181,7 +170,7 @@ class Ranked:
             if not asked and should_stop():
                 asked = True
                 for pipe in pipes:
-                    pipe.send("stop")
+                    send(pipe, "stop")
             for item in wait(list(pipes), timeout=0.2):
                 ready = cast(Connection, item)
                 rank = pipes[ready]
@@ -198,8 +187,9 @@ class Ranked:
                 elif event.kind in ("finished", "stopped", "lost"):
                     del pipes[ready]
                     stopped = stopped or event.kind == "stopped"
-                    if event.kind == "lost" and lost is None:
-                        lost, until = event.text, time.monotonic() + _NAMING_SECONDS
+                    if event.kind == "lost" and (lost is None or rank == 0):
+                        # The others know only that the first, which names the missing, gave up.
+                        lost, until = event.text, min(until, time.monotonic() + _NAMING_SECONDS)
                 elif event.kind not in ("started", "progress", "warning"):
                     raise EndedError(event.kind, f"rank {rank} ({reached}): {event.text}")
             if lost is not None and (not pipes or time.monotonic() > until):
@@ -211,8 +201,7 @@ class Ranked:
 def _ended(rank: int, process: BaseProcess, reached: str) -> str:
     """Return a sentence on a rank that ended without a word."""
     process.join()
-    code = process.exitcode or 0
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    how = ending_of(process.exitcode)
     return f"rank {rank} on {socket.gethostname()} ended by {how} ({reached})"
 
 
@@ -222,7 +211,7 @@ def _work_as_rank(
     log: Path,
     threads: int,
     device: str | None,
-    body: CarryOut,
+    body: CarryOut | None,
 ) -> None:
     """Be a worker for one task that is a rank of its run."""
     os.environ.update(variables)
@@ -261,11 +250,13 @@ class InPlace:
             task = claim.claimed
             self._ranks.texts(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, carry_out)
+            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
+            # Where a signal reached another rank alone, all have stopped for it.
+            self._stop = self._stop or kind == "stopped"
             yield Event(task=task, kind=kind, text=text, values=values)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
@@ -301,12 +292,14 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     try:
         while (digest := ranks.texts("")[0]) in by_digest:
             kind, text, _ = outcome_of(
-                by_digest[digest], threads, _quietly, lambda: bool(asked), take_part
+                by_digest[digest], threads, _quietly, lambda: bool(asked), None
             )
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank {ranks.rank}: {text}")
+    except PeerLostError as lost:  # between two runs
+        raise SystemExit(str(lost)) from lost
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -324,8 +317,21 @@ def _quietly(text: str, values: dict[str, float]) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def join_torchrun() -> Ranks:
+def device_of_rank(local: int) -> str | None:
+    """Return what a host's rank of this number sees of the visible devices; None hides none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    return dict(enumerate(visible.split(","))).get(local, "")
+
+
+def join_torchrun(stall: float) -> Ranks:
     """Join torchrun's group on this process's device, with ranks of the same source and packages.
+
+    Parameters
+    ----------
+    stall
+        Seconds that ranks wait for one another.
 
     Raises
     ------
@@ -333,26 +339,26 @@ def join_torchrun() -> Ranks:
         When hosts differ; names the first difference.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    own = visible.split(",") if visible else []
+    device = device_of_rank(local)
+    os.environ[_STALL] = str(stall)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["CUDA_VISIBLE_DEVICES"] = own[local] if local < len(own) else str(local)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(local) if device is None else device
     from repro.rl.single_run.ranks import Ranks
 
     ranks = Ranks.joined()
-    said = [json.loads(text) for text in ranks.texts(json.dumps(_identity()))]
-    require_alike(said)
+    require_alike([json.loads(text) for text in ranks.texts(json.dumps(_identity()))])
     return ranks
 
 
-def require_alike(said: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` where what ranks say of themselves differs in more than the host."""
-    for rank, other in enumerate(said):
-        for name in said[0].keys() - {"host"}:
+def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ValueError` where the identities of ranks differ in more than the host."""
+    first = identities[0]
+    for rank, other in enumerate(identities):
+        for name in first.keys() - {"host"}:
             require(
-                other.get(name) == said[0][name],
+                other.get(name) == first[name],
                 f"{name} is {other.get(name)} on rank {rank} ({other['host']}) and "
-                f"{said[0][name]} on rank 0 ({said[0]['host']}); all ranks need the same",
+                f"{first[name]} on rank 0 ({first['host']}); all ranks need the same",
             )
 
 
@@ -361,6 +367,7 @@ def _identity() -> dict[str, Any]:
     environment = capture_environment()
     return {
         "host": socket.gethostname(),
+        "command line": " ".join(sys.argv[1:]),
         "source": environment["source_sha256"],
         "Python": environment["python"],
         **environment["packages"],

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from kernels import dispatch
 from repro.data.load import load_problems
+from repro.evaluate.asking import SingleAsker
 from repro.models.policy import Policy
+from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
 from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.single_run.ranks import ALONE, Ranks, SharedSampler
@@ -203,6 +205,28 @@ def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
         # The last bits are those of the batch's width.
         assert other.sampled_logprobs == pytest.approx(one.sampled_logprobs, abs=1e-5)
+
+
+def test_rewards_that_differ_between_ranks_are_refused() -> None:
+    class OtherPays(Ranks):
+        def texts(self, own: str) -> list[str]:
+            return [own, own if same else "another digest"]
+
+    def score(asked: Any) -> list[Any]:
+        return [Rewards(accuracy=[1.0], format=[1.0], total=[asked], lenient_accuracy=[1.0],
+                        soft_format=[1.0], statuses=["ok"])]  # fmt: skip
+
+    same = True
+    assert _alike_on_ranks(score, OtherPays(0, 2))([None])[0].total == [[None]]
+    same = False
+    with pytest.raises(ValueError, match="rank 1 rewards the same completions otherwise"):
+        _alike_on_ranks(score, OtherPays(0, 2))([None])
+
+
+def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step: Any) -> None:
+    sampler = TorchSampler(step[0])
+    alone = SingleAsker(sampler).prompts_at_once(2, 400)
+    assert SingleAsker(sampler, Ranks(0, 4)).prompts_at_once(2, 400) == 4 * alone
 
 
 def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all() -> None:

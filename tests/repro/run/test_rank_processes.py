@@ -12,9 +12,19 @@ import pytest
 from repro.__main__ import build_parser
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
+from repro.rl.single_run.ranks import ALONE
 from repro.run.execute import Rankwise, execute, main_run
-from repro.run.several_ranks.rank_processes import Ranked, in_groups, require_alike, require_ranks
-from repro.run.worker import EndedError
+from repro.run.several_ranks import rank_processes
+from repro.run.several_ranks.rank_processes import (
+    InPlace,
+    Ranked,
+    device_of_rank,
+    in_groups,
+    require_alike,
+    require_ranks,
+)
+from repro.run.shared_work import Claim
+from repro.run.worker import EndedError, Task
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
@@ -29,7 +39,7 @@ FAULTS = """
 import errno, os, signal, time
 import torch
 from repro.models.policy import trainable_parameters
-from repro.run.carry_out import carry_out, take_part
+from repro.run.carry_out import carry_out
 
 def body(runs, folder, records, progress, should_stop, threads):
     import repro.rl.step as step
@@ -76,8 +86,7 @@ def body(runs, folder, records, progress, should_stop, threads):
             step._evaluated = idle_rows
         if fault == "disk":
             checkpoint.write_snapshot = full
-    act = carry_out if rank == 0 else take_part
-    return act(runs, folder, records, progress, should_stop, threads)
+    return carry_out(runs, folder, records, progress, should_stop, threads)
 """
 
 
@@ -160,17 +169,38 @@ def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
     assert time.monotonic() - begun < 60
 
 
+# The second of three ranks waits longest, and the third does not come.
+LATE = """
+import os, time
+from repro.rl.single_run.ranks import Ranks
+
+def body(runs, folder, records, progress, should_stop, threads):
+    ranks = Ranks.joined()
+    time.sleep((2, 0, 60)[ranks.rank])
+    ranks.any(False)
+"""
+
+
+def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_workers):
+    body = planted("late_ranks", LATE, tmp_path, monkeypatch).body
+    with pytest.raises(EndedError, match="2 failed to pass") as caught:
+        Ranked(ranks=3, stall=4.0, body=body)(
+            [run_of()], tmp_path, tmp_path, lambda text, values: None, lambda: False, 1
+        )
+    assert caught.value.kind == "lost"
+
+
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "sentence"),
     [("gradient", "rank 1: the gradient of .* not finite at step 1"),
      ("idle", "rank 1: log-probabilities of rows .* not finite"),
      ("drift", "rank 1 differs"), ("raise", r"rank 1 \(.*\): ValueError: planted here")],
 )  # fmt: skip
 def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
-    with_fault, tmp_path, fault, said
+    with_fault, tmp_path, fault, sentence
 ):
     run = run_of()
-    with pytest.raises(EndedError, match=said) as caught:
+    with pytest.raises(EndedError, match=sentence) as caught:
         with_fault(run, fault, at=2)
     assert caught.value.kind == "failed"
     assert not list(tmp_path.rglob("step-*"))
@@ -272,6 +302,23 @@ def test_ranks_of_unlike_sources_are_refused():
     require_alike([own, {**own, "host": "b"}])
     with pytest.raises(ValueError, match=r"torch is 2.8 on rank 1 \(b\) and 2.9 on rank 0"):
         require_alike([own, {**own, "host": "b", "torch": "2.8"}])
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"), [(None, None), ("", ""), ("4,6", "6"), ("4", ""), ("GPU-a,GPU-b", "GPU-b")]
+)
+def test_a_rank_sees_no_device_but_those_given_to_all(monkeypatch, visible, seen):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_of_rank(1) == seen
+
+
+def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("stopped", "", {}))
+    tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
+    first = InPlace(ALONE, 1, lambda task: Claim(claimed=task))
+    assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]
 
 
 def test_devices_go_to_runs_in_groups():
