@@ -15,7 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.layout import frame, name_line, new_figure, spread_names, tidy, tidy_rows
+from figures.layout import (
+    draw_interval,
+    frame,
+    name_line,
+    new_figure,
+    spread_names,
+    tidy,
+    tidy_rows,
+)
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -74,11 +82,9 @@ def _paper(cells: Sequence[PaperCell]) -> dict[str, float]:
 def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str, float]) -> None:
     for place, arm in enumerate(reversed(arms)):
         draws = [entropy[arm][s] - entropy[_BASE][s] for s in entropy[arm] if s in entropy[_BASE]]
-        interval, tone = mean_interval(draws), colour(arm)
-        if interval.low is not None and interval.high is not None:
-            axes.plot([interval.low, interval.high], [place, place], color=tone, linewidth=2)
-        axes.plot(interval.value, place, "o", color=tone, markersize=6)
-        axes.plot(draws, [place] * len(draws), "|", color=tone, markersize=10, alpha=0.8)
+        interval = mean_interval(draws)
+        ends = (interval.low, interval.high)
+        draw_interval(axes, place, interval.value, ends, draws, colour(arm), tick=10)
         if arm in paper:
             axes.plot(paper[arm], place, "D", color="#000000", markersize=4.5, zorder=3)
     axes.axvline(0, color="#9a9a9a", linewidth=0.8)

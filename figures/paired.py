@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from figures.captions import rate_of, rates_text
 from figures.contrasts import Cell, Column
-from figures.layout import frame, new_figure, tidy_rows
+from figures.layout import draw_interval, frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.printed import Printed
 from repro.evidence.record import Record
@@ -96,13 +96,9 @@ def _measured(axes: Axes, cells: Sequence[Cell], places: Mapping[tuple[str, ...]
     column = cells[0].column
     _frame(axes, _reach(cells))
     for cell in cells:
-        place, tone = places[cell.arms], colour(cell.arms[0])
-        _tint(axes, cell, place)
-        if cell.low is not None and cell.high is not None:
-            axes.plot([cell.low, cell.high], [place, place], color=tone, linewidth=2)
-        axes.plot(cell.mean, place, "o", color=tone, markersize=6)
-        ticks = [place] * len(cell.pairs)
-        axes.plot(cell.pairs, ticks, "|", color=tone, markersize=11, alpha=0.8)
+        _tint(axes, cell, places[cell.arms])
+        ends = (cell.low, cell.high)
+        draw_interval(axes, places[cell.arms], cell.mean, ends, cell.pairs, colour(cell.arms[0]))
     axes.set_title(f"{column.title}\n{_base(column)}", fontsize=9, loc="left", color=_GREY)
     axes.set_xlabel(f"difference, {column.unit}")
 

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import accuracy, heldout
+from figures import accuracy
 from figures.accuracy import AccuracyRow
-from figures.curves import ENTROPY, REWARD, CurveRow
+from figures.curves import ENTROPY, REWARD, CurveRow, draw_heldout
 from figures.layout import frame, new_figure
 from repro.spec.target import Target
 from repro.targets import TARGETS, find
@@ -79,7 +79,7 @@ def drawn(name: str) -> list[Figure]:
     return [
         REWARD.draw(curves, where),
         ENTROPY.draw(curves, where),
-        heldout.draw(heights, where),
+        draw_heldout(heights, where),
         accuracy.draw(shares, where),
     ]
 
