@@ -28,6 +28,7 @@ from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.evidence.verdicts.expectation import load_bars
 from repro.evidence.verdicts.verdict import Verdict
+from repro.report.doses import paper_rises
 from repro.report.tidy import claim_verdicts
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
@@ -191,7 +192,7 @@ def target_figures(
     differences = paired_figure(records, expected, tier, target, where, verdicts)
     if differences is not None:
         figures[paired.NAME] = differences
-    measured = doses.draw(records, paper_cells(expected, "figure5"), where)
+    measured = doses.draw(records, paper_rises(expected), where)
     return figures if measured is None else figures | {doses.NAME: measured}
 
 

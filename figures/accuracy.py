@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.captions import caption, rate_of
+from figures.captions import ArmRow, caption, rate_of
 from figures.layout import draw_interval, foot, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
@@ -27,22 +27,15 @@ _MARKS = ("o", "s", "D", "^")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccuracyRow:
+class AccuracyRow(ArmRow):
     """One arm: measured percent with interval, one value per seed, the paper's values by column."""
 
-    arm: str
     mean: float
     low: float | None
     high: float | None
     seeds: tuple[float, ...]
     ceiling: float | None
-    rate: float | None
     paper: Mapping[str, float]
-
-    @property
-    def n(self) -> int:
-        """How many seeds there are."""
-        return len(self.seeds)
 
 
 def rows(
@@ -68,6 +61,7 @@ def rows(
         table.append(
             AccuracyRow(
                 arm=arm,
+                n=len(values[arm]),
                 mean=interval.value,
                 low=interval.low,
                 high=interval.high,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.captions import caption, rate_of
+from figures.captions import ArmRow, caption, rate_of
 from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
@@ -36,7 +36,7 @@ _BAND_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow:
+class CurveRow(ArmRow):
     """One arm at one place: mean over seeds, its interval (None of one or two), learning rate.
 
     Attributes
@@ -45,13 +45,10 @@ class CurveRow:
         Training step, from 1, or training tokens.
     """
 
-    arm: str
     place: float
     mean: float
     low: float | None
     high: float | None
-    n: int
-    rate: float | None = None
 
 
 def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:

@@ -25,7 +25,6 @@ from figures.layout import (
     tidy_rows,
 )
 from figures.palette import colour, order, short
-from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
 
@@ -44,13 +43,13 @@ def values_of(records: Sequence[Record], metric: str) -> dict[str, dict[int, flo
     return found
 
 
-def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "") -> Figure | None:
+def draw(records: Sequence[Record], paper: Mapping[str, float], where: str = "") -> Figure | None:
     """Return the figure, None without records of doses beside BF16's.
 
     Parameters
     ----------
-    cells
-        The paper's, of Fig. 5.
+    paper
+        By how much formats raise the entropy at step 0 of its Fig. 5, nats.
     """
     entropy = values_of(records, "entropy_finished")
     accuracy = values_of(records, "accuracy_lenient")
@@ -60,7 +59,7 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
         return None
     figure = new_figure(11.0, 1.9 + 0.29 * len(arms))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _rises(left, entropy, [arm for arm in arms if arm not in tempered], _paper(cells))
+    _rises(left, entropy, [arm for arm in arms if arm not in tempered], paper)
     _costs(right, entropy, accuracy, arms, tempered)
     keys = [
         Line2D([], [], color="#444444", marker="o", label="mean, 95 % interval over draws"),
@@ -72,11 +71,6 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
     note += "of own finished completions, before any training"
     frame(figure, f"How large each treatment is{where}", note, keys)
     return figure
-
-
-def _paper(cells: Sequence[PaperCell]) -> dict[str, float]:
-    start = {cell.arm: cell.value for cell in cells if cell.column == "step 0" and cell.arm}
-    return {arm: value - start[_BASE] for arm, value in start.items() if _BASE in start}
 
 
 def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str, float]) -> None:

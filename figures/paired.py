@@ -7,7 +7,6 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import wrap
 
@@ -17,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from figures.captions import rate_of, rates_text
+from figures.captions import ArmRow, rate_of, rates_text
 from figures.contrasts import Cell, Column
 from figures.layout import draw_interval, frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
@@ -31,15 +30,6 @@ _MARKS = {"o": "circles", "s": "squares", "D": "diamonds"}
 _GREY = "#444444"
 # Letters of a heading that fit over the narrowest panel.
 _PANEL_LETTERS = 42
-
-
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    """What a caption asks of an arm."""
-
-    arm: str
-    n: int
-    rate: float | None
 
 
 def draw(
@@ -158,7 +148,7 @@ def _note(cells: Sequence[Cell]) -> str:
 
 def _rates(cells: Sequence[Cell], records: Sequence[Record]) -> str:
     arms = order(list({arm for cell in cells for arm in cell.arms}))
-    return rates_text([_Arm(arm, 0, rate_of(records, arm)) for arm in arms])
+    return rates_text([ArmRow(arm=arm, n=0, rate=rate_of(records, arm)) for arm in arms])
 
 
 def _keys(cells: Sequence[Cell]) -> list[Line2D | Patch]:

@@ -18,11 +18,11 @@ from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.report.systems_rates import rates_of_cells
 
 Bars = Mapping[tuple[str, str], Expectation]
 Place = tuple[str, str, int]
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 _RANK = re.compile(r"_r\d+(?=_|$)")
 _GREY = "#555555"
 # A stroke's ends, as factors of its place on a logarithmic axis.
@@ -78,7 +78,7 @@ def rate_rows(
             seeds.setdefault(key, []).append(value)
             if (record.arm, metric) in stated:
                 bar_at[key] = stated[record.arm, metric]
-    printed = paper_places(cells, "rank" if by_rank else "batch")
+    printed = rates_of_cells(cells)
     rows = [
         _row(key, mean_interval(values), bar_at.get(key), printed.get(key))
         for key, values in seeds.items()
@@ -100,16 +100,6 @@ def _row(key: Place, interval: Interval, bar: Expectation | None, paper: float |
         goal=None if bar is None else bar.goal,
         paper=paper,
     )
-
-
-def paper_places(cells: Sequence[PaperCell], axis: str) -> dict[Place, float]:
-    """Return {(model, arm, place): tokens per second} of the paper's rollout cells."""
-    places = {}
-    for cell in cells:
-        match = _CELL.fullmatch(cell.column)
-        if match and match[2] == axis and cell.quantity == "rollout" and cell.arm:
-            places[match[1].lower(), cell.arm, int(match[3])] = cell.value
-    return places
 
 
 def plain(arm: str) -> str:

@@ -151,7 +151,7 @@ def accuracy_rows(*means: float) -> list[accuracy.AccuracyRow]:
     """Return a row of three seeds, a point apart, about each mean in percent."""
     return [
         accuracy.AccuracyRow(
-            arm=arm, mean=mean, low=mean - 3, high=mean + 3, seeds=(mean - 1, mean, mean + 1),
+            arm=arm, n=3, mean=mean, low=mean - 3, high=mean + 3, seeds=(mean - 1, mean, mean + 1),
             ceiling=None, rate=None, paper={},
         )
         for arm, mean in zip(ARMS, means, strict=False)

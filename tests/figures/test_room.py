@@ -71,7 +71,7 @@ def drawn(name: str) -> list[Figure]:
         for row in curves
     ]  # fmt: skip
     shares = [
-        AccuracyRow(arm=row.arm, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
+        AccuracyRow(arm=row.arm, n=row.n, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
                     ceiling=None, rate=row.rate, paper={})
         for row in curves
         if row.place == 1
