@@ -25,6 +25,7 @@ from repro.evidence.provenance import (
 from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, RecordError, failed_record, read_record
 from repro.evidence.store import (
+    HEAD,
     Blessed,
     Joined,
     RunsFolder,
@@ -32,6 +33,7 @@ from repro.evidence.store import (
     blessed_sources,
     read_stored,
     stored_path,
+    table_text,
     write_stored,
 )
 from repro.evidence.verdicts.measured import load_expectations
@@ -102,36 +104,6 @@ def test_a_line_holds_what_the_target_lists_and_the_run_has(
     assert head[7:] == [name for name in METRICS if name in records[0].metrics]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("bf16_lora,0,ok", "bf16_lora,0,failed", r"table1.csv:2: outcome is 'failed'"),
-        ("bf16_lora,0,", "bf16_lora,7,", r"table1.csv:2: seed is '7'; .* has '0'"),
-        ("arm,seed", "seed,arm", r"table1.csv:1: begins with the columns"),
-        ("nvfp4_lora,1,ok", "nvfp4_lora,1,ok,", r"table1.csv:5: has \d+ cells; needs"),
-    ],
-)
-def test_a_line_that_was_edited_is_refused(
-    old: str, new: str, words: str, records: list[Record], tmp_path: Path
-) -> None:
-    path = stored(records, tmp_path)
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(RecordError, match=words):
-        read_stored(path)
-
-
-def test_an_edited_number_is_refused_by_its_column(records: list[Record], tmp_path: Path) -> None:
-    path = stored(records, tmp_path)
-    lines = path.read_text().splitlines()
-    cells = lines[3].split(",")
-    column = lines[0].split(",").index("accuracy")
-    cells[column] = "99.0"
-    lines[3] = ",".join(cells)
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(RecordError, match=r"table1.csv:4: accuracy is '99.0'; the whole record"):
-        read_stored(path)
-
-
 def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
     first = dataclasses.replace(records[0], series=records[0].series | {"only_here": [1.0, None]})
     path = stored([first, *records[1:]], tmp_path)
@@ -185,15 +157,10 @@ def test_series_of_other_runs_are_refused(
         read_stored(path)
 
 
-def test_half_a_blessing_is_refused(records: list[Record], tmp_path: Path) -> None:
+def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path: Path) -> None:
     path = stored(records, tmp_path)
-    old = path.read_bytes()
-    stored(records[:2], tmp_path)
-    path.write_bytes(old)
-    with pytest.raises(RecordError, match=r"has 4 runs; table1.jsonl.xz has 2"):
-        read_stored(path)
     path.with_suffix(".jsonl.xz").write_bytes(b"no archive")
-    with pytest.raises(RecordError, match=r"not readable with table1\.jsonl\.xz"):
+    with pytest.raises(RecordError, match=r"table1\.jsonl\.xz: not readable"):
         read_stored(path)
     path.with_suffix(".jsonl.xz").unlink()
     with pytest.raises(RecordError, match="half of it is missing"):
@@ -286,7 +253,7 @@ def test_what_is_left_out_is_named_and_metrics_stay_as_they_were_formed(smoke_ru
     assert any("series.loss is missing" in reason for reason in violations(silent))
 
 
-def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
+def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs() -> None:
     expected = expected_folder(None)
     sources = blessed_sources(expected)
     assert {source.tier for source in sources} == {"smoke", "systems", "mini"}
@@ -294,6 +261,10 @@ def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() 
         for tier, name in source.targets():
             arms = {arm.name for arm in find(name).arms}
             assert {entry.arm for entry in source.entries(tier, name)} <= arms, name
+    for path in sorted((expected / "records").rglob("*.csv")):
+        text = path.read_text(encoding="utf-8")
+        columns = text.partition("\n")[0].split(",")[len(HEAD) :]
+        assert table_text(columns, read_stored(path)) == text, path
     names = {path.name.split(".")[0] for path in (expected / "records").rglob("*.xz")}
     assert names == {name for source in sources for _, name in source.targets()}
 
