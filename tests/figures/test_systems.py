@@ -185,14 +185,6 @@ def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:
     assert "5 seeds per arm on one NVIDIA H100" in drawn[names["nvidia_h100"]]
 
 
-def test_a_tier_without_blessed_records_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
-    assert main(line) == 1
-    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
-
-
 def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(tmp_path: Path) -> None:
     records = records_of("table9")
     texts = []
@@ -206,17 +198,3 @@ def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(tmp_path: 
         (path,) = save(figure, tmp_path / f"{shift}", "ranks", ["svg"])
         texts.append(path.read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
-
-
-def test_legend_and_title_do_not_overlap() -> None:
-    records = records_of("table9")
-    figure = throughput.draw_ranks(
-        rate_rows(records, by_rank=True), "A title", protocol.origin(records)
-    )
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    (title,) = figure.texts[:1]
-    assert title.get_text() == "A title"
-    box = legend.get_window_extent()
-    assert box.y1 <= title.get_window_extent().y0 + 2
-    assert all(part.title.get_window_extent().y1 <= box.y0 + 2 for part in figure.axes)
