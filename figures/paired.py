@@ -7,7 +7,7 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from textwrap import wrap
 
 from matplotlib.axes import Axes
@@ -76,10 +76,8 @@ def _label(arms: tuple[str, ...]) -> str:
 
 def _places(lines: Sequence[int]) -> list[float]:
     """Return a height per row, the first on top."""
-    heights = [0.0]
-    for above, below in pairwise(lines):
-        heights.append(heights[-1] - (above + below) / 2)
-    return heights
+    gaps = (-(above + below) / 2 for above, below in pairwise(lines))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def _measured(axes: Axes, cells: Sequence[Cell], places: Mapping[tuple[str, ...], float]) -> None:
