@@ -19,8 +19,7 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, contrasts, doses, floors, heldout, paired
-from figures.curves import ENTROPY, REWARD
+from figures import accuracy, contrasts, curves, doses, floors, paired
 from figures.protocol import origin
 from figures.timings import operations, roofline, systems
 from repro.evidence import printed
@@ -29,6 +28,7 @@ from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.evidence.verdicts.expectation import load_bars
 from repro.evidence.verdicts.verdict import Verdict
+from repro.report.doses import paper_rises
 from repro.report.tidy import claim_verdicts
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
@@ -192,7 +192,7 @@ def target_figures(
     differences = paired_figure(records, expected, tier, target, where, verdicts)
     if differences is not None:
         figures[paired.NAME] = differences
-    measured = doses.draw(records, paper_cells(expected, "figure5"), where)
+    measured = doses.draw(records, paper_rises(expected), where)
     return figures if measured is None else figures | {doses.NAME: measured}
 
 
@@ -301,13 +301,14 @@ def figures_of(
     records: Sequence[Record], cells: Sequence[PaperCell], where: str = ""
 ) -> dict[str, Figure]:
     """Return each figure for which there are rows, by its name."""
-    curves = [
-        *((one.name, _figure(one.draw, one.rows(records), where)) for one in (REWARD, ENTROPY)),
+    series = (curves.REWARD, curves.ENTROPY)
+    learning = [
+        *((one.name, _figure(one.draw, one.rows(records), where)) for one in series),
         (accuracy.NAME, _figure(accuracy.draw, accuracy.rows(records, cells), where)),
-        (heldout.NAME, _figure(heldout.draw, heldout.rows(records), where)),
+        (curves.HELDOUT, _figure(curves.draw_heldout, curves.heldout_rows(records), where)),
     ]
     rows = roofline.rows(records)
-    drawn = {name: figure for name, figure in curves if figure is not None}
+    drawn = {name: figure for name, figure in learning if figure is not None}
     return drawn | (
         {roofline.NAME: roofline.draw(rows, where, _roofline_note(records))} if rows else {}
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.captions import caption, rate_of
-from figures.layout import foot, new_figure, tidy_rows
+from figures.captions import ArmRow, caption, rate_of
+from figures.layout import draw_interval, foot, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -27,22 +27,15 @@ _MARKS = ("o", "s", "D", "^")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccuracyRow:
+class AccuracyRow(ArmRow):
     """One arm: measured percent with interval, one value per seed, the paper's values by column."""
 
-    arm: str
     mean: float
     low: float | None
     high: float | None
     seeds: tuple[float, ...]
     ceiling: float | None
-    rate: float | None
     paper: Mapping[str, float]
-
-    @property
-    def n(self) -> int:
-        """How many seeds there are."""
-        return len(self.seeds)
 
 
 def rows(
@@ -68,6 +61,7 @@ def rows(
         table.append(
             AccuracyRow(
                 arm=arm,
+                n=len(values[arm]),
                 mean=interval.value,
                 low=interval.low,
                 high=interval.high,
@@ -105,12 +99,8 @@ def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:
 def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) -> None:
     tidy_rows(axes)
     for row, place in zip(rows, places, strict=True):
-        if row.low is not None and row.high is not None:
-            ends = [max(0.0, row.low), min(100.0, row.high)]
-            axes.plot(ends, [place, place], color=colour(row.arm), linewidth=2)
-        axes.plot(row.mean, place, "o", color=colour(row.arm), markersize=6)
-        ticks = [place] * len(row.seeds)
-        axes.plot(row.seeds, ticks, "|", color=colour(row.arm), markersize=11, alpha=0.8)
+        ends = (row.low and max(0.0, row.low), row.high and min(100.0, row.high))
+        draw_interval(axes, place, row.mean, ends, row.seeds, colour(row.arm))
         if row.ceiling is not None:
             axes.plot(row.ceiling, place, ">", color="#bbbbbb", markersize=5, zorder=1)
     begin = first_percent(rows)

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from figures.palette import short
 from repro.evidence.record import Record
 
 
-class Counted(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow:
     """A row of a figure: its arm, seeds behind it, and the learning rate (None: unknown)."""
 
-    @property
-    def arm(self) -> str:
-        """Return the arm's name."""
-
-    @property
-    def n(self) -> int:
-        """Return how many seeds are behind the row."""
-
-    @property
-    def rate(self) -> float | None:
-        """Return the learning rate of the arm's training."""
+    arm: str
+    n: int
+    rate: float | None = None
 
 
 def rate_of(records: Sequence[Record], arm: str) -> float | None:
@@ -42,7 +35,7 @@ def rate_of(records: Sequence[Record], arm: str) -> float | None:
     return max(rates, default=None)
 
 
-def seeds_text(rows: Sequence[Counted]) -> str:
+def seeds_text(rows: Sequence[ArmRow]) -> str:
     """Return `5 seeds per arm`, and by name the arms that have another number."""
     counts: dict[str, set[int]] = {}
     for row in rows:
@@ -54,7 +47,7 @@ def seeds_text(rows: Sequence[Counted]) -> str:
     return f"{seeds} per arm" + (f" ({', '.join(others)})" if others else "")
 
 
-def rates_text(rows: Sequence[Counted]) -> str:
+def rates_text(rows: Sequence[ArmRow]) -> str:
     """Return which arms had which learning rate; empty where all had the same or none is known."""
     rates = {row.arm: f"{row.rate:.2g}" for row in rows if row.rate is not None}
     if len(set(rates.values())) < 2:
@@ -66,7 +59,7 @@ def rates_text(rows: Sequence[Counted]) -> str:
     return f"learning rates differ: {'; '.join(parts)}"
 
 
-def caption(rows: Sequence[Counted], what: str) -> str:
+def caption(rows: Sequence[ArmRow], what: str) -> str:
     """Return the caption: seeds and what is drawn, and below it the rates where they differ."""
     lines = [f"{seeds_text(rows)}; {what}", rates_text(rows)]
     return "\n".join(line for line in lines if line)

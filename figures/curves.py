@@ -3,12 +3,16 @@
 One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
 mean where it has three seeds or more. Averaging comes first within a seed, then between seeds, so
 the interval is over seeds. The controls have a panel of their own, because they are not in the
-paper and must not rise. Curves over sampled tokens (`figures.heldout`) have the same rows and
-lines.
+paper and must not rise.
+
+Held-out accuracy (what "grows faster" is about) is drawn over sampled tokens, as in the area that
+is tested, so an arm that answers at length is not ahead for it: each seed's curve is straight
+between its evaluations and level after the last.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +20,23 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.captions import caption, rate_of
+from figures.captions import ArmRow, caption, rate_of
 from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
 
 WINDOW = 5
+HELDOUT = "heldout_accuracy"
+# Of held-out accuracy: places along the axis, and tokens in one of its units, thousands.
+_POINTS = 40
+_TOKENS = 1000
 # An interval of two seeds is thirteen standard errors wide on either side: it hides the lines.
 _BAND_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow:
+class CurveRow(ArmRow):
     """One arm at one place: mean over seeds, its interval (None of one or two), learning rate.
 
     Attributes
@@ -37,13 +45,10 @@ class CurveRow:
         Training step, from 1, or training tokens.
     """
 
-    arm: str
     place: float
     mean: float
     low: float | None
     high: float | None
-    n: int
-    rate: float | None = None
 
 
 def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:
@@ -215,3 +220,55 @@ def name_lines(axes: Axes, ends: Sequence[CurveRow], *, at: float, unit: float =
     heights = spread_names([row.mean for row in ends], axes.get_ylim())
     for row, height in zip(ends, heights, strict=True):
         name_line(axes, row.arm, end=(row.place / unit, row.mean), at=(at, height))
+
+
+def heldout_rows(records: Sequence[Record]) -> list[CurveRow]:
+    """Return rows at evenly spaced tokens up to the budget, for arms with evaluations."""
+    curves: dict[str, list[tuple[list[float], list[float]]]] = {}
+    budget = 0.0
+    for record in records:
+        tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
+        values = [float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
+        token_budget = record.config["scale"].get("evaluation", {}).get("token_budget", 0)
+        if record.ok and token_budget and len(tokens) == len(values) > 1:
+            curves.setdefault(record.arm, []).append((tokens, values))
+            budget = max(budget, float(token_budget))
+    table = []
+    for arm in order(list(curves)):
+        rate = rate_of(records, arm)
+        for point in range(_POINTS + 1):
+            tokens_here = budget * point / _POINTS
+            values = [height(*curve, tokens_here) for curve in curves[arm]]
+            table.append(mean_row(arm, tokens_here, values, rate))
+    return table
+
+
+def height(places: Sequence[float], heights: Sequence[float], place: float) -> float:
+    """Return the height of a polyline, held level beyond its ends."""
+    right = bisect.bisect_right(places, place)
+    if right == 0:
+        return heights[0]
+    if right == len(places):
+        return heights[-1]
+    left = right - 1
+    share = (place - places[left]) / (places[right] - places[left])
+    return heights[left] + share * (heights[right] - heights[left])
+
+
+def draw_heldout(rows: Sequence[CurveRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
+    figure = new_figure(8.0, height_of_curves(len({row.arm for row in rows})))
+    axes = figure.subplots()
+    tidy(axes)
+    # A t interval knows nothing of the ends of a share.
+    ends = draw_lines(axes, rows, unit=_TOKENS, limits=(0.0, 100.0))
+    last = max(row.place for row in ends) / _TOKENS
+    axes.set_xlim(0, last * 1.01)
+    name_lines(axes, ends, at=1.06 * last, unit=_TOKENS)
+    axes.set_xlabel("sampled training tokens, thousands")
+    axes.set_ylabel("held-out accuracy, percent")
+    figure.suptitle(f"Held-out accuracy over sampled tokens{where}", fontsize=12, x=0.01, ha="left")
+    words = mean_words(rows)
+    note = caption(rows, words if words == "mean" else f"{words}, cut at 0 and 100")
+    foot(figure, note)
+    return figure

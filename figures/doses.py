@@ -15,9 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.layout import frame, name_line, new_figure, spread_names, tidy, tidy_rows
+from figures.layout import (
+    draw_interval,
+    frame,
+    name_line,
+    new_figure,
+    spread_names,
+    tidy,
+    tidy_rows,
+)
 from figures.palette import colour, order, short
-from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
 
@@ -36,13 +43,13 @@ def values_of(records: Sequence[Record], metric: str) -> dict[str, dict[int, flo
     return found
 
 
-def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "") -> Figure | None:
+def draw(records: Sequence[Record], paper: Mapping[str, float], where: str = "") -> Figure | None:
     """Return the figure, None without records of doses beside BF16's.
 
     Parameters
     ----------
-    cells
-        The paper's, of Fig. 5.
+    paper
+        By how much formats raise the entropy at step 0 of its Fig. 5, nats.
     """
     entropy = values_of(records, "entropy_finished")
     accuracy = values_of(records, "accuracy_lenient")
@@ -52,7 +59,7 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
         return None
     figure = new_figure(11.0, 1.9 + 0.29 * len(arms))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _rises(left, entropy, [arm for arm in arms if arm not in tempered], _paper(cells))
+    _rises(left, entropy, [arm for arm in arms if arm not in tempered], paper)
     _costs(right, entropy, accuracy, arms, tempered)
     keys = [
         Line2D([], [], color="#444444", marker="o", label="mean, 95 % interval over draws"),
@@ -66,19 +73,12 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
     return figure
 
 
-def _paper(cells: Sequence[PaperCell]) -> dict[str, float]:
-    start = {cell.arm: cell.value for cell in cells if cell.column == "step 0" and cell.arm}
-    return {arm: value - start[_BASE] for arm, value in start.items() if _BASE in start}
-
-
 def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str, float]) -> None:
     for place, arm in enumerate(reversed(arms)):
         draws = [entropy[arm][s] - entropy[_BASE][s] for s in entropy[arm] if s in entropy[_BASE]]
-        interval, tone = mean_interval(draws), colour(arm)
-        if interval.low is not None and interval.high is not None:
-            axes.plot([interval.low, interval.high], [place, place], color=tone, linewidth=2)
-        axes.plot(interval.value, place, "o", color=tone, markersize=6)
-        axes.plot(draws, [place] * len(draws), "|", color=tone, markersize=10, alpha=0.8)
+        interval = mean_interval(draws)
+        ends = (interval.low, interval.high)
+        draw_interval(axes, place, interval.value, ends, draws, colour(arm), tick=10)
         if arm in paper:
             axes.plot(paper[arm], place, "D", color="#000000", markersize=4.5, zorder=3)
     axes.axvline(0, color="#9a9a9a", linewidth=0.8)

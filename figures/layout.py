@@ -48,6 +48,24 @@ def tidy_rows(axes: Axes) -> None:
     axes.tick_params(axis="y", length=0)
 
 
+def draw_interval(
+    axes: Axes,
+    place: float,
+    mean: float,
+    ends: tuple[float | None, float | None],
+    values: Sequence[float],
+    tone: str,
+    *,
+    tick: float = 11,
+) -> None:
+    """Draw a row at a height: its interval a line, the mean a dot, a tick of a size per value."""
+    low, high = ends
+    if low is not None and high is not None:
+        axes.plot([low, high], [place, place], color=tone, linewidth=2)
+    axes.plot(mean, place, "o", color=tone, markersize=6)
+    axes.plot(values, [place] * len(values), "|", color=tone, markersize=tick, alpha=0.8)
+
+
 def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None:
     """Write the title, the keys of the legend below it, and the note at the foot.
 

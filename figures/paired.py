@@ -7,8 +7,7 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from textwrap import wrap
 
 from matplotlib.axes import Axes
@@ -17,9 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from figures.captions import rate_of, rates_text
+from figures.captions import ArmRow, rate_of, rates_text
 from figures.contrasts import Cell, Column
-from figures.layout import frame, new_figure, tidy_rows
+from figures.layout import draw_interval, frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.printed import Printed
 from repro.evidence.record import Record
@@ -31,15 +30,6 @@ _MARKS = {"o": "circles", "s": "squares", "D": "diamonds"}
 _GREY = "#444444"
 # Letters of a heading that fit over the narrowest panel.
 _PANEL_LETTERS = 42
-
-
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    """What a caption asks of an arm."""
-
-    arm: str
-    n: int
-    rate: float | None
 
 
 def draw(
@@ -86,23 +76,17 @@ def _label(arms: tuple[str, ...]) -> str:
 
 def _places(lines: Sequence[int]) -> list[float]:
     """Return a height per row, the first on top."""
-    heights = [0.0]
-    for above, below in pairwise(lines):
-        heights.append(heights[-1] - (above + below) / 2)
-    return heights
+    gaps = (-(above + below) / 2 for above, below in pairwise(lines))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def _measured(axes: Axes, cells: Sequence[Cell], places: Mapping[tuple[str, ...], float]) -> None:
     column = cells[0].column
     _frame(axes, _reach(cells))
     for cell in cells:
-        place, tone = places[cell.arms], colour(cell.arms[0])
-        _tint(axes, cell, place)
-        if cell.low is not None and cell.high is not None:
-            axes.plot([cell.low, cell.high], [place, place], color=tone, linewidth=2)
-        axes.plot(cell.mean, place, "o", color=tone, markersize=6)
-        ticks = [place] * len(cell.pairs)
-        axes.plot(cell.pairs, ticks, "|", color=tone, markersize=11, alpha=0.8)
+        _tint(axes, cell, places[cell.arms])
+        ends = (cell.low, cell.high)
+        draw_interval(axes, places[cell.arms], cell.mean, ends, cell.pairs, colour(cell.arms[0]))
     axes.set_title(f"{column.title}\n{_base(column)}", fontsize=9, loc="left", color=_GREY)
     axes.set_xlabel(f"difference, {column.unit}")
 
@@ -162,7 +146,7 @@ def _note(cells: Sequence[Cell]) -> str:
 
 def _rates(cells: Sequence[Cell], records: Sequence[Record]) -> str:
     arms = order(list({arm for cell in cells for arm in cell.arms}))
-    return rates_text([_Arm(arm, 0, rate_of(records, arm)) for arm in arms])
+    return rates_text([ArmRow(arm=arm, n=0, rate=rate_of(records, arm)) for arm in arms])
 
 
 def _keys(cells: Sequence[Cell]) -> list[Line2D | Patch]:

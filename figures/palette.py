@@ -71,7 +71,8 @@ _RATES = {
 }
 _SWEEP = {
     f"{name}_{rate}": Style(f"{style.label}, {rate} rate", style.colour, line)
-    for name, style in _TABLE1.items()
+    for name in ("bf16_lora", "nf4_lora", "nvfp4_lora")
+    for style in (_TABLE1[name],)
     for rate, line in (("low", _DOTS), ("middle", _DASH_DOT), ("high", "-"))
 }
 _DOSES = {

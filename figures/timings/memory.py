@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -127,10 +127,8 @@ def draw(rows: Sequence[MemoryRow], title: str, note: str) -> Figure:
 
 def _places(rows: Sequence[MemoryRow]) -> list[float]:
     """Return a height per row, with a gap where another point begins."""
-    places = [0.0]
-    for last, row in pairwise(rows):
-        places.append(places[-1] + (1.0 if row.point == last.point else 1.7))
-    return places
+    gaps = (1.0 if row.point == last.point else 1.7 for last, row in pairwise(rows))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def _draw_row(axes: Axes, row: MemoryRow, place: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -19,11 +18,11 @@ from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.report.systems_rates import rates_of_cells
 
 Bars = Mapping[tuple[str, str], Expectation]
 Place = tuple[str, str, int]
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 _RANK = re.compile(r"_r\d+(?=_|$)")
 _GREY = "#555555"
 # A stroke's ends, as factors of its place on a logarithmic axis.
@@ -32,7 +31,7 @@ _STROKE = 1.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRow:
-    """Tokens per second of one model and arm at one batch or rank.
+    """Tokens per second of one model and arm at one batch or rank, or how many times another's.
 
     Attributes
     ----------
@@ -58,49 +57,15 @@ class RateRow:
     paper: float | None = None
 
 
-class Marked(Protocol):
-    """What a point on a line needs: arm, place, mean with interval, and the paper's value."""
-
-    @property
-    def arm(self) -> str:
-        """Return the arm's name."""
-
-    @property
-    def place(self) -> int:
-        """Return the batch or the rank."""
-
-    @property
-    def mean(self) -> float:
-        """Return the mean over seeds."""
-
-    @property
-    def low(self) -> float | None:
-        """Return the interval's lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """Return the interval's upper end."""
-
-    @property
-    def paper(self) -> float | None:
-        """Return the paper's value."""
-
-
-def by_batch(
-    records: Sequence[Record], cells: Sequence[PaperCell] = (), bars: Bars | None = None
+def rate_rows(
+    records: Sequence[Record],
+    cells: Sequence[PaperCell] = (),
+    bars: Bars | None = None,
+    *,
+    by_rank: bool = False,
 ) -> list[RateRow]:
-    """Return a row for each model, arm and batch."""
-    return _rows(records, cells, bars or {}, by_rank=False)
-
-
-def by_rank(records: Sequence[Record], cells: Sequence[PaperCell] = ()) -> list[RateRow]:
-    """Return a row for each model, format and rank, at the batch that the records have."""
-    return _rows(records, cells, {}, by_rank=True)
-
-
-def _rows(
-    records: Sequence[Record], cells: Sequence[PaperCell], bars: Bars, *, by_rank: bool
-) -> list[RateRow]:
+    """Return a row for each model, arm and batch; by rank, each model, format and LoRA rank."""
+    stated = bars or {}
     seeds: dict[Place, list[float]] = {}
     bar_at: dict[Place, Expectation] = {}
     for record in records:
@@ -111,9 +76,9 @@ def _rows(
             place = int(record.config["arm"]["lora_rank"]) if by_rank else int(match[2])
             key = (match[1], plain(record.arm), place)
             seeds.setdefault(key, []).append(value)
-            if (record.arm, metric) in bars:
-                bar_at[key] = bars[record.arm, metric]
-    printed = paper_places(cells, "rank" if by_rank else "batch")
+            if (record.arm, metric) in stated:
+                bar_at[key] = stated[record.arm, metric]
+    printed = rates_of_cells(cells)
     rows = [
         _row(key, mean_interval(values), bar_at.get(key), printed.get(key))
         for key, values in seeds.items()
@@ -137,16 +102,6 @@ def _row(key: Place, interval: Interval, bar: Expectation | None, paper: float |
     )
 
 
-def paper_places(cells: Sequence[PaperCell], axis: str) -> dict[Place, float]:
-    """Return {(model, arm, place): tokens per second} of the paper's rollout cells."""
-    places = {}
-    for cell in cells:
-        match = _CELL.fullmatch(cell.column)
-        if match and match[2] == axis and cell.quantity == "rollout" and cell.arm:
-            places[match[1].lower(), cell.arm, int(match[3])] = cell.value
-    return places
-
-
 def plain(arm: str) -> str:
     """Return an arm's name without its rank: `nf4_lora_r16_bitsandbytes` is QLoRA's by theirs."""
     return _RANK.sub("", arm)
@@ -157,7 +112,7 @@ def models(rows: Sequence[RateRow]) -> list[str]:
     return sorted({row.model for row in rows}, key=_size)
 
 
-def arms(rows: Sequence[Marked]) -> list[str]:
+def arms(rows: Sequence[RateRow]) -> list[str]:
     """Return the arms in the order of the paper's tables."""
     return order(list({row.arm for row in rows}))
 
@@ -167,7 +122,7 @@ def line_of(rows: Sequence[RateRow], model: str, arm: str) -> list[RateRow]:
     return [row for row in rows if row.model == model and row.arm == arm]
 
 
-def draw_line(axes: Axes, line: Sequence[Marked]) -> None:
+def draw_line(axes: Axes, line: Sequence[RateRow]) -> None:
     """Draw one arm's line with its intervals, and the paper's values as hollow marks."""
     if not line:
         return
@@ -181,14 +136,14 @@ def draw_line(axes: Axes, line: Sequence[Marked]) -> None:
             axes.plot(row.place, row.paper, "o", color=tone, markerfacecolor="none", markersize=7)
 
 
-def draw_bound(axes: Axes, row: Marked, bound: float | None, style: str) -> None:
+def draw_bound(axes: Axes, row: RateRow, bound: float | None, style: str) -> None:
     """Draw a short stroke at what is demanded of a row, where something is."""
     if bound is not None:
         ends = [row.place / _STROKE, row.place * _STROKE]
         axes.plot(ends, [bound, bound], color=colour(row.arm), linestyle=style, linewidth=1.5)
 
 
-def keys(rows: Sequence[Marked], *, goal: bool = False, must: bool = False) -> list[Line2D]:
+def keys(rows: Sequence[RateRow], *, goal: bool = False, must: bool = False) -> list[Line2D]:
     """Return the legend: a line per arm, and the marks that occur."""
     handles = [
         Line2D([], [], color=colour(arm), marker="o", markersize=4, label=short(arm))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
@@ -126,12 +127,9 @@ def draw(rows: Sequence[StepRow], title: str, note: str) -> Figure:
 
 def _places(rows: Sequence[StepRow]) -> list[float]:
     """Return a height per row, with a gap where another point begins."""
-    places: list[float] = []
-    for index, row in enumerate(rows):
-        last = rows[index - 1]
-        new = index > 0 and (row.model, row.batch) != (last.model, last.batch)
-        places.append(places[-1] + (1.6 if new else 1.0) if index else 0.0)
-    return places
+    points = [(row.model, row.batch) for row in rows]
+    gaps = (1.0 if last == point else 1.6 for last, point in pairwise(points))
+    return list(accumulate(gaps, initial=0.0))
 
 
 def _bar(axes: Axes, row: StepRow, place: float) -> None:

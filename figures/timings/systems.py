@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from figures import protocol, ranks
+from figures import protocol
 from figures.timings import memory, steps, throughput
-from figures.timings.rates import Bars
+from figures.timings.rates import Bars, rate_rows
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.targets import TARGETS
@@ -45,7 +45,7 @@ class Picture:
 
 
 def _throughput(inputs: Inputs, title: str) -> Figure | None:
-    rates = throughput.rows(inputs.records, inputs.cells, inputs.bars)
+    rates = rate_rows(inputs.records, inputs.cells, inputs.bars)
     if not rates:
         return None
     gains = throughput.gains(inputs.records, rates, _margins(inputs.records))
@@ -54,8 +54,8 @@ def _throughput(inputs: Inputs, title: str) -> Figure | None:
 
 
 def _ranks(inputs: Inputs, title: str) -> Figure | None:
-    rows = ranks.rows(inputs.records, inputs.cells)
-    return ranks.draw(rows, title, _rollout_note(inputs.records)) if rows else None
+    rows = rate_rows(inputs.records, inputs.cells, by_rank=True)
+    return throughput.draw_ranks(rows, title, _rollout_note(inputs.records)) if rows else None
 
 
 def _steps(inputs: Inputs, title: str) -> Figure | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,58 +17,27 @@ from matplotlib.ticker import LogLocator
 from figures.layout import frame, new_figure, tidy
 from figures.palette import colour
 from figures.timings.rates import (
-    Bars,
     RateRow,
     arms,
-    by_batch,
     draw_bound,
     draw_line,
     keys,
     line_of,
     models,
 )
-from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import mean_interval
 
-NAME = "throughput"
 BASE = "bf16_lora"
+# Inches that title and note need.
+_LEAST_WIDTH = 7.0
 # What stands behind a number, so that no line strikes it through.
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 Margins = Mapping[tuple[str, str], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GainRow:
-    """How many times the tokens per second of 16-bit LoRA: geometric mean and 95 % interval.
-
-    Attributes
-    ----------
-    must
-        The least that this suite claims, None where it claims nothing.
-    paper
-        The ratio of the paper's two cells, None where it lacks one.
-    """
-
-    model: str
-    arm: str
-    place: int
-    mean: float
-    low: float | None
-    high: float | None
-    must: float | None
-    paper: float | None
-
-
-def rows(
-    records: Sequence[Record], cells: Sequence[PaperCell] = (), bars: Bars | None = None
-) -> list[RateRow]:
-    """Return a row for each model, arm and batch."""
-    return by_batch(records, cells, bars)
-
-
-def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins) -> list[GainRow]:
-    """Return a row for each rate that 16-bit LoRA has at the same model, batch and seed.
+def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins) -> list[RateRow]:
+    """Return how many times 16-bit LoRA's each rate is: geometric means, paired by seed.
 
     Parameters
     ----------
@@ -93,22 +62,21 @@ def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins)
             continue
         interval = mean_interval(logs)
         printed_base = printed.get((row.model, BASE, row.place))
-        table.append(
-            GainRow(
-                model=row.model,
-                arm=row.arm,
-                place=row.place,
-                mean=math.exp(interval.value),
-                low=None if interval.low is None else math.exp(interval.low),
-                high=None if interval.high is None else math.exp(interval.high),
-                must=margins.get((row.arm, metric)),
-                paper=row.paper / printed_base if row.paper and printed_base else None,
-            )
+        times = replace(
+            row,
+            mean=math.exp(interval.value),
+            low=None if interval.low is None else math.exp(interval.low),
+            high=None if interval.high is None else math.exp(interval.high),
+            n=interval.n,
+            must=margins.get((row.arm, metric)),
+            goal=None,
+            paper=row.paper / printed_base if row.paper and printed_base else None,
         )
+        table.append(times)
     return table
 
 
-def draw(rates: Sequence[RateRow], gains: Sequence[GainRow], title: str, note: str) -> Figure:
+def draw(rates: Sequence[RateRow], gains: Sequence[RateRow], title: str, note: str) -> Figure:
     """Return the figure; `note` stands below it."""
     columns = models(rates)
     figure = new_figure(1.0 + 2.9 * len(columns), 6.4)
@@ -148,7 +116,7 @@ def _draw_rates(axes: Axes, rows: Sequence[RateRow]) -> None:
     axes.minorticks_off()
 
 
-def _draw_gains(axes: Axes, rows: Sequence[GainRow]) -> None:
+def _draw_gains(axes: Axes, rows: Sequence[RateRow]) -> None:
     tidy(axes)
     axes.axhline(1.0, color=colour(BASE), linewidth=1.2)
     for arm in arms(rows):
@@ -164,6 +132,35 @@ def _draw_gains(axes: Axes, rows: Sequence[GainRow]) -> None:
                           color=colour(arm), bbox=_BEHIND)  # fmt: skip
 
 
-def _demands(row: GainRow) -> bool:
+def _demands(row: RateRow) -> bool:
     """Whether more is claimed than being faster, for which the line at 1 stands."""
     return row.must is not None and row.must != 1.0
+
+
+def draw_ranks(rows: Sequence[RateRow], title: str, note: str) -> Figure:
+    """Return the figure by LoRA rank at batch 1 (Table 9, Fig. 11), a panel per model.
+
+    Axes begin at zero, so that heights compare as the speeds do.
+    """
+    columns = models(rows)
+    figure = new_figure(max(1.0 + 2.7 * len(columns), _LEAST_WIDTH), 4.4)
+    grid = figure.subplots(1, len(columns), squeeze=False)
+    for axes, model in zip(grid[0], columns, strict=True):
+        _draw_ranks(axes, [row for row in rows if row.model == model])
+        axes.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
+        axes.set_xlabel("LoRA rank")
+    grid[0][0].set_ylabel("tokens per second, batch 1")
+    frame(figure, title, note, keys(rows))
+    return figure
+
+
+def _draw_ranks(axes: Axes, rows: Sequence[RateRow]) -> None:
+    tidy(axes)
+    axes.set_xscale("log", base=2)
+    for arm in arms(rows):
+        draw_line(axes, line_of(rows, rows[0].model, arm))
+    axes.set_xticks(sorted({row.place for row in rows}))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.margins(x=0.12)
+    axes.set_ylim(0, 1.08 * max(max(row.mean, row.paper or 0.0) for row in rows))

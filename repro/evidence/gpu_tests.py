@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,6 +31,8 @@ NAME = "gpu_tests.json"
 _SHORT = 7
 # Exit statuses of pytest that its results explain: all passed, some failed.
 _EXPLAINED = (0, 1)
+# How a test ended, by the tag that JUnit's files have for it.
+_ENDINGS = {"error": "errors", "failure": "failed", "skipped": "skipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,6 @@ class Outcome:
         end of the whole process.
     failures
         Names of the failed tests and of those with errors, `file::test[case]`.
-    skips
-        Names of the skipped tests by the reason given.
     seconds
         Duration of the whole process.
     """
@@ -55,7 +55,6 @@ class Outcome:
     errors: int
     skipped: int
     failures: Sequence[str] = ()
-    skips: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seconds: float
 
     @property
@@ -65,17 +64,12 @@ class Outcome:
 
     def __add__(self, other: Outcome) -> Outcome:
         """Return how two starts ended together."""
-        reasons = dict.fromkeys([*self.skips, *other.skips])
         return Outcome(
             passed=self.passed + other.passed,
             failed=self.failed + other.failed,
             errors=self.errors + other.errors,
             skipped=self.skipped + other.skipped,
             failures=[*self.failures, *other.failures],
-            skips={
-                reason: [*self.skips.get(reason, ()), *other.skips.get(reason, ())]
-                for reason in reasons
-            },
             seconds=round(self.seconds + other.seconds, 1),
         )
 
@@ -137,7 +131,11 @@ def read_gpu_tests(path: Path) -> GpuTests:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("schema") != SCHEMA:
             raise RecordError(f"{path}: schema is {raw.get('schema')!r}; needs {SCHEMA}")
-        raw |= {name: Outcome(**raw[name]) for name in ("tests", "benchmarks")}
+        # Older records have the names of skipped tests too, which nothing reads.
+        raw |= {
+            part: Outcome(**{name: v for name, v in raw[part].items() if name != "skips"})
+            for part in ("tests", "benchmarks")
+        }
         return GpuTests(**raw)
     except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise RecordError(
@@ -155,55 +153,23 @@ def read_outcome(junit: Path, status: int, seconds: float) -> Outcome:
     seconds
         Its duration.
     """
-    outcome = _counted(_cases(junit), seconds)
-    unexplained = _unexplained(status, junit.is_file(), bool(outcome.failures))
-    if unexplained is None:
-        return outcome
-    return dataclasses.replace(
-        outcome, errors=outcome.errors + 1, failures=[*outcome.failures, unexplained]
-    )
-
-
-def _counted(cases: Iterable[ElementTree.Element], seconds: float) -> Outcome:
     counts = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
     failures: list[str] = []
-    skips: dict[str, list[str]] = {}
+    cases = ElementTree.parse(junit).iter("testcase") if junit.is_file() else ()
     for case in cases:
-        ending, reason = _ending(case)
-        counts[ending] += 1
-        if ending == "skipped":
-            skips.setdefault(reason, []).append(_name(case))
-        elif ending != "passed":
-            failures.append(_name(case))
-    return Outcome(**counts, failures=failures, skips=skips, seconds=round(seconds, 1))
-
-
-def _cases(junit: Path) -> Iterator[ElementTree.Element]:
-    if junit.is_file():
-        yield from ElementTree.parse(junit).iter("testcase")
-
-
-def _ending(case: ElementTree.Element) -> tuple[str, str]:
-    for tag, ending in (("error", "errors"), ("failure", "failed"), ("skipped", "skipped")):
-        element = case.find(tag)
-        if element is not None:
-            return ending, element.get("message", "")
-    return "passed", ""
-
-
-def _name(case: ElementTree.Element) -> str:
-    place = case.get("file") or case.get("classname")
-    name = case.get("name", "")
-    return f"{place}::{name}" if place else name
-
-
-def _unexplained(status: int, results: bool, failures: bool) -> str | None:
-    """Return a sentence where the exit status says more than the results do, else None."""
-    if not results:
-        return f"pytest ended with status {status} and left no results"
-    if status not in _EXPLAINED or bool(status) != failures:
-        return f"pytest ended with status {status}, which its results do not explain"
-    return None
+        ending = next((name for tag, name in _ENDINGS.items() if case.find(tag) is not None), "")
+        counts[ending or "passed"] += 1
+        if ending in ("failed", "errors"):
+            place = case.get("file") or case.get("classname")
+            failures.append("::".join(filter(None, (place, case.get("name")))))
+    if not junit.is_file():
+        unexplained = f"pytest ended with status {status} and left no results"
+    elif status not in _EXPLAINED or bool(status) != bool(failures):
+        unexplained = f"pytest ended with status {status}, which its results do not explain"
+    else:
+        return Outcome(**counts, failures=failures, seconds=round(seconds, 1))
+    counts["errors"] += 1
+    return Outcome(**counts, failures=[*failures, unexplained], seconds=round(seconds, 1))
 
 
 def refusals(record: GpuTests) -> list[str]:

@@ -11,11 +11,10 @@ in the same order:
   run has none): what is alike lies together, which makes the files smaller. The same records give
   the same bytes.
 
-Easy to get wrong: trusting one of the two alone. When the files are
-read, every line is formed again from its record, and a cell that differs is an error which names
-file, line and column; so neither an edited number nor half a blessing passes. Blessing rounds
-series and leaves some out, so a line keeps the metrics that were formed before, and is sealed
-again as it is written: those metrics are what is read.
+Records are read from the second file alone, each by its seal; the first is for people, and a test
+holds the committed ones to be what their records form (`table_text`). Blessing rounds series and
+leaves some out, so a line keeps the metrics that were formed before, and is sealed again as it is
+written: those metrics are what is read.
 
 `Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
 per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of
@@ -285,7 +284,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
 def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) -> list[Path]:
     """Write records as a CSV file and the whole records beside it; return both paths.
 
-    Each file is replaced in one step. Should the second not follow the first, reading refuses both.
+    Each file is replaced in one step.
 
     Parameters
     ----------
@@ -296,52 +295,50 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
     """
     ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
     present = {name for record in ordered for name in record.metrics}
-    columns = [name for name in metrics if name in present]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*HEAD, *columns])
-    writer.writerows(_row(record, columns) for record in ordered)
+    text = table_text([name for name in metrics if name in present], ordered)
     whole = path.with_suffix(WHOLE)
     packed = lzma.compress(_lines(ordered).encode(), preset=PRESET)
-    replace_files({whole: packed, path: text.getvalue().encode()})
+    replace_files({whole: packed, path: text.encode()})
     return [path, whole]
 
 
+def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
+    """Return the CSV of records: a line each, a column per metric."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*HEAD, *metrics])
+    writer.writerows(_row(record, metrics) for record in records)
+    return text.getvalue()
+
+
 def read_stored(path: Path) -> tuple[Record, ...]:
-    """Return the records of a CSV file and the whole records beside it, in the order of its lines.
+    """Return the records behind a CSV file, in the order of its lines.
 
     Raises
     ------
     RecordError
-        If a file cannot be read, or the two do not agree; the message names file, line and column.
+        If the whole records beside it cannot be read; the message names file and line.
     """
+    whole = path.with_suffix(WHOLE)
     try:
-        stamps = stamp_of(*_pair(path))
+        stamps = stamp_of(whole)
     except OSError as error:
         raise RecordError(f"{path}: half of it is missing: {error}") from error
-    return _read(path, stamps)
+    return _read(whole, stamps)
 
 
 # Tables and pages ask for the same records again and again, all of them in turn; a stamp tells when
 # they were changed.
 @functools.lru_cache(maxsize=256)
-def _read(path: Path, stamps: str) -> tuple[Record, ...]:
-    whole = path.with_suffix(WHOLE)
+def _read(whole: Path, stamps: str) -> tuple[Record, ...]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            (head, *rows) = csv.reader(file)
         raw = _raw_records(lzma.decompress(whole.read_bytes()).decode().splitlines())
     except (OSError, ValueError, lzma.LZMAError) as error:
-        raise RecordError(f"{path}: not readable with {whole.name}: {error}") from error
-    if tuple(head[: len(HEAD)]) != HEAD:
-        raise RecordError(f"{path}:1: begins with the columns {head[: len(HEAD)]}; needs {HEAD}")
-    if len(rows) != len(raw):
-        raise RecordError(f"{path}: has {len(rows)} runs; {whole.name} has {len(raw)}")
+        raise RecordError(f"{whole}: not readable: {error}") from error
     records = tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
-    # The first line is the head.
-    for number, (row, record) in enumerate(zip(rows, records, strict=True), 2):
-        _require_place(f"{path}:{number}", path.with_suffix("").parts, record)
-        _require_same(f"{path}:{number}", head, row, record)
+    place = (*whole.parts[:-1], whole.name.removesuffix(WHOLE))
+    for number, record in enumerate(records, 1):
+        _require_place(f"{whole}:{number}", place, record)
     return records
 
 
@@ -350,15 +347,6 @@ def _require_place(where: str, parts: Sequence[str], record: Record) -> None:
     full = (record.tier, device_of(record.environment), record.target)
     if tuple(parts[-2:]) != bare and tuple(parts[-3:]) != full:
         raise RecordError(f"{where}: the run is of {'/'.join(map(str, full))}, and lies elsewhere")
-
-
-def _require_same(where: str, head: Sequence[str], row: Sequence[str], record: Record) -> None:
-    needed = _row(record, head[len(HEAD) :])
-    if len(row) != len(head):
-        raise RecordError(f"{where}: has {len(row)} cells; needs {len(head)}")
-    for column, cell, stored in zip(head, row, needed, strict=True):
-        if cell != stored:
-            raise RecordError(f"{where}: {column} is {cell!r}; the whole record has {stored!r}")
 
 
 def _row(record: Record, columns: Sequence[str]) -> list[str]:
@@ -414,10 +402,6 @@ def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 def _line(raw: dict[str, Any]) -> str:
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _pair(path: Path) -> tuple[Path, Path]:
-    return path, path.with_suffix(WHOLE)
 
 
 def _same(record: Record) -> Record:

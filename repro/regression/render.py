@@ -1,4 +1,4 @@
-"""A judgement written down: ten plain lines, a table, Markdown, JSON, and JUnit for CI.
+"""A judgement written down: plain lines, Markdown, JSON, and JUnit for CI.
 
 Every form has the same verdict first and the same rows in the same order: regressed, unclear,
 improved, the largest losses first. JUnit's words are fewer: a regressed row is a failure, an
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from repro.evidence.form import one_line, without_controls
 from repro.evidence.origins import commits_of, devices_of
@@ -27,8 +24,6 @@ from repro.report.tables import table as markdown_table
 LINES = 10
 _PROBLEMS_SHOWN = 3
 _ROWS_IN_MARKDOWN = 50
-_COLOURS = {"regressed": "red", "unclear": "yellow", "improved": "green", "unchanged": "dim"}
-_STATUS_COLOURS = {"regressed": "red", "could not judge": "yellow", "fine": "green"}
 
 
 def headline(judgement: Judgement) -> str:
@@ -47,22 +42,24 @@ def counts_text(judgement: Judgement) -> str:
     return ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
 
 
-def plain_lines(judgement: Judgement, files: str = "") -> list[str]:
-    """Return at most ten lines without markup: verdict, counts, reasons, the worst rows.
+def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES) -> list[str]:
+    """Return lines without markup: verdict, counts, reasons, the worst rows.
 
     Parameters
     ----------
     files
         Where the rest is, for the last line.
+    most
+        How many lines there may be; None for all rows and reasons.
     """
     first = [headline(judgement), counts_text(judgement)]
     last = [line for line in (provenance_text(judgement), files) if line]
     problems = judgement.every_problem
-    if len(problems) > _PROBLEMS_SHOWN:
+    if most is not None and len(problems) > _PROBLEMS_SHOWN:
         more = len(problems) - (_PROBLEMS_SHOWN - 1)
         problems = [*problems[: _PROBLEMS_SHOWN - 1], f"and {more} more reasons"]
     middle = [*problems, *(row_text(row) for row in _remarkable(judgement))]
-    room = LINES - len(first) - len(last)
+    room = None if most is None else most - len(first) - len(last)
     return [one_line(line) for line in (*first, *middle[:room], *last)]
 
 
@@ -146,29 +143,10 @@ def _origin(sides: Sequence[Side]) -> str:
     return f"{names} ({devices}, commit {commits})"
 
 
-def print_judgement(judgement: Judgement, files: str = "", console: Console | None = None) -> None:
-    """Print ten plain lines, or on a terminal a table of all that is not unchanged."""
-    console = console or Console()
-    if not console.is_terminal:
-        for line in plain_lines(judgement, files):
-            console.file.write(line + "\n")
-        return
-    table = Table("value", "verdict", "old", "new", "change", "because", title_justify="left")
-    for row in _remarkable(judgement):
-        table.add_row(
-            f"{row.target} {row.arm}: {escape(row.title)}",
-            f"[{_COLOURS[row.verdict]}]{row.verdict}[/]",
-            *(_mean(row.old, row), _mean(row.new, row), change_text(row), _because(row)),
-        )
-    if table.row_count:
-        console.print(table)
-    for problem in judgement.every_problem:
-        console.print(f"[yellow]not judged[/] {escape(one_line(problem))}", highlight=False)
-    verdict = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
-    console.print(verdict, highlight=False)
-    for line in (counts_text(judgement), provenance_text(judgement), files):
-        if line:
-            console.print(line, highlight=False, markup=False)
+def print_judgement(judgement: Judgement, files: str = "") -> None:
+    """Print ten plain lines at most; on a terminal, all rows that are not unchanged."""
+    lines = plain_lines(judgement, files, LINES if not sys.stdout.isatty() else None)
+    sys.stdout.write("".join(line + "\n" for line in lines))
 
 
 def markdown(judgement: Judgement) -> str:

@@ -70,8 +70,8 @@ def paper_rises(expected: Path) -> dict[str, float]:
         for cell in paper_cells(expected, "figure5")
         if cell.column == "step 0" and cell.arm
     }
-    base = start["bf16_lora"]
-    return {arm: value - base for arm, value in start.items() if value != base}
+    base = start.pop("bf16_lora", None)
+    return {} if base is None else {arm: value - base for arm, value in start.items()}
 
 
 def treatment(rise: Interval, expected: Path) -> str:

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import pytest
 
 from figures.__main__ import main
-from figures.captions import caption, rates_text, seeds_text
+from figures.captions import ArmRow, caption, rates_text, seeds_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PICTURES = ROOT / "docs" / "figures"
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a caption asks of a row."""
-
-    arm: str
-    n: int
-    rate: float | None = None
+def row(arm: str, n: int, rate: float | None = None) -> ArmRow:
+    return ArmRow(arm=arm, n=n, rate=rate)
 
 
-def test_one_number_of_seeds_is_said_once() -> None:
-    assert seeds_text([Row("bf16_lora", 5), Row("nvfp4_lora", 5)]) == "5 seeds per arm"
-    assert seeds_text([Row("bf16_lora", 1)]) == "1 seed per arm"
-
-
-def test_arms_with_other_numbers_of_seeds_are_named() -> None:
-    rows = [Row("bf16_lora", 5), Row("nf4_lora", 5), Row("nvfp4_lora", 4), Row("nvfp4_lora", 3)]
+def test_numbers_of_seeds_are_said_once_and_arms_with_others_named() -> None:
+    assert seeds_text([row("bf16_lora", 1)]) == "1 seed per arm"
+    rows = [row("bf16_lora", 5), row("nf4_lora", 5), row("nvfp4_lora", 4), row("nvfp4_lora", 3)]
     assert seeds_text(rows) == "5 seeds per arm (NVFP4 LoRA 3 to 4)"
 
 
 def test_learning_rates_are_named_where_they_differ() -> None:
-    rows = [Row("bf16_lora", 5, 1e-3), Row("nf4_lora", 5, 1e-3), Row("nvfp4", 5)]
+    rows = [row("bf16_lora", 5, 1e-3), row("nf4_lora", 5, 1e-3), row("nvfp4", 5)]
     assert rates_text(rows) == ""
-    rows += [Row("mxfp4_lora", 5, 3e-3)]
+    rows += [row("mxfp4_lora", 5, 3e-3)]
     other = "0.003 for MXFP4 LoRA"
     assert rates_text(rows) == f"learning rates differ: 0.001 for BF16 LoRA, NF4 LoRA; {other}"
-    rows += [Row("nvfp4_lora", 5, 1e-3)]
+    rows += [row("nvfp4_lora", 5, 1e-3)]
     assert rates_text(rows) == f"learning rates differ: 0.001 for most arms; {other}"
     assert caption(rows, "means").count("\n") == 1
 

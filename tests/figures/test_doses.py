@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from figures import doses
-from repro.evidence.paper import paper_cells
 from repro.evidence.record import Estimate
+from repro.report.doses import paper_rises
 from repro.run.places import expected_folder
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -34,7 +34,7 @@ def records() -> list[Any]:
 
 
 def test_rises_are_paired_by_draw_and_the_papers_stand_beside_them() -> None:
-    figure = doses.draw(records(), paper_cells(expected_folder(None), "figure5"))
+    figure = doses.draw(records(), paper_rises(expected_folder(None)))
     assert figure is not None
     left, right = figure.axes
     names = [label.get_text() for label in left.get_yticklabels()]
@@ -47,5 +47,5 @@ def test_rises_are_paired_by_draw_and_the_papers_stand_beside_them() -> None:
 
 
 def test_without_records_of_doses_nothing_is_drawn() -> None:
-    assert doses.draw([], []) is None
-    assert doses.draw([one for one in records() if one.arm != "bf16_lora"], []) is None
+    assert doses.draw([], {}) is None
+    assert doses.draw([one for one in records() if one.arm != "bf16_lora"], {}) is None

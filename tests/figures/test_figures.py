@@ -19,11 +19,11 @@ from figures import accuracy
 from figures.__main__ import main, places
 from figures.curves import ENTROPY, REWARD, curve_rows, smooth
 from figures.layout import spread
-from figures.palette import STYLES, colour, order, short
+from figures.palette import order, short
 from figures.timings import operations, roofline
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, record_of
-from repro.evidence.store import RunsFolder, blessed_records, blessed_sources
+from repro.evidence.store import RunsFolder, blessed_records
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -97,6 +97,8 @@ def test_controls_have_a_panel_of_their_own() -> None:
     paper, controls = figure.axes
     assert [len(axes.lines) for axes in (paper, controls)] == [3, 1]
     assert len(paper.collections) == 3
+    shown = [row.mean for row in curve_rows(made_up(["nvfp4_lora"], 3), "accuracy")]
+    assert any(len(line.get_ydata()) == len(shown) for line in paper.lines)
     labels = {text.get_text() for text in paper.texts}
     assert labels == {"BF16 full", "BF16 LoRA", "NVFP4 LoRA"}
 
@@ -112,13 +114,6 @@ def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> 
     arms = ("aqn_exponential", "aqn_linear")
     assert drawn_at == [(arm, f"seed-{seed}.json") for arm in arms for seed in (5, 6)]
     assert len(places(RunsFolder(tmp_path), "mini", "study")) == 10
-
-
-def test_a_line_shows_the_rows_it_was_given() -> None:
-    rows = REWARD.rows(made_up(["nvfp4_lora"], 3))
-    line = REWARD.draw(rows).axes[0].lines[0]
-    np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
-    assert line.get_color() == STYLES["nvfp4_lora"].colour
 
 
 def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:
@@ -151,7 +146,7 @@ def accuracy_rows(*means: float) -> list[accuracy.AccuracyRow]:
     """Return a row of three seeds, a point apart, about each mean in percent."""
     return [
         accuracy.AccuracyRow(
-            arm=arm, mean=mean, low=mean - 3, high=mean + 3, seeds=(mean - 1, mean, mean + 1),
+            arm=arm, n=3, mean=mean, low=mean - 3, high=mean + 3, seeds=(mean - 1, mean, mean + 1),
             ceiling=None, rate=None, paper={},
         )
         for arm, mean in zip(ARMS, means, strict=False)
@@ -193,13 +188,6 @@ def test_the_sweep_is_drawn_only_when_named(
     capsys.readouterr()
 
 
-def test_every_arm_of_table_1_has_a_colour_and_a_short_name_of_its_own() -> None:
-    arms = [arm.name for arm in find("table1").arms]
-    assert len({colour(arm) for arm in arms}) == len(arms)
-    assert len({short(arm) for arm in arms}) == len(arms)
-    assert order(arms) == arms
-
-
 def test_labels_are_spread_apart_in_order() -> None:
     placed = spread([0.50, 0.51, 0.52, 0.90], 0.05)
     assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(placed))
@@ -227,6 +215,9 @@ def test_nothing_to_draw_is_said_and_is_no_success(
 ) -> None:
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert "no records to draw" in capsys.readouterr().err
+    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
+    assert main(line) == 1
+    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -284,21 +275,6 @@ def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> No
     assert nf4.low <= nf4.mean <= nf4.high < 0.8 == nf4.least
     assert {row.panel for row in rows} == {"share", "ratio"}
     assert len(operations.draw(rows).axes) == 2
-
-
-def test_blessed_records_of_the_kernels_are_drawn_as_roofline_and_operations(
-    tmp_path: Path,
-) -> None:
-    blessed = ["--blessed", "--expected", str(EXPECTED), "--tier", "systems"]
-    assert main([*blessed, "--target", "kernels", "--out", str(tmp_path / "out")]) == 0
-    drawn = {path.name for path in (tmp_path / "out").iterdir()}
-    names = ("kernels_roofline", "kernels_operations")
-    assert drawn == {
-        f"systems_{source.device}_{name}.{kind}"
-        for source in blessed_sources(EXPECTED, Tier.SYSTEMS)
-        for name in names
-        for kind in ("png", "svg")
-    }
 
 
 def test_drawing_needs_no_torch() -> None:

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures import accuracy, heldout
+from figures import accuracy
 from figures.accuracy import AccuracyRow
-from figures.curves import ENTROPY, REWARD, CurveRow
+from figures.curves import ENTROPY, REWARD, CurveRow, draw_heldout
 from figures.layout import frame, new_figure
 from repro.spec.target import Target
 from repro.targets import TARGETS, find
@@ -71,7 +71,7 @@ def drawn(name: str) -> list[Figure]:
         for row in curves
     ]  # fmt: skip
     shares = [
-        AccuracyRow(arm=row.arm, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
+        AccuracyRow(arm=row.arm, n=row.n, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
                     ceiling=None, rate=row.rate, paper={})
         for row in curves
         if row.place == 1
@@ -79,7 +79,7 @@ def drawn(name: str) -> list[Figure]:
     return [
         REWARD.draw(curves, where),
         ENTROPY.draw(curves, where),
-        heldout.draw(heights, where),
+        draw_heldout(heights, where),
         accuracy.draw(shares, where),
     ]
 

@@ -10,10 +10,10 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
-from figures import protocol, ranks
+from figures import protocol
 from figures.__main__ import main, save, systems_figures
 from figures.timings import memory, operations, steps, throughput
-from figures.timings.rates import plain
+from figures.timings.rates import plain, rate_rows
 from figures.timings.systems import PICTURES
 from repro.evidence.paper import paper_cells
 from repro.evidence.record import Record
@@ -41,7 +41,7 @@ def values(records: list[Record], arm: str, metric: str) -> list[float]:
 
 def test_rates_are_means_with_t_intervals_beside_the_papers_cells() -> None:
     records = records_of("table6")
-    rows = throughput.rows(records, paper_cells(EXPECTED, "table6"))
+    rows = rate_rows(records, paper_cells(EXPECTED, "table6"))
     assert [(row.arm, row.place) for row in rows] == [
         (arm, batch) for arm in ("bf16_lora", "nvfp4_lora") for batch in (1, 2, 4, 8)
     ]
@@ -54,7 +54,7 @@ def test_rates_are_means_with_t_intervals_beside_the_papers_cells() -> None:
 
 def test_gains_are_paired_by_seed_and_carry_what_is_claimed() -> None:
     records = records_of("rollout")
-    rates = throughput.rows(records)
+    rates = rate_rows(records)
     margins = {("nvfp4_lora", "tokens_per_second_7b_8"): 2.0}
     gains = throughput.gains(records, rates, margins)
     assert {row.arm for row in gains} == {"nvfp4_lora"}
@@ -74,7 +74,7 @@ def test_gains_are_paired_by_seed_and_carry_what_is_claimed() -> None:
 def test_must_and_goal_are_those_stated() -> None:
     stated = load_bars(EXPECTED, "systems", "rollout", DEVICE)
     bars = {(item.arm, item.metric): item for item in stated}
-    rows = throughput.rows(records_of("rollout"), (), bars)
+    rows = rate_rows(records_of("rollout"), (), bars)
     for row in rows:
         bar = bars.get((row.arm, f"tokens_per_second_{row.model}_{row.place}"))
         assert (row.must, row.goal) == ((bar.accept[0], bar.goal) if bar else (None, None))
@@ -84,13 +84,13 @@ def test_must_and_goal_are_those_stated() -> None:
 def test_rows_by_rank_join_the_ranks_of_one_format() -> None:
     assert plain("nf4_lora_r16_bitsandbytes") == "nf4_lora_bitsandbytes"
     assert plain("nvfp4_lora_r128") == "nvfp4_lora"
-    rows = ranks.rows(records_of("figure11"), paper_cells(EXPECTED, "figure11"))
+    rows = rate_rows(records_of("figure11"), paper_cells(EXPECTED, "figure11"), by_rank=True)
     lines = {(row.model, row.arm): [] for row in rows}
     for row in rows:
         lines[row.model, row.arm].append((row.place, row.paper))
     assert lines["14b", "nf4_lora"] == [(16, 45.1), (32, 44.2), (64, 42.8)]
     assert lines["32b", "nf4_lora_bitsandbytes"] == [(16, None), (32, None), (64, None)]
-    axes = ranks.draw(rows, "title", "note").axes
+    axes = throughput.draw_ranks(rows, "title", "note").axes
     assert [part.get_title(loc="left") for part in axes] == ["Qwen2.5-14B", "Qwen2.5-32B"]
     assert all(part.get_ylim()[0] == 0 for part in axes)
 
@@ -185,19 +185,11 @@ def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:
     assert "5 seeds per arm on one NVIDIA H100" in drawn[names["nvidia_h100"]]
 
 
-def test_a_tier_without_blessed_records_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
-    assert main(line) == 1
-    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
-
-
 def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(tmp_path: Path) -> None:
     records = records_of("table9")
     texts = []
     for shift in (0.0, 1e-14):
-        figure = ranks.draw(ranks.rows(records), "A title", "a note")
+        figure = throughput.draw_ranks(rate_rows(records, by_rank=True), "A title", "a note")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for part in figure.axes:
@@ -206,15 +198,3 @@ def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(tmp_path: 
         (path,) = save(figure, tmp_path / f"{shift}", "ranks", ["svg"])
         texts.append(path.read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
-
-
-def test_legend_and_title_do_not_overlap() -> None:
-    records = records_of("table9")
-    figure = ranks.draw(ranks.rows(records), "A title", protocol.origin(records))
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    (title,) = figure.texts[:1]
-    assert title.get_text() == "A title"
-    box = legend.get_window_extent()
-    assert box.y1 <= title.get_window_extent().y0 + 2
-    assert all(part.title.get_window_extent().y1 <= box.y0 + 2 for part in figure.axes)

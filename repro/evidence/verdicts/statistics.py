@@ -157,7 +157,6 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
     return [float(q) for q in false_discovery_control(p_values)] if p_values else []
 
 
-# Of a search between -1 and 1: to 1e-12.
 # Sign patterns that are enumerated at most, those of 16 pairs; of more pairs as many are drawn.
 _PATTERNS = 2**16
 

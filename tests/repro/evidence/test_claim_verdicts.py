@@ -193,22 +193,6 @@ def test_pairs_that_would_show_that_nothing_matters_decide_too() -> None:
     assert direction.needed is None or direction.needed > difference.needed
 
 
-def test_a_direction_too_small_to_matter_needs_pairs_for_no_difference_instead() -> None:
-    matters = Effect(smallest=1.5, measure="units", because="stated in advance")
-    near = [78.8, 78.7, 78.9, 78.8, 78.75]
-    statement = claim("a", "b", effect=matters)
-    small = verdict_of(statement, a=[70.0, 88.0, 71.0, 86.0, 79.0], b=[80.0] * 5)
-    assert small.status == "inconclusive"
-    assert small.effect is not None
-    assert abs(small.effect) < 1.5
-    large = verdict_of(statement, a=[60.0, 78.0, 61.0, 76.0, 69.0], b=[80.0] * 5)
-    assert large.needed is not None
-    # -1.2 is 1.2 from 0, which several hundred pairs would show, and .3 from what matters. Only
-    # the latter decides, and takes more pairs than are counted.
-    assert small.needed is None
-    assert verdict_of(statement, a=near, b=[80.0] * 5).status == "no difference"
-
-
 def test_a_papers_size_that_an_effect_lies_below_takes_few_pairs_to_exclude() -> None:
     wide = Effect(paper=40.0, measure="units", place="Table 1")
     noisy = {"a": [60.0, 98.0, 61.0, 96.0, 69.0], "b": [80.0] * 5}
@@ -318,15 +302,15 @@ def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence() -> None:
     assert verdict.status == "not testable"
     assert "the rounding draw, of which there is 1; a verdict needs 5" in verdict.sentence
     assert (verdict.paper, verdict.matters) == (EIGHT.paper, pytest.approx(EIGHT.matters))
+    # It costs the others nothing.
+    wide = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    other = dataclasses.replace(once, name="other")
+    assert (
+        judge([difference(), other], METRICS, wide, {}, {})[0]
+        == (judge([difference()], METRICS, wide, {}, {})[0])
+    )
     often = difference(draws=5)
     assert verdict_of(often, **beside(6.0, 7.0, 6.5, 7.5, 6.0)).status == "reproduced"
-
-
-def test_what_is_not_testable_costs_the_others_nothing() -> None:
-    once = dataclasses.replace(difference(draws=1), name="other")
-    numbers = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
-    alone = judge([difference()], METRICS, numbers, {}, {})[0]
-    assert judge([difference(), once], METRICS, numbers, {}, {})[0] == alone
 
 
 def test_a_confounded_design_is_not_judged() -> None:

@@ -60,12 +60,22 @@ def between(when: str = "before", **changes: Any) -> dict[str, Any]:
     return device
 
 
-def test_a_device_of_its_own_counts_whatever_its_power_cap_does() -> None:
-    assert violations(record_with(device=between(), timed_retries={"7b_1": 0})) == []
+FAILED = {"failed": "FileNotFoundError: nvidia-smi"}
+UNKNOWN = {"card": FAILED, "slowed_us": FAILED, "processes": {"unknown": "a container"}}
 
 
-def test_a_record_from_before_the_rule_counts() -> None:
-    assert violations(record_with()) == []
+@pytest.mark.parametrize(
+    "effects",
+    [
+        {},
+        {"device": between(), "timed_retries": {"7b_1": 0}},
+        {"device": between(card={"hw_slowdown": "Active"})},
+        {"device": {"before": STATE | UNKNOWN, "after": LATER | UNKNOWN}},
+    ],
+    ids=["from before the rule", "power cap", "idle card", "not to be asked"],
+)
+def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(effects: dict[str, Any]) -> None:
+    assert violations(record_with(**effects)) == []
 
 
 @pytest.mark.parametrize(
@@ -108,18 +118,6 @@ def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks(
     shares = {"hw_thermal_slowdown": 0.0, "sw_thermal_slowdown": 0.034}
     (reason,) = violations(record_with(device=between(), timed_slowed=shares))
     assert "sw_thermal_slowdown lowered the clocks for 3.4% of the worst timed repeat" in reason
-
-
-def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
-    assert violations(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
-
-
-def test_what_could_not_be_asked_spoils_nothing() -> None:
-    failed = {"failed": "FileNotFoundError: nvidia-smi"}
-    device = between()
-    for state in (device["before"], device["after"]):
-        state |= {"card": failed, "slowed_us": failed, "processes": {"unknown": "a container"}}
-    assert violations(record_with(device=device)) == []
 
 
 @pytest.mark.parametrize(

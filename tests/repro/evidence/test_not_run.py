@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from repro.evidence.bless import bless
 from repro.evidence.not_run import reason
@@ -17,7 +15,6 @@ from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.check import Checked, check_selection
-from repro.report.console import print_check
 from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
@@ -78,18 +75,6 @@ def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
     assert claim.status == "not run"
     assert claim.sentence == f"bf16_lora, 32b_256: {SAID}"
     assert by_name["faster_32b_64"].status == by_name["faster_7b_256"].status == "reproduced"
-
-
-def test_the_printed_check_has_the_verdict_and_the_sentence_side_by_side(
-    records: list[Record], tmp_path: Path
-) -> None:
-    text = io.StringIO()
-    print_check(checked(records, tmp_path), Console(file=text, width=400))
-    (line,) = [line for line in text.getvalue().splitlines() if "at 32b and batch 256" in line]
-    assert [cell.strip() for cell in line.split("│")[2:4]] == [
-        "not run",
-        f"bf16_lora, 32b_256: {SAID}",
-    ]
 
 
 def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(

@@ -114,15 +114,6 @@ def test_a_spoiled_record_is_refused_with_file_and_field(
     assert words in str(caught.value)
 
 
-def test_a_truncated_record_is_refused(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
-    path = made_up_record(run).write(tmp_path)
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(RecordError, match="not a readable record"):
-        read_record(path)
-
-
 def test_numbers_that_are_not_finite_become_null(
     run: RunConfig, made_up_record: Maker, tmp_path: Path
 ) -> None:
@@ -215,9 +206,3 @@ def test_a_record_of_another_schema_is_refused(run: RunConfig, made_up_record: M
     values = made_up_record(run).to_json() | {"schema": 1}
     with pytest.raises(RecordError, match="schema is 1; this program reads 2"):
         record.parse_record(values, "a line")
-
-
-def test_the_schema_in_use_is_the_one_that_is_written(
-    run: RunConfig, made_up_record: Maker
-) -> None:
-    assert made_up_record(run).to_json()["schema"] == record.SCHEMA

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from figures.__main__ import main as draw
 from repro.__main__ import main
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
@@ -199,7 +198,7 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(
     assert not any("source commits" in verdict.sentence for verdict in checks[0].verdicts)
 
 
-def test_what_shows_commits_shows_several(
+def test_a_report_names_the_seeds_of_each_commit(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
@@ -210,10 +209,6 @@ def test_what_shows_commits_shows_several(
     line = ["report", "study", "--tier", "mini", "--runs", str(runs), "--out", str(out)]
     assert main([*line, "--expected", str(expected)]) == 0
     assert f"`{OLD}` (seeds 5 to 9), `{NEW}` (seeds 10 to 14)" in out.read_text()
-    pictures = ["--blessed", "--target", "study", "--kinds", "svg"]
-    pictures += ["--out", str(tmp_path / "drawn")]
-    assert draw([*pictures, "--expected", str(expected)]) == 0
-    assert "10 seeds per arm" in (tmp_path / "drawn" / "mini_study_accuracy.svg").read_text()
     capsys.readouterr()
 
 

@@ -25,6 +25,7 @@ from repro.evidence.provenance import (
 from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, RecordError, failed_record, read_record
 from repro.evidence.store import (
+    HEAD,
     Blessed,
     Joined,
     RunsFolder,
@@ -32,6 +33,7 @@ from repro.evidence.store import (
     blessed_sources,
     read_stored,
     stored_path,
+    table_text,
     write_stored,
 )
 from repro.evidence.verdicts.measured import load_expectations
@@ -62,17 +64,13 @@ def stored(records: list[Record], expected: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read_back(records: list[Record], tmp_path: Path) -> None:
-    path = stored(list(reversed(records)), tmp_path)
+def test_what_is_written_is_read_back_and_gives_the_same_bytes_in_any_order(
+    records: list[Record], tmp_path: Path
+) -> None:
+    path, other = stored(records, tmp_path / "a"), stored(records[::-1], tmp_path / "b")
     assert list(read_stored(path)) == sorted(records, key=lambda r: (r.arm, r.seed))
-
-
-def test_the_same_records_give_the_same_bytes(records: list[Record], tmp_path: Path) -> None:
-    paths = [
-        write_stored(tmp_path / folder / "smoke" / "table1.csv", METRICS, runs)
-        for folder, runs in (("a", records), ("b", records[::-1]))
-    ]
-    assert [p.read_bytes() for p in paths[0]] == [p.read_bytes() for p in paths[1]]
+    for end in (".csv", ".jsonl.xz"):
+        assert path.with_suffix(end).read_bytes() == other.with_suffix(end).read_bytes()
 
 
 def test_the_lines_have_six_digits_and_the_whole_records_all(
@@ -100,36 +98,6 @@ def test_a_line_holds_what_the_target_lists_and_the_run_has(
     head = stored(records, tmp_path).read_text().splitlines()[0].split(",")
     assert "aside" not in head
     assert head[7:] == [name for name in METRICS if name in records[0].metrics]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("bf16_lora,0,ok", "bf16_lora,0,failed", r"table1.csv:2: outcome is 'failed'"),
-        ("bf16_lora,0,", "bf16_lora,7,", r"table1.csv:2: seed is '7'; .* has '0'"),
-        ("arm,seed", "seed,arm", r"table1.csv:1: begins with the columns"),
-        ("nvfp4_lora,1,ok", "nvfp4_lora,1,ok,", r"table1.csv:5: has \d+ cells; needs"),
-    ],
-)
-def test_a_line_that_was_edited_is_refused(
-    old: str, new: str, words: str, records: list[Record], tmp_path: Path
-) -> None:
-    path = stored(records, tmp_path)
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(RecordError, match=words):
-        read_stored(path)
-
-
-def test_an_edited_number_is_refused_by_its_column(records: list[Record], tmp_path: Path) -> None:
-    path = stored(records, tmp_path)
-    lines = path.read_text().splitlines()
-    cells = lines[3].split(",")
-    column = lines[0].split(",").index("accuracy")
-    cells[column] = "99.0"
-    lines[3] = ",".join(cells)
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(RecordError, match=r"table1.csv:4: accuracy is '99.0'; the whole record"):
-        read_stored(path)
 
 
 def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
@@ -185,15 +153,10 @@ def test_series_of_other_runs_are_refused(
         read_stored(path)
 
 
-def test_half_a_blessing_is_refused(records: list[Record], tmp_path: Path) -> None:
+def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path: Path) -> None:
     path = stored(records, tmp_path)
-    old = path.read_bytes()
-    stored(records[:2], tmp_path)
-    path.write_bytes(old)
-    with pytest.raises(RecordError, match=r"has 4 runs; table1.jsonl.xz has 2"):
-        read_stored(path)
     path.with_suffix(".jsonl.xz").write_bytes(b"no archive")
-    with pytest.raises(RecordError, match=r"not readable with table1\.jsonl\.xz"):
+    with pytest.raises(RecordError, match=r"table1\.jsonl\.xz: not readable"):
         read_stored(path)
     path.with_suffix(".jsonl.xz").unlink()
     with pytest.raises(RecordError, match="half of it is missing"):
@@ -253,17 +216,12 @@ def test_two_sources_give_each_run_once_and_name_a_conflict(
     assert [new.name for new, _ in conflicts] == [f"seed-{records[2].seed}.json"]
 
 
-def test_series_are_rounded_but_for_timed_repeats(records: list[Record]) -> None:
-    series = {"accuracy": [1 / 3, None], "step_seconds": [2 / 3]}
-    compacted = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
-    assert compacted.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
-
-
 def test_values_of_which_no_number_is_formed_have_fewer_digits(records: list[Record]) -> None:
     values = [0.123456 + 0.001 * step for step in range(4 * EDGE_STEPS)]
     values[EDGE_STEPS + 1] = 0.987654
-    whole = dataclasses.replace(records[0], series={"entropy": [*values], "kl": [*values]})
-    kept = compact(whole, []).series
+    series = {"entropy": [*values], "kl": [*values], "step_seconds": [2 / 3], "accuracy": [None]}
+    kept = compact(dataclasses.replace(records[0], series=series), ["step_seconds"]).series
+    assert (kept["step_seconds"], kept["accuracy"]) == ([2 / 3], [None])
     assert kept["kl"] == pytest.approx(values, abs=5e-7)
     assert kept["entropy"] == pytest.approx(values, abs=5e-3)
     fewer = [step for step in range(len(values)) if kept["entropy"][step] != kept["kl"][step]]
@@ -286,7 +244,7 @@ def test_what_is_left_out_is_named_and_metrics_stay_as_they_were_formed(smoke_ru
     assert any("series.loss is missing" in reason for reason in violations(silent))
 
 
-def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
+def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs() -> None:
     expected = expected_folder(None)
     sources = blessed_sources(expected)
     assert {source.tier for source in sources} == {"smoke", "systems", "mini"}
@@ -294,6 +252,10 @@ def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() 
         for tier, name in source.targets():
             arms = {arm.name for arm in find(name).arms}
             assert {entry.arm for entry in source.entries(tier, name)} <= arms, name
+    for path in sorted((expected / "records").rglob("*.csv")):
+        text = path.read_text(encoding="utf-8")
+        columns = text.partition("\n")[0].split(",")[len(HEAD) :]
+        assert table_text(columns, read_stored(path)) == text, path
     names = {path.name.split(".")[0] for path in (expected / "records").rglob("*.xz")}
     assert names == {name for source in sources for _, name in source.targets()}
 

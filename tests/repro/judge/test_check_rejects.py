@@ -24,7 +24,6 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.speed import TABLE9
 from tests.repro.made_up import with_accuracy, with_gain
 
 Spoil = Callable[[Record], Record]
@@ -184,15 +183,6 @@ def test_a_record_of_another_configuration_is_refused(
     assert "scale.steps is 300, needed 30" in outcome.evidence.refused[0][1]
 
 
-def test_a_record_that_was_edited_is_refused(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    table1_records(tmp_path)
-    path = tmp_path / "smoke/table1/bf16_lora/seed-0.json"
-    path.write_text(path.read_text().replace('"steps": 30', '"steps": 31'))
-    assert "it was edited" in checked(tmp_path).evidence.refused[0][1]
-
-
 def test_a_record_copied_to_another_arms_place_is_refused(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -320,6 +310,17 @@ def test_the_smoke_tier_says_nothing_of_the_papers_claims(
             "the timer did not wait",
         ),
         ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate is not shown"),
+        (
+            {
+                "method": "device_events",
+                "seconds": 1e-3,
+                "bytes": 3e9,
+                "bytes_per_second": 4.8e12,
+                "flops": 1e9,
+                "flops_per_second": 9e14,
+            },
+            "",
+        ),
     ],
 )
 def test_a_timer_that_did_not_wait_is_caught(
@@ -327,26 +328,10 @@ def test_a_timer_that_did_not_wait_is_caught(
 ) -> None:
     run = plan(TABLE1, Tier.SMOKE, 1, ["bf16"])[0]
     record = made_up_record(run)
-    timed = dataclasses.replace(
-        record, procedure="operation", effects={**record.effects, "timing": timing}
-    )
-    assert any(words in reason for reason in violations(timed))
-
-
-def test_an_honest_timer_passes(made_up_record: Callable[[RunConfig], Record]) -> None:
-    run = plan(TABLE1, Tier.SMOKE, 1, ["bf16"])[0]
-    timing = {
-        "method": "device_events",
-        "seconds": 1e-3,
-        "bytes": 3e9,
-        "bytes_per_second": 4.8e12,
-        "flops": 1e9,
-        "flops_per_second": 9e14,
-    }
-    record = dataclasses.replace(
-        made_up_record(run), procedure="operation", effects={"timing": timing}
-    )
-    assert violations(record) == []
+    timed = dataclasses.replace(record, procedure="operation", effects={"timing": timing})
+    reasons = violations(timed)
+    assert bool(reasons) == bool(words)
+    assert any(words in reason for reason in reasons) or not words
 
 
 @pytest.mark.parametrize(
@@ -373,12 +358,6 @@ def test_a_change_may_be_negative_and_a_share_may_not(
     reasons = violations(record, [metric])
     assert (reasons == []) == (words == "")
     assert all(words in reason for reason in reasons)
-
-
-def test_only_the_windows_rate_is_a_change() -> None:
-    changes = {metric.name for metric in TABLE9.metrics if metric.change}
-    assert changes == {"window_gain_3b_1"}
-    assert not any(metric.change for metric in TABLE1.metrics)
 
 
 def test_the_exit_status_tells_a_cheat_from_a_finding(

@@ -97,9 +97,3 @@ def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: 
     assert heads.endswith("| paper, NVIDIA H100 | paper, NVIDIA H100 |")
     first, second = (float(cell.split()[0]) for cell in row_of(rows, "BF16, LoRA")[-2:])
     assert abs(first - 2 * second) < 0.2
-
-
-def test_pages_without_records_say_so() -> None:
-    nothing = ["No records are blessed yet."]
-    assert count_rows([], EXPECTED) == accuracy_rows([], EXPECTED) == nothing
-    assert claims_rows([], EXPECTED) == nothing
