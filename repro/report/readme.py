@@ -60,26 +60,44 @@ _SIDES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A row of README.
+class Cells:
+    """What a row says: the paper's value, what was measured, the statements that decide it."""
+
+    paper: str
+    measured: str = ""
+    verdicts: Sequence[Verdict] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A row of README before anything is measured.
 
     Attributes
     ----------
-    question, subject
-        In the row and in the sentence; the question with its links.
+    text, subject
+        In the row and in the sentence.
     run_with
         The model and whose kernels multiplied.
     place
         Where the exact verdicts stand: a page and its heading.
-    measured, verdicts
-        What was measured and the deciding statements, by device.
+    cells
+        What fills the row, from the checks of one device.
     """
 
-    question: str
+    tier: Tier
+    text: str
     subject: str
-    paper: str
     run_with: str
     place: str
+    cells: Callable[[Checks, Path], Cells]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question with the paper's value and, by device, what was measured and what decides."""
+
+    asked: Question
+    paper: str
     measured: Mapping[str, str]
     verdicts: Mapping[str, Sequence[Verdict]]
 
@@ -89,15 +107,16 @@ class Answer:
         return {name: short_word(of) for name, of in self.verdicts.items()} or {"": NOT_TESTED}
 
     @property
-    def first_word(self) -> str:
-        """The word on the first device that has measured it."""
-        return next(iter(self.words.values()))
+    def word(self) -> str:
+        """The word over all devices."""
+        return short_word([item for of_device in self.verdicts.values() for item in of_device])
 
     @property
     def said(self) -> str:
         """The subject, with the ratios on the first device where ratios were measured."""
         first = next(iter(self.measured.values()), "")
-        return f"{self.subject} ({first})" if first.endswith(" x") else self.subject
+        subject = self.asked.subject
+        return f"{subject} ({first})" if first.endswith(" x") else subject
 
 
 def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
@@ -112,21 +131,13 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
         return []
     names = device_heads(devices)
     found = []
-    for row in _ROWS:
-        said = {name: row.cells(devices[device].get(row.tier, {}), expected)
+    for asked in _QUESTIONS:
+        said = {name: asked.cells(devices[device].get(asked.tier, {}), expected)
                 for device, name in names.items()}  # fmt: skip
-        measured = {name: cells for name, cells in said.items() if cells.measured}
-        found.append(
-            Answer(
-                question=row.question,
-                subject=row.subject,
-                paper=row.cells({}, expected).paper,
-                run_with=row.run_with,
-                place=row.place,
-                measured={name: cells.measured for name, cells in measured.items()},
-                verdicts={name: cells.verdicts for name, cells in measured.items()},
-            )
-        )
+        measured = {name: cells.measured for name, cells in said.items() if cells.measured}
+        verdicts = {name: said[name].verdicts for name in measured}
+        paper = asked.cells({}, expected).paper
+        found.append(Answer(asked=asked, paper=paper, measured=measured, verdicts=verdicts))
     return found
 
 
@@ -137,11 +148,11 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
         return NOTHING
     rows = []
     for item in found:
-        linked = {name: f"[{word}]({item.place})" for name, word in item.words.items()}
+        linked = {name: f"[{word}]({item.asked.place})" for name, word in item.words.items()}
         alike = len(set(linked.values())) == 1
         verdict = next(iter(linked.values())) if alike else _per_device(linked)
-        measured = _per_device(item.measured)
-        rows.append([item.question, item.paper, item.run_with, measured, verdict])
+        asked, measured = item.asked, _per_device(item.measured)
+        rows.append([asked.text, item.paper, asked.run_with, measured, verdict])
     heads = ["question", "paper", "run with", "measured", "verdict"]
     return [f"**{answer_sentence(found)}**", "", *table(heads, rows)[:-1]]
 
@@ -156,7 +167,7 @@ def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
     """
     parts = []
     for word in WORDS:
-        subjects = [item.said for item in found if item.first_word.split(",")[0] == word]
+        subjects = [item.said for item in found if item.word.split(",")[0] == word]
         if subjects:
             parts.append(f"{absent if word == NOT_TESTED else word}: {_listed(subjects)}")
     sentence = "; ".join(parts)
@@ -170,15 +181,6 @@ def _listed(subjects: Sequence[str]) -> str:
 
 def _per_device(said: Mapping[str, str]) -> str:
     return "<br>".join(f"{name}: {text}" for name, text in said.items())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """What a row says: the paper's value, what was measured, the statements that decide it."""
-
-    paper: str
-    measured: str = ""
-    verdicts: Sequence[Verdict] = ()
 
 
 def _decided(pairs: Sequence[Comparison]) -> list[Verdict]:
@@ -298,71 +300,61 @@ def _papers_number(checks: Checks, expected: Path) -> Cells:
     return Cells(paper=paper, measured=cell_text([*values.values()]), verdicts=verdicts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    tier: Tier
-    question: str
-    subject: str
-    run_with: str
-    place: str
-    cells: Callable[[Checks, Path], Cells]
-
-
 # Rollouts at the batches of reinforcement learning: the largest that was planned.
 _LARGE = 256
 _OWN = "own kernels"
-_ROWS = (
-    _Row(
+_QUESTIONS = (
+    Question(
         tier=Tier.SYSTEMS,
-        question="Rollout over 16-bit LoRA, batches up to 8",
+        text="Rollout over 16-bit LoRA, batches up to 8",
         subject="rollouts faster than 16-bit LoRA's at batches up to 8",
         run_with=f"3B to 32B shapes, {_OWN}",
         place="docs/systems.md#rollout-by-batch-tables-5-to-8",
         cells=_small_batches,
     ),
-    _Row(
+    Question(
         tier=Tier.SYSTEMS,
-        question=f"The same, batch {_LARGE}",
+        text=f"The same, batch {_LARGE}",
         subject=f"faster rollouts at batch {_LARGE}",
         run_with=f"7B to 32B shapes, {_OWN}",
         place="docs/systems.md#rollout-at-the-batches-of-reinforcement-learning",
         cells=_large_batches,
     ),
-    _Row(
+    Question(
         tier=Tier.SYSTEMS,
-        question="GRPO step, 128 or 256 completions",
+        text="GRPO step, 128 or 256 completions",
         subject="faster training steps",
         run_with=f"7B, 32B shapes, {_OWN}",
         place="docs/systems.md#a-grpo-step-table-3",
         cells=_steps,
     ),
-    _Row(
+    Question(
         tier=Tier.SYSTEMS,
-        question="32B on one 80 GB card",
+        text="32B on one 80 GB card",
         subject="32B on one 80 GB card",
         run_with=f"32B shape, {_OWN}",
         place="docs/systems.md#memory",
         cells=_memory,
     ),
-    _Row(
+    Question(
         tier=Tier.MINI,
-        question="Entropy over BF16 before training",
+        text="Entropy over BF16 before training",
         subject="higher entropy",
         run_with=f"Coder 0.5B, {_OWN}",
         place="docs/learning.md#is-the-treatment-given",
         cells=_entropy,
     ),
-    _Row(
+    Question(
         tier=Tier.MINI,
-        question="Accuracy over LoRA; gain by AQN",
+        text="Accuracy over LoRA; gain by AQN",
         subject="higher accuracy (both on a 0.5B model)",
         run_with=f"Coder 0.5B, {_OWN}",
         place="docs/learning.md#does-it-help-to-learn",
         cells=_accuracy,
     ),
-    _Row(
+    Question(
         tier=Tier.PAPER,
-        question="GSM8K, 7B",
+        text="GSM8K, 7B",
         subject="90.8 % on GSM8K at 7B",
         run_with="needs checkpoint",
         place="docs/paper_tier.md",

@@ -52,6 +52,7 @@ def test_verdicts_that_differ_between_devices_are_named_by_device(
     worse = [dataclasses.replace(item, status="contradicted") for item in checked.verdicts]
     other = dataclasses.replace(on_other_device(checked), verdicts=worse)
     assert word(rows([checked, other])[1][4]) == "H200: holds<br>H100: does not"
+    assert answer_sentence(answers([checked, other], EXPECTED)).startswith("Mixed: rollouts")
 
 
 def test_the_rollouts_span_and_statements_are_those_of_the_tables(
@@ -96,10 +97,10 @@ def test_readmes_words_and_sentence_are_those_of_the_deciding_statements(
     found = answers(every_blessed, EXPECTED)
     judged = {(row.name, row.status) for row in statements(every_blessed, EXPECTED)}
     for item in found:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| {item.question} |")]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {item.asked.text} |")]
         words = {short_word(verdicts) for verdicts in item.verdicts.values()} or {"not tested"}
         assert set(re.findall(r"\[([^]]+)\]\(docs/", line)) == words
-        assert item.place in line
+        assert item.asked.place in line
         for verdicts in item.verdicts.values():
             assert {(verdict.name, verdict.status) for verdict in verdicts} <= judged
     assert answer_sentence(found) in text
@@ -125,9 +126,12 @@ def test_a_row_names_the_models_and_kernels_of_its_statements(
         decided = [by_text[verdict.name, verdict.sentence] for verdict in verdicts]
         models = {re.findall(r"\d[\d.]*B", row.model)[-1] for row in decided}
         ends = sorted(models, key=lambda size: float(size[:-1]))
-        assert not models or re.findall(r"\d[\d.]*B", item.run_with) in (ends, [ends[0], ends[-1]])
+        assert not models or re.findall(r"\d[\d.]*B", item.asked.run_with) in (
+            ends,
+            [ends[0], ends[-1]],
+        )
         own = all("this project's" in row.kernels for row in decided)
-        assert ("own kernels" in item.run_with) == (own and bool(decided))
+        assert ("own kernels" in item.asked.run_with) == (own and bool(decided))
 
 
 def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
