@@ -23,7 +23,6 @@ from datetime import datetime
 from typing import (
     Annotated,
     Any,
-    NoReturn,
     Union,
     get_args,
     get_origin,
@@ -42,24 +41,6 @@ _CONTROL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000
 
 class FormError(ValueError):
     """JSON that is out of form; the message names the field where there is one."""
-
-
-class _Flaw(Exception):  # noqa: N818 - becomes a `FormError` once its path is whole
-    """A sentence with a gap for the path, which grows from the inside out."""
-
-    def __init__(self, sentence: str, path: str = "") -> None:
-        self.sentence, self.path = sentence, path
-
-    def inside(self, step: str) -> _Flaw:
-        """Return the flaw as seen one level further out."""
-        self.path = step + self.path
-        return self
-
-    def __str__(self) -> str:
-        path = self.path.lstrip(".")
-        # Of a value that nests without end the path does, too.
-        path = path if len(path) <= 2 * _SHOWN else f"{path[:_SHOWN]}..."
-        return self.sentence.replace("{}", path or "(the whole)", 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +68,6 @@ Words = Annotated[str, Rule("a string with words in it", lambda value: bool(valu
 Time = Annotated[str, Rule("an ISO 8601 time with its zone", _is_time)]
 Digest = Annotated[str, Rule("a SHA-256 of 64 hex digits", is_digest)]
 
-_Check = Callable[[Any], None]
 # Of bare types, and of annotated ones.
 _UNIONS = (types.UnionType, Union)
 # The types of Python that a JSON value of a declared type may have, and how messages call it.
@@ -102,68 +82,105 @@ _LEAVES: Mapping[Any, tuple[frozenset[type], str]] = {
 }
 
 
-def require(value: Any, kind: Any) -> None:
+def require(value: Any, kind: Any, path: str = "") -> None:
     """Hold a JSON value against a declared type.
+
+    Parameters
+    ----------
+    path
+        Dotted, to the value.
 
     Raises
     ------
     FormError
         On the first member that does not fit: its path, what it is, what it must be.
     """
-    try:
-        _check_of(kind)(value)
-    except _Flaw as flaw:
-        raise FormError(str(flaw)) from None
+    origin, arguments = _parts(kind)
+    if kind is Any:
+        return
+    if origin is Annotated:
+        base, rule = arguments
+        if not isinstance(rule, Rule):
+            require(value, rule, path)
+        elif type(value) not in _LEAVES[base][0] or not rule.fits(value):
+            raise _misfit(value, rule.needs, path)
+    elif origin in _UNIONS:
+        own = next((one for one in arguments if type(value) in _LEAVES[_base(one)][0]), None)
+        if own is None:
+            needs = " or ".join(_LEAVES[_base(one)][1] for one in arguments)
+            raise _misfit(value, needs, path)
+        require(value, own, path)
+    else:
+        allowed, needs = _LEAVES[_base(kind)]
+        if type(value) not in allowed:
+            raise _misfit(value, needs, path)
+        if origin is list:
+            # A long series: without a call for each number.
+            plain, fits = _plain_types(arguments[0])
+            if not set(map(type, value)) <= plain or (fits and not all(map(fits, value))):
+                for place, item in enumerate(value):
+                    require(item, arguments[0], f"{path}[{place}]")
+        elif origin is dict:
+            for name, item in value.items():
+                require(item, arguments[1], f"{path}.{name}")
+        elif kind not in _LEAVES:
+            _require_members(value, kind, path)
+
+
+def _require_members(value: Mapping[str, Any], kind: Any, path: str) -> None:
+    """Hold an object against a dataclass, or a `TypedDict`, which may have other members too."""
+    known, required = _fields(kind)
+    for name in required:
+        if name not in value:
+            raise FormError(f"field {_named(f'{path}.{name}')} is missing")
+    for name, item in value.items():
+        if name in known:
+            require(item, known[name], f"{path}.{name}")
+        elif not is_typeddict(kind):
+            raise FormError(f"unknown field {_named(f'{path}.{name}')}")
 
 
 @functools.cache
-def _check_of(kind: Any) -> _Check:
-    """Return what raises `_Flaw` for a value that is not of a type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return lambda value: None
-    if origin is Annotated:
-        return _ruled(*arguments)
-    if origin in _UNIONS:
-        return _one_of(arguments)
-    if origin is list:
-        return _listed(arguments[0])
-    if origin is dict:
-        return _members({}, (), _check_of(arguments[1]), closed=False)
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        known = {
-            name: _check_of(own) for name, own in get_type_hints(kind, include_extras=True).items()
-        }
-        return _members(known, _required(kind), None, closed=not is_typeddict(kind))
-    allowed, needs = _LEAVES[kind]
-    return lambda value: None if type(value) in allowed else _misfit(value, needs)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
-def _required(kind: Any) -> tuple[str, ...]:
+@functools.cache
+def _fields(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the types of a declared object's members, and which of them there must be."""
     if is_typeddict(kind):
-        return tuple(name for name in kind.__annotations__ if name in kind.__required_keys__)
-    nothing = dataclasses.MISSING
-    fields = dataclasses.fields(kind)
-    return tuple(f.name for f in fields if f.default is nothing and f.default_factory is nothing)
+        required = tuple(name for name in kind.__annotations__ if name in kind.__required_keys__)
+    else:
+        nothing = dataclasses.MISSING
+        required = tuple(
+            field.name
+            for field in dataclasses.fields(kind)
+            if field.default is nothing and field.default_factory is nothing
+        )
+    return get_type_hints(kind, include_extras=True), required
 
 
-def _misfit(value: Any, needs: str) -> NoReturn:
-    raise _Flaw(f"field {{}} is {shown(value)}, of kind {type(value).__name__}; it must be {needs}")
+@functools.cache
+def _plain_types(kind: Any) -> tuple[frozenset[type], Callable[[Any], bool] | None]:
+    """Return the types of Python that values of a declared type have, and their rule.
+
+    No types where values nest; None for no rule.
+    """
+    origin, arguments = _parts(kind)
+    if origin is Annotated and isinstance(arguments[1], Rule):
+        return _LEAVES[arguments[0]][0], arguments[1].fits
+    parts = arguments if origin in _UNIONS else (kind,)
+    simple = all(part in _LEAVES for part in parts)
+    types_of_parts = [_LEAVES[part][0] for part in parts] if simple else []
+    return frozenset[type]().union(*types_of_parts), None
 
 
-def _ruled(base: Any, rule: Any) -> _Check:
-    """Return the check of an annotated type; of one annotated with another type, that one's."""
-    if not isinstance(rule, Rule):
-        return _check_of(rule)
-    allowed = _LEAVES[base][0]
-
-    def check(value: Any) -> None:
-        if type(value) not in allowed or not rule.fits(value):
-            _misfit(value, rule.needs)
-
-    return check
+def _misfit(value: Any, needs: str, path: str) -> FormError:
+    kind = type(value).__name__
+    return FormError(f"field {_named(path)} is {shown(value)}, of kind {kind}; it must be {needs}")
 
 
+@functools.cache
 def _base(kind: Any) -> Any:
     """Return the plain type behind a declared one."""
     origin = get_origin(kind)
@@ -172,65 +189,11 @@ def _base(kind: Any) -> Any:
     return origin or (kind if kind in _LEAVES else dict)
 
 
-def _one_of(kinds: tuple[Any, ...]) -> _Check:
-    needs = " or ".join(_LEAVES[_base(kind)][1] for kind in kinds)
-    checks = {exact: _check_of(kind) for kind in kinds for exact in _LEAVES[_base(kind)][0]}
-
-    def check(value: Any) -> None:
-        own = checks.get(type(value))
-        if own is None:
-            _misfit(value, needs)
-        own(value)
-
-    return check
-
-
-def _listed(kind: Any) -> _Check:
-    one = _check_of(kind)
-    parts = get_args(kind) if get_origin(kind) in _UNIONS else (kind,)
-    simple = all(part in _LEAVES for part in parts)
-    allowed = frozenset[type]().union(*(_LEAVES[part][0] for part in parts)) if simple else ()
-
-    def check(value: Any) -> None:
-        if type(value) is not list:
-            _misfit(value, "a list")
-        # A long series: without a call for each number.
-        if allowed and allowed >= set(map(type, value)):
-            return
-        for place, item in enumerate(value):
-            try:
-                one(item)
-            except _Flaw as flaw:
-                raise flaw.inside(f"[{place}]") from None
-
-    return check
-
-
-def _members(
-    known: Mapping[str, _Check], required: tuple[str, ...], others: _Check | None, *, closed: bool
-) -> _Check:
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            _misfit(value, "an object")
-        for name in required:
-            if name not in value:
-                raise _Flaw("field {} is missing", f".{name}")
-        for name, item in value.items():
-            own = known.get(name, others)
-            if own is None:
-                if closed:
-                    raise _Flaw("unknown field {}", f".{_spelt(name)}")
-                continue
-            try:
-                own(item)
-            except _Flaw as flaw:
-                raise flaw.inside(f".{_spelt(name)}") from None
-
-    return check
-
-
-def _spelt(name: str) -> str:
-    return ascii(name)[1:-1]
+def _named(path: str) -> str:
+    """Return a path for a message, in ASCII."""
+    text = ascii(path.lstrip("."))[1:-1]
+    # Of a value that nests without end the path does, too.
+    return (text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}...") or "(the whole)"
 
 
 def shown(value: Any) -> str:
@@ -265,7 +228,7 @@ def read_json(text: str) -> Any:
         _require_plain(value)
     except RecursionError:
         raise FormError(f"nests too deep; at most {DEEPEST} levels are read") from None
-    except (ValueError, _Flaw) as error:
+    except ValueError as error:
         raise FormError(str(error)) from None
     return value
 
@@ -279,33 +242,29 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _require_plain(value: Any, depth: int = 0) -> None:
-    """Raise `_Flaw` where a later walk could not bear a value; see the module."""
+def _require_plain(value: Any, path: str = "", depth: int = 0) -> None:
+    """Raise `FormError` where a later walk could not bear a value; see the module."""
     kind = type(value)
     if depth >= DEEPEST:
-        raise _Flaw(f"field {{}} nests too deep; at most {DEEPEST} levels are read")
+        raise FormError(f"field {_named(path)} nests too deep; at most {DEEPEST} levels are read")
     if kind is dict:
-        _require_whole("".join(value), value)
+        _require_whole("".join(value), value, path)
         for name, item in value.items():
-            try:
-                _require_plain(item, depth + 1)
-            except _Flaw as flaw:
-                raise flaw.inside(f".{_spelt(name)}") from None
+            _require_plain(item, f"{path}.{name}", depth + 1)
     elif kind is list:
         # Nearly all values are numbers of a series: no call for each of them.
         if set(map(type, value)) == {float} and all(map(math.isfinite, value)):
             value = value[:1]
         for place, item in enumerate(value):
-            try:
-                _require_plain(item, depth + 1)
-            except _Flaw as flaw:
-                raise flaw.inside(f"[{place}]") from None
+            _require_plain(item, f"{path}[{place}]", depth + 1)
     elif kind is str:
-        _require_whole(value, value)
+        _require_whole(value, value, path)
     elif kind in (int, float) and not (abs(value) <= _MOST[kind] and math.isfinite(value)):
-        raise _Flaw(f"field {{}} is {shown(value)}; numbers must be finite, integers of 63 bits")
+        raise FormError(
+            f"field {_named(path)} is {shown(value)}; numbers must be finite, integers of 63 bits"
+        )
 
 
-def _require_whole(text: str, of: Any) -> None:
+def _require_whole(text: str, of: Any, path: str) -> None:
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise _Flaw(f"field {{}} is {shown(of)}; text must be of whole characters")
+        raise FormError(f"field {_named(path)} is {shown(of)}; text must be of whole characters")

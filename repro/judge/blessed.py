@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from repro.evidence.store import blessed_sources
-from repro.judge.check import Checked, check_selection
-from repro.judge.study import with_study
+from repro.evidence.verdicts.verdict import with_discovery_rate
+from repro.judge.check import Checked, check_selection, device_name
 from repro.run.select import Selection
 from repro.spec.arm import require
 from repro.spec.target import Target
@@ -60,3 +61,22 @@ def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[C
     where = "" if tier is None else f" at the {tier} tier"
     require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
     return checks
+
+
+def with_study(checks: Sequence[Checked]) -> list[Checked]:
+    """Return the checks in order, verdicts with their false-discovery rate by tier and device.
+
+    Holm's correction is over the statements of one target. Over a study, all that is judged at one
+    tier on one kind of device, some small p values are luck; the rate says how many to expect.
+    """
+    studies: dict[tuple[str, str | None], list[int]] = {}
+    for index, checked in enumerate(checks):
+        place = (checked.selection.tier.value, device_name(checked.evidence))
+        studies.setdefault(place, []).append(index)
+    final = list(checks)
+    for indices in studies.values():
+        rated = iter(with_discovery_rate([v for i in indices for v in final[i].verdicts]))
+        for i in indices:
+            own = [next(rated) for _ in final[i].verdicts]
+            final[i] = dataclasses.replace(final[i], verdicts=own)
+    return final
