@@ -26,22 +26,27 @@ from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
-# The flags of a step, with their defaults.
-_STEP: dict[str, Any] = {
-    "format": "nvfp4",
-    "rank": 32,
-    "prompts": 1,
-    "group": 8,
-    "prompt_tokens": 256,
-    "completion_tokens": 2048,
-    "budget": "80GB",
-    "slots": None,
-    "micro_tokens": None,
-    "optimizer": "adamw",
-    "cache": "compute",
-    "no_checkpointing": False,
-    "json": False,
+_COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
+# The flags of a step: their defaults, and how they are read.
+_FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "format": ("nvfp4", {"choices": WEIGHT_FORMATS, "help": "of the weights (default: nvfp4)"}),
+    "rank": (32, {**_COUNT, "help": "LoRA rank (default: 32)"}),
+    "prompts": (1, {**_COUNT, "help": "of a step (default: 1)"}),
+    "group": (8, {**_COUNT, "help": "completions of each (default: 8)"}),
+    "prompt_tokens": (256, {**_COUNT, "help": "default: 256"}),
+    "completion_tokens": (2048, {**_COUNT, "help": "default: 2048"}),
+    "budget": ("80GB", {"metavar": "SIZE", "help": "80GB (the default), 40GiB and the like"}),
+    "slots": (None, {**_COUNT, "help": "rows sampled at once (default: as many as fit)"}),
+    "micro_tokens": (None, {**_COUNT, "help": "tokens of a micro-batch (default: fits)"}),
+    "optimizer": ("adamw", {"choices": get_args(OptimizerName), "help": "default: adamw"}),
+    "cache": ("compute", {"choices": get_args(CacheName), "help": "default: compute"}),
+    "no_checkpointing": (
+        False,
+        {"action": "store_true", "help": "keep all activations, whatever fits"},
+    ),
+    "json": (False, {"action": "store_true", "help": "print JSON"}),
 }
+_STEP = {name: default for name, (default, _) in _FLAGS.items()}
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")
 
@@ -71,25 +76,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 1 when it does not.",
         argument_default=argparse.SUPPRESS,
     )
-    group.add_argument("--format", choices=WEIGHT_FORMATS, help="of the weights (default: nvfp4)")
-    group.add_argument("--rank", type=int, metavar="N", help="LoRA rank (default: 32)")
-    group.add_argument("--prompts", type=int, metavar="N", help="of a step (default: 1)")
-    group.add_argument("--group", type=int, metavar="N", help="completions of each (default: 8)")
-    group.add_argument("--prompt-tokens", type=int, metavar="N", help="default: 256")
-    group.add_argument("--completion-tokens", type=int, metavar="N", help="default: 2048")
-    group.add_argument("--budget", metavar="SIZE", help="80GB (the default), 40GiB and the like")
-    group.add_argument(
-        "--slots", type=int, metavar="N", help="rows sampled at once (default: as many as fit)"
-    )
-    group.add_argument(
-        "--micro-tokens", type=int, metavar="N", help="tokens of a micro-batch (default: fits)"
-    )
-    group.add_argument("--optimizer", choices=get_args(OptimizerName), help="default: adamw")
-    group.add_argument("--cache", choices=get_args(CacheName), help="default: compute")
-    group.add_argument(
-        "--no-checkpointing", action="store_true", help="keep all activations, whatever fits"
-    )
-    group.add_argument("--json", action="store_true", help="print JSON")
+    for name, (_, reading) in _FLAGS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", **reading)
 
 
 def asks_for_bytes(args: argparse.Namespace) -> bool:

@@ -31,7 +31,7 @@ from repro.measure.device_state import (
     retries,
     slowed_us,
 )
-from repro.measure.memory_use import context_bytes
+from repro.measure.memory_use import context_bytes, reset_peak
 from repro.measure.step_metrics import StepResults, share_facts, step_line, way_of
 from repro.measure.step_training import (
     begin,
@@ -354,7 +354,7 @@ def measure_repeats(
     for parameter in policy.model.parameters():
         parameter.grad = None  # a step that ran out of memory may have left one
     release()
-    _begin_peak()  # of this try: what an earlier point or a larger try took is not its own
+    reset_peak()  # of this try: what an earlier point or a larger try took is not its own
     sampler = CopySampler(policy, config) if full else Engine(policy, config)
     release()
     try:
@@ -421,11 +421,6 @@ def _facts(
         facts["plan"] = dataclasses.asdict(plan) | {"step": point.name}
         facts["predicted_bytes"] = plan.peak
     return facts | _memory()
-
-
-def _begin_peak() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
 
 
 def _memory() -> dict[str, int]:

@@ -65,7 +65,7 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
         "claims": [planned(claim, timed=source.timed_repeats > 0) for claim in target.claims],
         "looks": (),
         "metrics": {metric.name: metric.unit for metric in target.metrics_at(tier)},
-        "arms": [_arm(source, name.name, tier) for name in target.arms],
+        "arms": [_arm(source, arm.name) for arm in target.arms],
         "scale": plain_values(source.scales[tier]),
         "statistics": STATISTICS,
     }
@@ -73,7 +73,7 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     return plain
 
 
-def _arm(source: Target, name: str, tier: Tier) -> dict[str, Any]:
+def _arm(source: Target, name: str) -> dict[str, Any]:
     values = plain_values(source.arm(name))
     home, recorded = source.home(name)
     content: dict[str, Any] = {"recorded as": [home.name, recorded]}

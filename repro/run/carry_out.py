@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -37,6 +38,11 @@ _PROCEDURES = {
 # Procedures whose runs of one loaded model are carried out together, for loading is what takes
 # long. Each takes several runs that differ by seed, and by arm as far as `loaded_base` lets them.
 _TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
+
+
+def launched_ranks() -> int:
+    """Return how many processes carry out this one's run, itself included; 1 where it is alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
@@ -78,7 +84,10 @@ def carry_out(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> list[Path]:
-    """Carry out runs that go together, and write their records into `records`; return the paths."""
+    """Carry out runs that go together, and write their records into `records`; return the paths.
+
+    Of several ranks the first alone writes.
+    """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
@@ -87,6 +96,8 @@ def carry_out(
     measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
+    if launched_ranks() > 1 and os.environ["RANK"] != "0":
+        return []
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
@@ -97,21 +108,6 @@ def carry_out(
         else:
             paths.append(keep(run, measurement, started, records, environment))
     return paths
-
-
-def take_part(
-    runs: Sequence[RunConfig],
-    folder: Path,
-    records: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> list[Path]:
-    """Carry out a run as a rank beside the first, which alone writes; see `carry_out`."""
-    del records
-    source_at_start()
-    _measure(runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads)
-    return []
 
 
 def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:

@@ -52,17 +52,17 @@ def absence_text(runs: Path, folder: Path) -> str:
     looked = runs if not runs.is_dir() else folder
     if looked.exists() and not looked.is_dir():
         return f"{looked} is a file; a folder of records is needed there"
-    said = "has no record" if looked.is_dir() else "does not exist"
+    state = "has no record" if looked.is_dir() else "does not exist"
     present = looked
     while not present.is_dir():
         present = present.parent
     if present == looked:
-        return f"{looked} {said}"
+        return f"{looked} {state}"
     name = looked.relative_to(present).parts[0]
     beside = sorted(path.name for path in present.glob("[!.]*") if path.is_dir())
     folders = ", ".join(beside[:_NAMED]) or "no folder"
     more = f" and {len(beside) - _NAMED} more" if len(beside) > _NAMED else ""
-    return f"{looked} {said}{meant(name, beside)}; {present} holds {folders}{more}"
+    return f"{looked} {state}{meant(name, beside)}; {present} holds {folders}{more}"
 
 
 def _writable(folder: Path) -> bool:

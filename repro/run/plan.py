@@ -118,13 +118,13 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
         return []
     memory = [(memory_of(run.arm, run.scale)[0], run.arm.name) for run in every]
     disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
-    said = [
+    parts = [
         f"{size(min(of)[0])} ({min(of)[1]}) to {size(max(of)[0])} ({max(of)[1]}) of {what}"
         if min(of)[0] < max(of)[0]
         else f"{size(of[0][0])} of {what}"
         for of, what in ((memory, "memory"), (disk, "disk"))
     ]
-    return [f"  one run   {', '.join(said)}"]
+    return [f"  one run   {', '.join(parts)}"]
 
 
 def _measured_lines(selection: Selection, runs: list[RunConfig], folder: Path) -> list[str]:
@@ -144,10 +144,10 @@ def _measured_lines(selection: Selection, runs: list[RunConfig], folder: Path) -
         record = read_record(path)
         peak = record.value("peak_bytes")
         room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
-        said = f"{_seconds_of(record):.0f} s"
+        taken = f"{_seconds_of(record):.0f} s"
         if peak and cuda_devices():
-            said += f"; peak {size(int(peak))} ({100 * (peak / room - 1):+.1f} % against the plan)"
-        lines.append(f"  measured  {run.arm.name} seed {run.seed}: {said}")
+            taken += f"; peak {size(int(peak))} ({100 * (peak / room - 1):+.1f} % against the plan)"
+        lines.append(f"  measured  {run.arm.name} seed {run.seed}: {taken}")
     return lines
 
 
@@ -161,10 +161,10 @@ def _preflight_lines(left: list[RunConfig]) -> list[str]:
     refused: dict[str, list[str]] = {}
     unchecked: dict[str, None] = {}
     for run in {run.arm.name: run for run in left}.values():
-        said = preflight(run)
-        if said.refusal:
-            refused.setdefault(said.refusal, []).append(run.arm.name)
-        unchecked |= dict.fromkeys(said.unchecked)
+        found = preflight(run)
+        if found.refusal:
+            refused.setdefault(found.refusal, []).append(run.arm.name)
+        unchecked |= dict.fromkeys(found.unchecked)
     lines = [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
     later = f"  later     {'; '.join(unchecked)}: looked at when they are here, before the weights"
     return [*lines, later] if unchecked else lines

@@ -42,15 +42,11 @@ class Preflight:
     ----------
     refusal
         Why it cannot work here; None where nothing speaks against it.
-    memory_bytes
-        Planned peak of the device's memory, the cache as large as it will be made there (without a
-        device, for all rows at once); 0 where it is not known.
     unchecked
         What could not be looked at yet, since it is not on this machine.
     """
 
     refusal: str | None
-    memory_bytes: int = 0
     unchecked: tuple[str, ...] = ()
 
 
@@ -67,9 +63,8 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     if not isinstance(scale, TrainScale):
         return Preflight(refusal=refusals[0])
     common, published = dataclasses.replace(scale, seeds=()), is_published(scale)
-    whole = 0
     try:
-        whole, too_large = memory_of(run.arm, scale) if published else (0, None)
+        too_large = memory_of(run.arm, scale)[1] if published else None
     except ValueError as error:  # a config.json without a decoder's sizes
         too_large = str(error)
     refusals += [_noise_refusal(run), *_data_refusals(common), too_large]
@@ -77,8 +72,8 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     if published and not any(refusals):  # the rest reads files and imports torch
         refusal, unchecked = _checkpoint_and_prompts(common, fetch)
         refusals += [refusal, _format_refusal(common, run.arm.weight_format)]
-    said = "; ".join(dict.fromkeys(filter(None, refusals)))
-    return Preflight(refusal=said or None, memory_bytes=whole, unchecked=unchecked)
+    reasons = "; ".join(dict.fromkeys(filter(None, refusals)))
+    return Preflight(refusal=reasons or None, unchecked=unchecked)
 
 
 def startable(runs: Iterable[RunConfig]) -> list[RunConfig]:
@@ -129,6 +124,8 @@ def _noise_refusal(run: RunConfig) -> str | None:
 
 def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    With a device the cache is as large as it will be made there, else it holds all rows at once.
 
     What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """

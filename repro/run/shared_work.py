@@ -75,10 +75,10 @@ class Claims:
     def __init__(
         self, runs: Path, pending: Sequence[RunConfig], say: Callable[[str], None]
     ) -> None:
-        self._runs, self._say = runs, say
+        self._runs, self._show = runs, say
         self._descriptors: dict[Path, int | None] = {}
         self._failures = {run.digest(): self._count_failures(run) for run in pending}
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
 
     def __enter__(self) -> Claims:
         return self
@@ -168,9 +168,9 @@ class Claims:
         return True
 
     def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._say(sentence)
+        if sentence not in self._shown:
+            self._shown.add(sentence)
+            self._show(sentence)
 
     def _unlock(self, path: Path) -> None:
         descriptor = self._descriptors.pop(path, None)

@@ -39,7 +39,7 @@ FAULTS = """
 import errno, os, signal, time
 import torch
 from repro.models.policy import trainable_parameters
-from repro.run.carry_out import carry_out, take_part
+from repro.run.carry_out import carry_out
 
 def body(runs, folder, records, progress, should_stop, threads):
     import repro.rl.step as step
@@ -86,8 +86,7 @@ def body(runs, folder, records, progress, should_stop, threads):
             step._evaluated = idle_rows
         if fault == "disk":
             checkpoint.write_snapshot = full
-    act = carry_out if rank == 0 else take_part
-    return act(runs, folder, records, progress, should_stop, threads)
+    return carry_out(runs, folder, records, progress, should_stop, threads)
 """
 
 
