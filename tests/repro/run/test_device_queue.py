@@ -16,6 +16,7 @@ from rich.console import Console
 from repro.evidence.record import Record, find_record, iterate_records, read_record
 from repro.run import execute as execution
 from repro.run.device_queue import (
+    Grouping,
     ensemble_tasks,
     fitting_memory,
     rows_of,
@@ -129,16 +130,18 @@ def go(
     fake: Any,
     devices: int,
     said: TextIO | None = None,
+    workers: int | None = None,
+    grouping: Grouping = in_pairs,
 ) -> Outcome:
     return execute(
         runs,
         folder,
-        workers=devices,
+        workers=workers or devices,
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
         memory={runs[0].scale.checkpoint: 100},
-        grouping=in_pairs,
+        grouping=grouping,
         carry_out=fake.carry_out,
         answers=fake.answers,
     )
@@ -343,18 +346,7 @@ def test_workers_that_share_a_device_share_its_memory_and_are_told_so(
             return [tuple(runs)]
 
         folder.mkdir()
-        outcome = execute(
-            runs_of(4),
-            folder,
-            workers=workers,
-            threads=1,
-            console=Console(file=io.StringIO(), width=200),
-            devices=("0",),
-            memory={runs_of()[0].scale.checkpoint: 100},
-            grouping=grouping,
-            carry_out=fake.carry_out,
-            answers=fake.answers,
-        )
+        outcome = go(runs_of(4), folder, fake, devices=1, workers=workers, grouping=grouping)
         assert (outcome.finished, outcome.left) == (12, 0)
         told[workers] = filled, set((folder / "sharing").read_text().split()), len(calls(folder))
     assert told == {1: ([100], {"1"}, 1), 2: ([50], {"2"}, 2)}
