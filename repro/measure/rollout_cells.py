@@ -39,7 +39,6 @@ from repro.measure.device_state import retries
 from repro.measure.rollout_plan import cell_of
 from repro.models.decoder import is_projection
 from repro.models.lora import base_linear
-from repro.models.policy import Policy
 from repro.rollout.engine import Engine
 from repro.rollout.step_timing import fill_rows, time_steps
 from repro.spec.config import SamplingConfig, derive_seed
@@ -118,21 +117,6 @@ def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimat
     return Estimate(value=value, unit=unit, method=method, n=n)
 
 
-def add_work(
-    repeat: Repeat, policy: Policy, *, seconds: float, rows: int, prompt_tokens: int, steps: int
-) -> None:
-    """Add a prefill and `steps` decode steps of `rows` rows to the work behind a seed's receipt.
-
-    The weights are read once by the prefill and once per step; every token but the last is
-    multiplied by all projections.
-    """
-    decoder: Any = policy.decoder
-    weight_bytes = policy.effects["base_bytes"] - _embedding_bytes(decoder)
-    repeat.seconds += seconds
-    repeat.nbytes += (steps + 1) * weight_bytes
-    repeat.flops += 2.0 * rows * _product_parameters(decoder) * (prompt_tokens + steps - 1)
-
-
 def _embedding_bytes(decoder: Any) -> int:
     tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
     return 0 if tied else int(decoder.model.embed_tokens.weight.nbytes)
@@ -180,93 +164,93 @@ def windows_of(point: ThroughputPoint) -> list[Window]:
     ]
 
 
-def warm_up(point: ThroughputPoint, batch: int, engine: Engine, prompts: list[list[int]]) -> None:
-    """Compile, capture and run once what is timed next."""
-    if not point.windows:
-        # Short prompts are enough to capture the step; the prefill is warmed by a first one.
-        timed(engine, [prompt[:16] for prompt in prompts], min(4, point.new_tokens))
-        timed(engine, prompts, 1)
-        return
-    timed(engine, prompts, 1)
-    fill_rows(engine, batch, 0)
-    time_steps(engine, batch, windows_of(point)[0].position, 1 + point.window_steps)
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """A batch of a point on an engine, with the prompts of one seed and what that has measured."""
 
+    point: ThroughputPoint
+    batch: int
+    engine: Engine
+    repeat: Repeat
+    prompts: list[list[int]]
 
-def time_cell(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    repeat: Repeat,
-    prompts: list[list[int]],
-) -> float:
-    """Time one cell with the prompts and numbers of one seed; return the estimated seconds."""
-    prefill = timed(engine, prompts, 1)
-    fill_rows(engine, batch, repeat.seed)
-    windows = windows_of(point)
-    steps = [time_steps(engine, batch, w.position, 1 + point.window_steps) for w in windows]
-    decode = sum(w.stands_for * step for w, step in zip(windows, steps, strict=True))
-    taken = point.windows * point.window_steps
-    seconds, new = prefill + decode, point.new_tokens
-    name, metrics = cell_of(point, batch), repeat.metrics
-    how = (
-        f"estimated: the prefill, and {new - 1} decode steps, of which {taken} were timed without "
-        f"the host's work between them, {point.window_steps} in the middle of each of "
-        f"{point.windows} equal stretches; not rolled out whole"
-    )
-    rate = batch * new / seconds
-    metrics[f"tokens_per_second_{name}"] = estimate(rate, "tokens per second", how, taken)
-    metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
-    metrics[f"step_seconds_{name}"] = estimate(decode / (new - 1), "seconds", how, taken)
-    add_work(
-        repeat,
-        engine.policy,
-        seconds=prefill + point.window_steps * sum(steps),
-        rows=batch,
-        prompt_tokens=point.prompt_tokens,
-        steps=1 + taken,
-    )
-    return seconds
+    def note(self, metric: str, value: float, unit: str, method: str = _HOW, n: int = 1) -> None:
+        """Keep a metric of the cell."""
+        name = f"{metric}_{cell_of(self.point, self.batch)}"
+        self.repeat.metrics[name] = estimate(value, unit, method, n)
 
+    def add_work(self, seconds: float, steps: int) -> None:
+        """Add a prefill and `steps` decode steps to the work behind the seed's receipt.
 
-def compare_with_whole(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    repeat: Repeat,
-    prompts: list[list[int]],
-    estimated: float,
-) -> None:
-    """Roll the cell out whole, and note by how much the windows' rate exceeds the whole's."""
-    whole = roll_out_whole(point, batch, engine, repeat, prompts)
-    name, metrics = cell_of(point, batch), repeat.metrics
-    rate = batch * point.new_tokens / whole
-    metrics[f"tokens_per_second_whole_{name}"] = estimate(rate, "tokens per second")
-    metrics[f"window_gain_{name}"] = estimate(
-        100 * (whole / estimated - 1),
-        "percent",
-        "rate from windows over that of one whole rollout with the same prompts, less 1",
-    )
+        The weights are read once by the prefill and once per step; every token but the last is
+        multiplied by all projections.
+        """
+        policy = self.engine.policy
+        weight_bytes = policy.effects["base_bytes"] - _embedding_bytes(policy.decoder)
+        tokens = self.batch * (self.point.prompt_tokens + steps - 1)
+        self.repeat.seconds += seconds
+        self.repeat.nbytes += (steps + 1) * weight_bytes
+        self.repeat.flops += 2.0 * tokens * _product_parameters(policy.decoder)
 
+    def warm_up(self) -> None:
+        """Compile, capture and run once what is timed next."""
+        if not self.point.windows:
+            # Short prompts are enough to capture the step; the prefill is warmed by a first one.
+            short = [prompt[:16] for prompt in self.prompts]
+            timed(self.engine, short, min(4, self.point.new_tokens))
+            timed(self.engine, self.prompts, 1)
+            return
+        timed(self.engine, self.prompts, 1)
+        fill_rows(self.engine, self.batch, 0)
+        self._steps(windows_of(self.point)[0])
 
-def roll_out_whole(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    repeat: Repeat,
-    prompts: list[list[int]],
-) -> float:
-    """Roll the cell out whole, with the seeds of a repeat; return the seconds."""
-    new, first_seed = point.new_tokens, derive_seed(repeat.seed, "rows") >> 1
-    seconds = timed(engine, prompts, new, first_seed=first_seed)
-    add_work(
-        repeat,
-        engine.policy,
-        seconds=seconds,
-        rows=batch,
-        prompt_tokens=point.prompt_tokens,
-        steps=new,
-    )
-    return seconds
+    def _steps(self, window: Window) -> float:
+        """Return the mean seconds of a window's steps."""
+        return time_steps(self.engine, self.batch, window.position, 1 + self.point.window_steps)
+
+    def time_windows(self) -> float:
+        """Time the cell by windows; return the estimated seconds."""
+        point = self.point
+        prefill = timed(self.engine, self.prompts, 1)
+        fill_rows(self.engine, self.batch, self.repeat.seed)
+        windows = windows_of(point)
+        steps = [self._steps(window) for window in windows]
+        decode = sum(w.stands_for * step for w, step in zip(windows, steps, strict=True))
+        taken, new = point.windows * point.window_steps, point.new_tokens
+        how = (
+            f"estimated: the prefill, and {new - 1} decode steps, of which {taken} were timed "
+            f"without the host's work between them, {point.window_steps} in the middle of each of "
+            f"{point.windows} equal stretches; not rolled out whole"
+        )
+        rate = self.batch * new / (prefill + decode)
+        self.note("tokens_per_second", rate, "tokens per second", how, taken)
+        self.note("prefill_seconds", prefill, "seconds")
+        self.note("step_seconds", decode / (new - 1), "seconds", how, taken)
+        self.add_work(prefill + point.window_steps * sum(steps), 1 + taken)
+        return prefill + decode
+
+    def roll_out(self) -> float:
+        """Roll the cell out whole, with the seeds of its repeat; return the seconds."""
+        new, first_seed = self.point.new_tokens, derive_seed(self.repeat.seed, "rows") >> 1
+        seconds = timed(self.engine, self.prompts, new, first_seed=first_seed)
+        self.add_work(seconds, new)
+        return seconds
+
+    def compare_with_whole(self, estimated: float) -> None:
+        """Roll the cell out whole, and note by how much the windows' rate exceeds the whole's."""
+        whole = self.roll_out()
+        rate = self.batch * self.point.new_tokens / whole
+        self.note("tokens_per_second_whole", rate, "tokens per second")
+        how = "rate from windows over that of one whole rollout with the same prompts, less 1"
+        self.note("window_gain", 100 * (whole / estimated - 1), "percent", how)
+
+    def time_whole(self, prefill: float) -> None:
+        """Roll the cell out whole; its prefill was timed before."""
+        whole, new = self.roll_out(), self.point.new_tokens
+        self.note("tokens_per_second", self.batch * new / whole, "tokens per second")
+        self.note("prefill_seconds", prefill, "seconds")
+        if new > 1:
+            self.note("step_seconds", (whole - prefill) / (new - 1), "seconds")
 
 
 def time_host_share(point: ThroughputPoint, engine: Engine, repeats: Sequence[Repeat]) -> None:
@@ -314,33 +298,16 @@ def time_batch(
             raise Stopped
         tokens = point.prompt_tokens
         prompts = random_prompts(batch, tokens, decoder.config.vocab_size, repeat.seed)
+        cell = Cell(point, batch, engine, repeat, prompts)
         if repeat is repeats[0]:
-            warm_up(point, batch, engine, prompts)
+            cell.warm_up()
             before = retries()
             # Of a batch that is rolled out whole the prefill is timed once for all seeds.
             prefill = 0.0 if point.windows else timed(engine, prompts, 1)
         if not point.windows:
-            _time_whole(point, batch, engine, repeat, prompts, prefill)
+            cell.time_whole(prefill)
             continue
-        estimated = time_cell(point, batch, engine, repeat, prompts)
+        estimated = cell.time_windows()
         if also_whole and repeat.seed == 0:
-            compare_with_whole(point, batch, engine, repeat, prompts, estimated)
+            cell.compare_with_whole(estimated)
     return retries() - before
-
-
-def _time_whole(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    repeat: Repeat,
-    prompts: list[list[int]],
-    prefill: float,
-) -> None:
-    """Roll a batch out whole with the prompts and numbers of one seed."""
-    whole = roll_out_whole(point, batch, engine, repeat, prompts)
-    new, name, metrics = point.new_tokens, cell_of(point, batch), repeat.metrics
-    metrics[f"tokens_per_second_{name}"] = estimate(batch * new / whole, "tokens per second")
-    metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
-    if new > 1:
-        step = (whole - prefill) / (new - 1)
-        metrics[f"step_seconds_{name}"] = estimate(step, "seconds")

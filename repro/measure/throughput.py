@@ -179,7 +179,11 @@ def _measure_arms(
                 continue
             cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
             with arm.fit_or_left_out(*cells, *(what for what, _ in due)):
-                policy = _loaded(arm.run, shape) if policy is None else _exchanged(policy, arm.run)
+                if policy is None:
+                    require_clean()
+                    policy = _policy(arm.run, shape)
+                else:
+                    policy = _exchanged(policy, arm.run)
             _measure_shape(arm, policy, left, due, progress, should_stop)
         checks = ()
         del policy
@@ -227,12 +231,6 @@ def _measure_shape(
         progress(f"{point.name}: {arm.run.arm.label}", {"step": number, "steps": len(scale.points)})
         _point(point, policy, arm, should_stop)
     _check(due, policy, arm, progress, should_stop)
-
-
-def _loaded(run: RunConfig, shape: str) -> Policy:
-    """Return the model of a run's arm, loaded into a device whose memory is free."""
-    require_clean()
-    return _policy(run, shape)
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:

@@ -192,7 +192,7 @@ class _Ensemble:
     ) -> None:
         self.runs, self.stack = runs, stack
         self.failures: list[FailedRun | None] = [None] * len(runs)
-        self._say = progress
+        self._progress = progress
         scale: TrainScale = runs[0].scale
         problems = ProblemSets.of(scale, trains=stack.masters is not None)
         longest = _longest_prompt(problems, scale, stack)
@@ -231,7 +231,7 @@ class _Ensemble:
             if should_stop():
                 raise Stopped
             return self._outcomes(lambda number: None)
-        self._tell("evaluating the start", {})
+        self._show("evaluating the start", {})
         began = time.perf_counter()
         start = loaded_runs.evaluation.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
@@ -260,11 +260,11 @@ class _Ensemble:
         self, policies: StackedPolicies, folder: Path, should_stop: Callable[[], bool]
     ) -> list[TrainResult | FailedRun]:
         """Train and note who failed; raise `Stopped` when not finished."""
-        hooks = self.loaded_runs.hooks(self._tell, should_stop)
+        hooks = self.loaded_runs.hooks(self._show, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
                 options = LogOptions.from_environment()
-                logger = RunLogger(self.runs, self.folders, options, self._tell)
+                logger = RunLogger(self.runs, self.folders, options, self._show)
                 hooks = contexts.enter_context(logger).around(hooks, self.stack.tokenizer)
             results = train_runs(self.loaded_runs, policies, hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]
@@ -274,7 +274,7 @@ class _Ensemble:
 
     def _outcomes(self, trained: Callable[[int], TrainingOutcome | None]) -> list[Outcome]:
         """Ask the final policies, and put together the outcome of each run."""
-        self._tell("evaluating", {})
+        self._show("evaluating", {})
         began = time.perf_counter()
         if not any(self.alive):
             return [failure for failure in self.failures if failure is not None]
@@ -302,8 +302,8 @@ class _Ensemble:
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 
-    def _tell(self, text: str, values: dict[str, float]) -> None:
-        self._say(text, {"runs": float(len(self.runs))} | values)
+    def _show(self, text: str, values: dict[str, float]) -> None:
+        self._progress(text, {"runs": float(len(self.runs))} | values)
 
 
 def _longest_prompt(problems: ProblemSets, scale: TrainScale, stack: Stack) -> int:

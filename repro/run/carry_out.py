@@ -40,6 +40,11 @@ _PROCEDURES = {
 _TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
 
 
+def launched_ranks() -> int:
+    """Return how many processes carry out this one's run, itself included; 1 where it is alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     """Return the runs in the groups in which they are carried out, in the order of their first."""
     groups: dict[str, list[RunConfig]] = {}
@@ -91,7 +96,7 @@ def carry_out(
     measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK") != "0":
+    if launched_ranks() > 1 and os.environ["RANK"] != "0":
         return []
     environment = capture_environment()
     paths = []

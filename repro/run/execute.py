@@ -29,7 +29,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.form import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.run.analysis_plan import write_plans
-from repro.run.carry_out import carried_together, is_ensemble
+from repro.run.carry_out import carried_together, is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
 from repro.run.device_health import Answers, device_answers
 from repro.run.device_queue import (
@@ -54,13 +54,12 @@ from repro.run.select import (
     selections_of,
 )
 from repro.run.several_ranks.rank_processes import (
+    LEFT,
     InPlace,
     Ranked,
-    dismiss,
     follow,
     in_groups,
     join_torchrun,
-    launched_ranks,
     require_ranks,
 )
 from repro.run.shared_work import Claims
@@ -228,7 +227,7 @@ def _carry_out(
             how=how,
         )
         if how.joined is not None:
-            dismiss(how.joined, bool(outcome.left))
+            how.joined.texts(LEFT if outcome.left else "")  # ends what the others `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
@@ -294,7 +293,24 @@ def execute(
     tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
-    pool = _pool(plan[0], runs, workers, threads, devices, claims, how, carry_out, answers)
+    grace = _GRACE
+    if how.ranks > 1:
+        carry_out = Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
+        grace = max(grace, how.stall)
+    pool: WorkerPool | InPlace = WorkerPool(
+        workers,
+        runs / "workers.log",
+        threads,
+        grace,
+        devices=devices,
+        retries=_retries,
+        carry_out=carry_out,
+        answers=answers if devices and how.ranks == 1 else None,
+        alone=plan[0].tier == Tier.SYSTEMS.value,
+        claim=claims.take,
+    )
+    if how.joined is not None:
+        pool = InPlace(how.joined, threads, claims.take)
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -307,37 +323,6 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
-
-
-def _pool(
-    first: RunConfig,
-    runs: Path,
-    workers: int,
-    threads: int,
-    devices: Sequence[str],
-    claims: Claims,
-    how: Rankwise,
-    carry_out: CarryOut | None,
-    answers: Answers,
-) -> WorkerPool | InPlace:
-    """Return what carries out the tasks: worker processes, or under torchrun this one."""
-    if how.joined is not None:
-        return InPlace(how.joined, threads, claims.take)
-    several = how.ranks > 1
-    return WorkerPool(
-        workers,
-        runs / "workers.log",
-        threads,
-        grace=max(_GRACE, how.stall if several else 0.0),
-        devices=devices,
-        retries=_retries,
-        carry_out=Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
-        if several
-        else carry_out,
-        answers=answers if devices and not several else None,
-        alone=first.tier == Tier.SYSTEMS.value,
-        claim=claims.take,
-    )
 
 
 def _retries(task: Task) -> int:

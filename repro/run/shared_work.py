@@ -68,14 +68,14 @@ class Claims:
         Folder of the records.
     pending
         The runs that this start means to do; what is recorded of them from now on is not its own.
-    say
+    show
         Takes a sentence for the user.
     """
 
     def __init__(
-        self, runs: Path, pending: Sequence[RunConfig], say: Callable[[str], None]
+        self, runs: Path, pending: Sequence[RunConfig], show: Callable[[str], None]
     ) -> None:
-        self._runs, self._show = runs, say
+        self._runs, self._show = runs, show
         self._descriptors: dict[Path, int | None] = {}
         self._failures = {run.digest(): self._count_failures(run) for run in pending}
         self._shown: set[str] = set()
@@ -157,17 +157,17 @@ class Claims:
         """Return False for a lock that another has; True, and say so, where there are no locks."""
         if error.errno in _BUSY:
             if holder and path.name != _GATE:
-                self._say_once(f"Another start ({holder}) is at work on some of these runs.")
+                self._show_once(f"Another start ({holder}) is at work on some of these runs.")
             return False
         if error.errno not in _WITHOUT_LOCKS:
             raise OSError(error.errno, error.strerror, str(path)) from error
-        self._say_once(
+        self._show_once(
             f"The disk of {self._runs} has no locks ({error.strerror}): start nothing else there."
         )
         self._descriptors[path] = None
         return True
 
-    def _say_once(self, sentence: str) -> None:
+    def _show_once(self, sentence: str) -> None:
         if sentence not in self._shown:
             self._shown.add(sentence)
             self._show(sentence)

@@ -19,11 +19,11 @@ _CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from
 class SentenceParser(argparse.ArgumentParser):
     """A parser whose `error` raises `ValueError`; its subcommands' parsers are of the same kind.
 
-    Flags are spelled out: a shortened one would become another's when that is added.
+    Flags are named in full: `run --rank 8` is a mistake, and no `--ranks 8`.
     """
 
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **({"allow_abbrev": False} | how))
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise `ValueError` with the command and what is wrong with its line."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
-from repro.run.carry_out import is_ensemble
+from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.shared_work import Claim
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import ending_of, send, start_process
@@ -41,15 +41,10 @@ if TYPE_CHECKING:
 _NAMING_SECONDS = 3.0
 # As `repro.rl.single_run.ranks` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
-# What the first rank says to the others in place of a run.
-_LEFT = "left"
+# What the first rank says to the others in place of a run, where some are left.
+LEFT = "left"
 # What several ranks can carry out: their policies train, or are asked, by themselves.
 _DIVIDED = ("train", "evaluate")
-
-
-def launched_ranks() -> int:
-    """Return how many processes torchrun started beside this one, itself included; 1 without."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def require_ranks(
@@ -250,7 +245,7 @@ class InPlace:
             task = claim.claimed
             self._ranks.texts(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text, values = outcome_of(task, self._threads, _quietly, self._asked, None)
+            kind, text, values = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
@@ -265,9 +260,6 @@ class InPlace:
         """Let all ranks stop after their next step."""
         self._stop = True
 
-    def _asked(self) -> bool:
-        return self._stop
-
     def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
         """Take tasks that have not begun out of the queue; return them."""
         dropped = [task for task in self._waiting if unwanted(task)]
@@ -279,7 +271,7 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out, beside the first rank, what it takes up, until `dismiss`; return what that says.
+    """Carry out, beside the first rank, what it takes up, until it names no run.
 
     Returns
     -------
@@ -303,12 +295,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return digest == _LEFT
-
-
-def dismiss(ranks: Ranks, left: bool) -> None:
-    """Let the ranks that `follow` go on, or end where runs are left."""
-    ranks.texts(_LEFT if left else "")
+    return digest == LEFT
 
 
 def _quietly(text: str, values: dict[str, float]) -> None:

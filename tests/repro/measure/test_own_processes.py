@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import json
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO
@@ -122,11 +120,8 @@ def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone
     assert rates(runs, SECOND) == rates(alone, SECOND) == [11073.0, 11073.0]
     (first, _), (second, _) = calls(runs)
     assert first != second
-    failed = [
-        read_record(path)
-        for path in iterate_records(runs, "systems", "rollout")
-        if "failed" in path.name
-    ]
+    paths = iterate_records(runs, "systems", "rollout")
+    failed = [read_record(path) for path in paths if "failed" in path.name]
     assert {record.arm for record in failed} == {FIRST}
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
 
@@ -206,23 +201,18 @@ def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_th
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code = tmp_path / "code"
-    code.mkdir()
     text = (
         "import json, os, sys\n"
         "def carry_out(runs, folder, records, *how):\n"
         "    state = [os.environ.get('PYTORCH_CUDA_ALLOC_CONF'), 'torch' in sys.modules]\n"
         "    (records / 'state.json').write_text(json.dumps(state))\n"
     )
-    (code / "allocator_state.py").write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(code))
-    sys.modules.pop("allocator_state", None)
+    carry_out = planted("allocator_state", text, tmp_path, monkeypatch).carry_out
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
     run = dataclasses.replace(planned([FIRST])[0], procedure=procedure, tier=tier)
     task = Task(run=run, folder=tmp_path / "work", runs=tmp_path)
-    carry_out = importlib.import_module("allocator_state").carry_out
     with WorkerPool(1, tmp_path / "workers.log", alone=True, carry_out=carry_out) as pool:
         kinds = [event.kind for event in pool.execute([task])]
     assert kinds[-1] == "finished"

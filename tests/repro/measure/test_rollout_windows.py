@@ -13,7 +13,7 @@ from kernels import dispatch
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
-from repro.measure.rollout_cells import Repeat, compare_with_whole, time_cell, windows_of
+from repro.measure.rollout_cells import Cell, Repeat, windows_of
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
@@ -80,7 +80,7 @@ def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is
     point = dataclasses.replace(PAPER, name="a", shape="a", batches=(2,))
     repeat = Repeat(seed=3)
     engine = engine_for(dataclasses.replace(POINT, batches=(2,)))
-    seconds = time_cell(point, 2, engine, repeat, [[1] * 256, [2] * 256])
+    seconds = Cell(point, 2, engine, repeat, [[1] * 256, [2] * 256]).time_windows()
     whole = 0.05 + sum(at(256 + step) for step in range(2047))
     assert seconds == pytest.approx(whole, rel=1e-4)
     rate = repeat.metrics["tokens_per_second_a_2"]
@@ -94,7 +94,7 @@ def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is
 def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_cells, "timed", lambda *a, **k: 2.06)
     repeat = Repeat(seed=0)
-    compare_with_whole(POINT, 2, engine_for(), repeat, [[1] * 8] * 2, 2.0)
+    Cell(POINT, 2, engine_for(), repeat, [[1] * 8] * 2).compare_with_whole(2.0)
     assert repeat.metrics["window_gain_7b_2"].value == pytest.approx(3.0)
     assert repeat.metrics["tokens_per_second_whole_7b_2"].value == pytest.approx(128 / 2.06)
 

@@ -115,16 +115,12 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
 ) -> None:
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
     runs = runs_of(ThroughputScale(points=POINTS))
-    paths = carry_out(runs, tmp_path / "work", tmp_path, **_positional())
+    paths = carry_out(runs, tmp_path / "work", tmp_path, **HOW)
     assert [path.name for path in paths] == ["seed-0.json", "seed-1.json", "seed-2.json"]
     for path, run in zip(paths, runs, strict=True):
         record = read_record(path)
         assert record.digest == run.digest()
         assert violations(record) == []
-
-
-def _positional() -> dict[str, Any]:
-    return {"progress": HOW["progress"], "should_stop": HOW["should_stop"], "threads": 1}
 
 
 def test_a_stop_keeps_the_recorded_arms_and_the_next_start_measures_the_other(
@@ -135,18 +131,18 @@ def test_a_stop_keeps_the_recorded_arms_and_the_next_start_measures_the_other(
     first = runs_of(scale)
     second = [dataclasses.replace(run, arm=BF16_LORA) for run in first]
     groups = carried_together([*first, *second])
-    paths = carry_out(groups[0], tmp_path / "work", tmp_path, **_positional())
+    paths = carry_out(groups[0], tmp_path / "work", tmp_path, **HOW)
     texts = [path.read_bytes() for path in paths]
     # One answer a rollout: two of the long point, then the first of the short one.
     asked = iter([False, False, False, True])
-    stopping = _positional() | {"should_stop": lambda: next(asked)}
+    stopping = HOW | {"should_stop": lambda: next(asked)}
     with pytest.raises(Stopped):
         carry_out(groups[1], tmp_path / "work", tmp_path, **stopping)
     left = [run for run in (*first, *second) if find_record(run, tmp_path) is None]
     assert left == second
     loaded.clear()
     (group,) = carried_together(left)
-    for path in carry_out(group, tmp_path / "work", tmp_path, **_positional()):
+    for path in carry_out(group, tmp_path / "work", tmp_path, **HOW):
         record = read_record(path)
         assert violations(record) == []
         assert record.effects["repeats_together"] == 3
@@ -223,10 +219,10 @@ def short_faults(monkeypatch: pytest.MonkeyPatch, queue: int) -> None:
         monkeypatch.setattr(rollout_faults, name, value)
 
 
-@pytest.mark.parametrize("checks", [SCHEDULING.scales[Tier.SYSTEMS].checks])
 def test_every_check_of_the_target_gives_the_metrics_it_names(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Any
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checks = SCHEDULING.scales[Tier.SYSTEMS].checks
     small = {"_SHARED_PROMPTS": 2, "_TAIL_ROWS": 8, "_TAIL_SLOTS": 2, "_PARITY_TOKENS": 24,
              "_FLOAT8_TOKENS": 8, "_TRAINED_PROMPTS": 2, "_TRAINED_TOKENS": 8}  # fmt: skip
     for name, value in small.items():

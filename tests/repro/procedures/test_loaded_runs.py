@@ -57,9 +57,8 @@ def test_progress_shows_the_mean_over_the_runs_that_have_a_value() -> None:
         runs=[], loaded=unused, sampler=unused, problems=problems, evaluation=evaluation,
         tallies=[], effects=[],
     )  # fmt: skip
-    method: Any = SimpleNamespace(shown=("reward", "entropy"))
     told: list[dict[str, float]] = []
-    hooks = loaded_runs.hooks(method, lambda text, values: told.append(values), None)
+    hooks = loaded_runs.hooks(lambda text, values: told.append(values), None)
     assert hooks.evaluate is None
     assert hooks.on_step is not None
     hooks.on_step(1, [{"reward": 0.0, "entropy": None}, None, {"reward": 1.0, "entropy": None}])

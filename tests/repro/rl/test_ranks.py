@@ -56,6 +56,14 @@ def trained(policy: Policy) -> dict[str, nn.Parameter]:
     return {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
+def tiny(weight_format: Any) -> Policy:
+    """Return the packaged policy in a format, with an adapter."""
+    return fresh_policy(
+        "tiny", weight_format=weight_format, training="lora", lora_rank=8, lora_alpha=8,
+        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def step() -> Any:
     """Return a policy in float64, a rollout of three prompts by five, one of them idle, its run."""
@@ -66,10 +74,7 @@ def step() -> Any:
     scale = dataclasses.replace(
         smoke, prompts_per_rollout=3, group_size=5, micro_batch_rows=4, data=data
     )
-    policy = fresh_policy(
-        "tiny", weight_format="nvfp4", training="lora", lora_rank=8, lora_alpha=8,
-        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
-    )  # fmt: skip
+    policy = tiny("nvfp4")
     run = RunConfig(target="t", target_version=1, tier="smoke", procedure="train", arm=arm,
                     scale=scale, seed=3)  # fmt: skip
     source = PromptSource(load_problems(data, "train"), policy.tokenizer, run)
@@ -186,10 +191,7 @@ SENT: dict[str, list[Tensor]] = {}
 
 
 def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
-    policy = fresh_policy(
-        "tiny", weight_format="bf16", training="lora", lora_rank=8, lora_alpha=8,
-        norms_trained=False, compute_dtype="float32", seed=0, device="cpu",
-    )  # fmt: skip
+    policy = tiny("bf16")
     scale, rollout = step[2].scale, step[1]
     prompts = [list(prompt) for prompt in rollout.rows.prompts][:3]
     asked: dict[str, Any] = {"group_size": 2, "seeds": list(range(6))}

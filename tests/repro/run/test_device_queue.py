@@ -13,9 +13,10 @@ from typing import Any, TextIO
 import pytest
 from rich.console import Console
 
-from repro.evidence.record import find_record, iterate_records, read_record
+from repro.evidence.record import Record, find_record, iterate_records, read_record
 from repro.run import execute as execution
 from repro.run.device_queue import (
+    Grouping,
     ensemble_tasks,
     fitting_memory,
     rows_of,
@@ -106,6 +107,14 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return planted("fake_ensembles", FAKE, tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder of records."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
 def runs_of(seeds: int = 2) -> list[RunConfig]:
     return plan(TOGETHER, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
@@ -121,28 +130,35 @@ def go(
     fake: Any,
     devices: int,
     said: TextIO | None = None,
+    workers: int | None = None,
+    grouping: Grouping = in_pairs,
 ) -> Outcome:
     return execute(
         runs,
         folder,
-        workers=devices,
+        workers=workers or devices,
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
         memory={runs[0].scale.checkpoint: 100},
-        grouping=in_pairs,
+        grouping=grouping,
         carry_out=fake.carry_out,
         answers=fake.answers,
     )
+
+
+def failed_of(folder: Path) -> Record:
+    paths = [path for path in iterate_records(folder, "mini", "study") if "failed" in path.name]
+    (record,) = map(read_record, paths)
+    return record
 
 
 def calls(folder: Path) -> list[tuple[str, list[str]]]:
     return [tuple(json.loads(line)) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
-def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path: Path, fake: Any) -> None:
-    runs, folder, said = runs_of(), tmp_path / "runs", io.StringIO()
-    folder.mkdir()
+def test_every_run_is_carried_out_once_on_one_of_the_devices(folder: Path, fake: Any) -> None:
+    runs, said = runs_of(), io.StringIO()
     outcome = go(runs, folder, fake, devices=2, said=said)
     # A worker that the machine killed (for memory, say) is named in what was said or in the log.
     text = said.getvalue() + (folder / "workers.log").read_text()
@@ -155,9 +171,8 @@ def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path: Path, fak
     assert len(calls(folder)) == 3
 
 
-def test_a_dying_worker_gives_its_runs_back_once(tmp_path: Path, fake: Any) -> None:
-    runs, folder = runs_of(), tmp_path / "runs"
-    folder.mkdir()
+def test_a_dying_worker_gives_its_runs_back_once(folder: Path, fake: Any) -> None:
+    runs = runs_of()
     # Dies in the second run of its pair; the first is recorded and not done again.
     (folder / "die-bf16_lora-0").write_text("1", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=1)
@@ -166,53 +181,32 @@ def test_a_dying_worker_gives_its_runs_back_once(tmp_path: Path, fake: Any) -> N
     assert all(find_record(run, folder) for run in runs)
 
 
-def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(
-    tmp_path: Path, fake: Any
-) -> None:
-    runs, folder = runs_of(), tmp_path / "runs"
-    folder.mkdir()
+def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(folder: Path, fake: Any) -> None:
+    runs = runs_of()
     (folder / "die-bf16_lora-0").write_text("2", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=2)
     assert (outcome.finished, outcome.failed) == (5, 1)
-    (failed,) = [
-        read_record(path)
-        for path in iterate_records(folder, "mini", "study")
-        if "failed" in path.name
-    ]
+    failed = failed_of(folder)
     assert failed.arm == "bf16_lora"
     assert "exit code 9" in failed.outcome["reason"]
 
 
 @pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])
 def test_a_worker_that_lost_its_device_ends_with_that_run(
-    tmp_path: Path, fake: Any, cause: str, workers: int
+    folder: Path, fake: Any, cause: str, workers: int
 ) -> None:
-    runs, folder = runs_of(), tmp_path / "runs"
-    folder.mkdir()
+    runs = runs_of()
     (folder / f"{cause}-bf16-1").touch()  # in the second pair of three
     outcome = go(runs, folder, fake, devices=1)
     assert (outcome.finished, outcome.failed, outcome.left) == (5, 1, 0)
     assert len(set((folder / "workers").read_text().split())) == workers
-    (failed,) = [
-        read_record(path)
-        for path in iterate_records(folder, "mini", "study")
-        if "failed" in path.name
-    ]
+    failed = failed_of(folder)
     said = "illegal memory access" if cause == "lose" else "the gradient norm is nan"
     assert said in failed.outcome["reason"]
 
 
-def test_a_run_that_fails_leaves_the_rest_of_its_ensemble(tmp_path: Path, fake: Any) -> None:
-    runs, folder = runs_of(1), tmp_path / "runs"
-    folder.mkdir()
-    (folder / "fail-bf16-0").touch()
-    outcome = go(runs, folder, fake, devices=1)
-    assert (outcome.finished, outcome.failed, outcome.left) == (2, 1, 0)
-
-
-def test_a_dead_devices_runs_go_to_the_other(tmp_path: Path, fake: Any) -> None:
-    runs, folder, said = runs_of(4), tmp_path / "runs", io.StringIO()
-    folder.mkdir()
+def test_a_dead_devices_runs_go_to_the_other(folder: Path, fake: Any) -> None:
+    runs, said = runs_of(4), io.StringIO()
     (fake.HEALTH / "dies-1").touch()
     (fake.HEALTH / "both-work").touch()
     outcome = go(runs, folder, fake, devices=2, said=said)
@@ -225,9 +219,8 @@ def test_a_dead_devices_runs_go_to_the_other(tmp_path: Path, fake: Any) -> None:
     assert "device 1 does not answer, and gets no more work" in said.getvalue()
 
 
-def test_a_device_that_never_answers_gets_no_work(tmp_path: Path, fake: Any) -> None:
-    runs, folder, said = runs_of(), tmp_path / "runs", io.StringIO()
-    folder.mkdir()
+def test_a_device_that_never_answers_gets_no_work(folder: Path, fake: Any) -> None:
+    runs, said = runs_of(), io.StringIO()
     (fake.HEALTH / "dead-0").touch()
     outcome = go(runs, folder, fake, devices=2, said=said)
     assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
@@ -236,10 +229,9 @@ def test_a_device_that_never_answers_gets_no_work(tmp_path: Path, fake: Any) -> 
 
 
 def test_without_a_device_left_the_runs_are_left_for_the_next_start(
-    tmp_path: Path, fake: Any
+    folder: Path, fake: Any
 ) -> None:
-    runs, folder = runs_of(), tmp_path / "runs"
-    folder.mkdir()
+    runs = runs_of()
     for device in ("0", "1"):
         (fake.HEALTH / f"dead-{device}").touch()
     outcome = go(runs, folder, fake, devices=2)
@@ -250,10 +242,9 @@ def test_without_a_device_left_the_runs_are_left_for_the_next_start(
 
 
 def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
-    tmp_path: Path, fake: Any
+    folder: Path, fake: Any
 ) -> None:
-    runs, folder = runs_of(1)[:2], tmp_path / "runs"
-    folder.mkdir()
+    runs = runs_of(1)[:2]
     (fake.HEALTH / "dies-0").touch()
     outcome = go(runs, folder, fake, devices=2)
     assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 0)
@@ -355,18 +346,7 @@ def test_workers_that_share_a_device_share_its_memory_and_are_told_so(
             return [tuple(runs)]
 
         folder.mkdir()
-        outcome = execute(
-            runs_of(4),
-            folder,
-            workers=workers,
-            threads=1,
-            console=Console(file=io.StringIO(), width=200),
-            devices=("0",),
-            memory={runs_of()[0].scale.checkpoint: 100},
-            grouping=grouping,
-            carry_out=fake.carry_out,
-            answers=fake.answers,
-        )
+        outcome = go(runs_of(4), folder, fake, devices=1, workers=workers, grouping=grouping)
         assert (outcome.finished, outcome.left) == (12, 0)
         told[workers] = filled, set((folder / "sharing").read_text().split()), len(calls(folder))
     assert told == {1: ([100], {"1"}, 1), 2: ([50], {"2"}, 2)}

@@ -28,6 +28,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.planted import planted
 from tests.repro.run.test_shared_work import ROOT, runs_of
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
@@ -86,11 +87,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "filling.py").write_text(FULL)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sys.modules.pop("filling", None)
-    import filling
-
+    filling = planted("filling", FULL, tmp_path, monkeypatch)
     folder, said = tmp_path / "runs", io.StringIO()
 
     def go(carry_out: Any) -> Any:

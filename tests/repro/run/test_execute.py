@@ -138,15 +138,10 @@ def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
 def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, made_up_record):
     (run,) = runs_of(["bf16"])
     made_up_record(run).write(tmp_path)
-    changed = dataclasses.replace(run.scale, max_prompt_tokens=200)
+    scale = dataclasses.replace(run.scale, max_prompt_tokens=200)
+    changed = dataclasses.replace(run, scale=scale)
     with pytest.raises(RecordError, match="max_prompt_tokens is 1280, needed 200"):
-        execute(
-            [dataclasses.replace(run, scale=changed)],
-            tmp_path,
-            workers=1,
-            threads=1,
-            console=quiet(),
-        )
+        execute([changed], tmp_path, workers=1, threads=1, console=quiet())
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -229,7 +224,6 @@ def real_or_made_up(split):
 
 @pytest.mark.usefixtures("warm_workers")
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
-
     folder = tmp_path / "own"
     folder.mkdir()
     for split, count in (("train", 40), ("test", 20)):
