@@ -21,8 +21,8 @@ from typing import Any
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
+from repro.report.numbers import signed
 from repro.report.tables import NOTHING, table
-from repro.report.training import signed
 from repro.spec.arm import Arm
 from repro.spec.target import Target
 
@@ -187,7 +187,9 @@ def _mean(checked: Checked, metric: str, arm: str) -> float:
 
 
 def _interval(interval: Interval | None, digits: int) -> str:
-    return "" if interval is None else signed(interval, digits)
+    if interval is None:
+        return ""
+    return signed(interval.value, interval.low, interval.high, f".{digits}f")
 
 
 def _temperature(dose: Dose, target: Target) -> str:

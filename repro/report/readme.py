@@ -15,7 +15,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
-from repro.report.numbers import cell_text, device_heads, quantity, span
+from repro.report.numbers import cell_text, device_heads, quantity, signed, span
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import Comparison, comparisons, printed_rates, ratio_span
 from repro.report.tables import NOTHING, device_of, table
@@ -272,17 +272,14 @@ def _on_checkpoints(paper: str, checks: Checks, claims: Mapping[str, str]) -> Ce
         for word, name in claims.items():
             if name in by_name and by_name[name].status != "not run":
                 verdicts.append(by_name[name])
-                effect = f"{_effect(by_name[name])} {by_name[name].unit}"
-                measured.append(f"{word} {effect}".strip())
+                measured.append(f"{word} {_effect(by_name[name])}".strip())
     return Cells(paper=paper, measured=", ".join(measured), verdicts=verdicts)
 
 
 def _effect(verdict: Verdict) -> str:
     if verdict.effect is None:
-        return "?"
-    if verdict.low is None or verdict.high is None:
-        return f"{verdict.effect:+.2g}"
-    return f"{verdict.effect:+.2g} ({verdict.low:+.2g} to {verdict.high:+.2g})"
+        return f"? {verdict.unit}"
+    return f"{signed(verdict.effect, verdict.low, verdict.high, '.2g')} {verdict.unit}"
 
 
 def _papers_number(checks: Checks, expected: Path) -> Cells:

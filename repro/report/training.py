@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.evidence.verdicts.statistics import mean_interval
 from repro.judge.check import Checked
+from repro.report.numbers import signed
 from repro.report.tables import NOTHING, table
 from repro.spec.arm import Arm
 
@@ -57,7 +58,8 @@ def _row(checked: Checked, arm: Arm) -> list[str]:
         pairs = [own[seed] - base[seed] for seed in own if seed in base]
         if arm.name == _BASE or not pairs:
             return ""
-        return signed(mean_interval(pairs), digits)
+        interval = mean_interval(pairs)
+        return signed(interval.value, interval.low, interval.high, f".{digits}f")
 
     entropy = beside("entropy_start", 3) or f"{fmean(of('entropy_start')):.3f}"
     reached, runs = sum(of("took_off")), len(of("took_off"))
@@ -74,11 +76,3 @@ def _row(checked: Checked, arm: Arm) -> list[str]:
         f"{fmean(of('truncation_rate')):.1f} %",
         f"{sum(of('collapsed')):.0f}",
     ]
-
-
-def signed(interval: Interval, digits: int) -> str:
-    """Return a difference with its interval, `+0.042 (+0.002 to +0.082)`."""
-    said = f"{interval.value:+.{digits}f}"
-    if interval.low is None or interval.high is None:
-        return said
-    return f"{said} ({interval.low:+.{digits}f} to {interval.high:+.{digits}f})"
