@@ -89,19 +89,14 @@ def quantize(
     format: str,
     *,
     global_scale: Tensor | None = None,
-    double_quant: bool = False,
     recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits."""
     if _portable(weight):
         from kernels import quantize as kernel
 
-        return kernel.quantize(
-            weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
-        )
-    return reference.quantize(
-        weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
-    )
+        return kernel.quantize(weight, format, global_scale=global_scale, recipe=recipe)
+    return reference.quantize(weight, format, global_scale=global_scale, recipe=recipe)
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from kernels.dequantize import codebook_of
 from kernels.formats import QuantizedWeight
-from kernels.reference_quantize import decoded_block_scales
 
 # Rows of x that one launch takes.
 MOST_ROWS = 128
@@ -280,8 +279,7 @@ def _launch(
     (M, K), N = x.shape, out.shape[1]
     groups = K // 16
     kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
-    scales = weight.block_scales
-    scales = decoded_block_scales(weight) if kind == 2 else scales.view(torch.uint8)
+    scales = weight.block_scales if kind == 2 else weight.block_scales.view(torch.uint8)
     row_blocks = triton.cdiv(N, shape.block_n)
     steps = triton.cdiv(groups, shape.blocks)
     splits = max(1, min(16, shape.programs // row_blocks, steps))

@@ -2,8 +2,8 @@
 
 `write_quantized` turns a 16-bit checkpoint folder into an NVFP4 or MXFP4 one that transformers with
 compressed-tensors, vLLM and this project load, or an NF4 one in bitsandbytes' layout. It reads one
-tensor, quantises it, writes it, and forgets it; peak memory is the work on the largest matrix,
-whatever the size of the model.
+tensor and quantises it, and writes a shard when it is full; peak memory is a shard, whatever the
+size of the model.
 
 An NVFP4 folder's tensors equal, bit for bit, those that llm-compressor's `NVFP4A16` stores of the
 same model in bfloat16 (recipe `bfloat16`, the default; a float32 or float16 file is rounded to
@@ -325,7 +325,7 @@ def write_shards(
         file = "model.safetensors"
         if len(groups) > 1:
             file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        digests[file] = write_tensors(folder / file, group, make)
+        digests[file] = write_tensors(folder / file, {name: make(name) for name in group})
         weight_map |= dict.fromkeys(group, file)
     if len(groups) > 1:
         total = sum(spec.nbytes for spec in specs.values())

@@ -302,18 +302,21 @@ def nan_scale(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (nan_scale, f"{SCALE} holds a NaN block scale"),
+        (nan_scale, f"{SCALE}.*holds NaN"),
         (lambda t: t.pop(SCALE), f"{SCALE} is missing"),
         (lambda t: t.pop(PACKED), f"{PACKED} is missing"),
         (
             lambda t: t.update({PACKED: t[PACKED].to(torch.int32)}),
-            f"{PACKED} has dtype torch.int32",
+            f"{PACKED} is torch.int32",
         ),
-        (lambda t: t.update({PACKED: t[PACKED][:, :-8].clone()}), f"{PACKED} has shape .192, 56."),
-        (lambda t: t.update({SCALE: t[SCALE].float()}), f"{SCALE} has dtype torch.float32"),
-        (lambda t: t[GLOBAL].fill_(math.inf), f"{GLOBAL} is inf"),
-        (lambda t: t[GLOBAL].fill_(0.0), f"{GLOBAL} is 0.0"),
-        (lambda t: t[GLOBAL].neg_(), f"{GLOBAL} is -"),
+        (
+            lambda t: t.update({PACKED: t[PACKED][:, :-8].clone()}),
+            rf"{PACKED} is torch.uint8 .192, 56.",
+        ),
+        (lambda t: t.update({SCALE: t[SCALE].float()}), f"{SCALE} is torch.float32"),
+        (lambda t: t[GLOBAL].fill_(math.inf), "encode_scale holds NaN, infinity"),
+        (lambda t: t[GLOBAL].fill_(0.0), "global_scale holds NaN, infinity"),
+        (lambda t: t[GLOBAL].neg_(), "or a negative scale"),
     ],
 )
 def test_broken_nvfp4_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path, change, message):
@@ -327,7 +330,6 @@ def test_broken_nvfp4_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path
 @pytest.mark.parametrize(
     "change",
     [
-        weights(actorder="static"),
         weights(observer="memoryless_mse"),
         own(ignore=["re:.*lm_head"], transform_config={}, sparsity_config={}),
         group(targets=["re:.*_proj$"]),
@@ -374,26 +376,15 @@ def test_a_forward_pass_that_is_not_built_here_is_refused_by_its_field(
         (own(config_groups={}), "no config_groups"),
         (group(format="pack-quantized"), "'pack-quantized'"),
         (weights(group_size=32), "group_size is 32"),
-        (group(input_activations={"num_bits": 4}), "quantises activations too"),
+        (group(input_activations={"num_bits": 4}), "input_activations is {'num_bits': 4}"),
         (own(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
         (own(transform_config={"config_groups": {"u": {}}}), "transform_config is"),
         (own(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is"),
         (own(moe_sparsity_config={"a": 1}), "moe_sparsity_config is"),
         (own(quantization_status="frozen"), "quantization_status is 'frozen'"),
         (own(of_a_later_release=1), "of_a_later_release is 1; only None"),
-        (
-            lambda q: q["ignore"].append("model.layers.1.mlp.up_proj"),
-            r"model\.layers\.1\.mlp\.up_proj is not quantised",
-        ),
-        (
-            lambda q: q["ignore"].append("re:.*down_proj"),
-            r"model\.layers\.0\.mlp\.down_proj is not quantised",
-        ),
-        (group(targets=["re:.*self_attn.*"]), r"layers\.0\.mlp\.gate_proj is not quantised"),
-        (own(ignore=[]), "lm_head is quantised"),
         (weights(actorder="group"), r"weights\.actorder is 'group'"),
         (weights(block_structure=[16, 16]), r"weights\.block_structure is"),
-        (weights(scale_dtype="torch.uint8"), r"weights\.scale_dtype is 'torch\.uint8'"),
         (own(config_groups={"NVFP4A16": ["Linear"]}), "needed is an object"),
     ],
 )

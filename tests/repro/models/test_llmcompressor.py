@@ -42,7 +42,7 @@ def test_in_float32_most_global_scales_and_some_codes_are_others(tmp_path: Path)
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_its_config_is_read_and_ours_says_the_same(architecture: str) -> None:
     written = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]["quantization_config"]
-    assert stored_format(written, FACTS, 2) == "nvfp4"
+    assert stored_format(written, FACTS) == "nvfp4"
     ours = quantization_config("nvfp4")
     for key in ("quant_method", "quantization_status", "format", "ignore", "kv_cache_scheme"):
         assert ours[key] == written[key]
