@@ -122,13 +122,23 @@ def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     return functional.linear(x, dequantize(weight, x.dtype), bias)
 
 
+def _packed_product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    from kernels import linear as kernel
+
+    return kernel.packed_linear(x, weight, bias)
+
+
+def _packed_dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    from kernels import hopper
+
+    return hopper.dequantize_packs(weight, dtype=dtype)
+
+
 def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply by a quantised weight; gradients go to x and to the bias."""
     if isinstance(weight, PackedWeight):
         if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear_autograd
-
-            return linear_autograd.linear(x, weight, bias)
+            return reference.linear_by(_packed_product, _packed_dense, x, weight, bias)
         return reference.linear(x, unpack(weight), bias)
     if _portable(x):
         return reference.linear_by(_portable_product, dequantize, x, weight, bias)
@@ -144,16 +154,8 @@ def lora_linear(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T."""
-    if isinstance(weight, PackedWeight):
-        if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear_autograd
-
-            return linear_autograd.lora_linear(x, weight, A, B, scaling, bias)
-        return reference.lora_linear(x, unpack(weight), A, B, scaling, bias)
-    if _portable(x):
-        update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))
-        return linear(x, weight, bias) + update * scaling
-    return reference.lora_linear(x, weight, A, B, scaling, bias)
+    update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))
+    return linear(x, weight, bias) + update * scaling
 
 
 def dequantize(
@@ -234,11 +236,10 @@ def token_logprobs(
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, differentiable."""
     if _portable(hidden) and hidden.dtype == lm_head_weight.dtype:
         from kernels import logprobs as kernel
 
-        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
-    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
+        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature)
+    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature)

@@ -49,8 +49,9 @@ __all__ = [
 ]
 
 
-Product = Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
-Dequantize = Callable[[QuantizedWeight, torch.dtype], Tensor]
+# Of a weight in whatever layout the two have agreed on.
+Product = Callable[[Tensor, Any, Tensor | None], Tensor]
+Dequantize = Callable[[Any, torch.dtype], Tensor]
 
 
 class _QuantizedLinear(torch.autograd.Function):
@@ -60,7 +61,7 @@ class _QuantizedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: QuantizedWeight,
+        weight: Any,
         bias: Tensor | None,
         product: Product,
         dequantize: Dequantize,
@@ -111,7 +112,7 @@ def linear_by(
     product: Product,
     dequantize: Dequantize,
     x: Tensor,
-    weight: QuantizedWeight,
+    weight: Any,
     bias: Tensor | None,
 ) -> Tensor:
     """Do `linear` by a product and a way to dequantise of the caller's; gradients are the same.
@@ -123,7 +124,7 @@ def linear_by(
     dequantize
         Returns the dense W in a type; backward multiplies by it.
     x, weight, bias
-        As of `linear`.
+        As of `linear`; the weight in the layout that both read.
     """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
@@ -159,18 +160,7 @@ def lora_linear(
     Returns
     -------
     Tensor, (..., N), the type of x
-
-    Raises
-    ------
-    ValueError
-        When a shape does not fit.
     """
-    N, K = weight.shape
-    if A.dim() != 2 or B.dim() != 2 or A.shape[1] != K or B.shape != (N, A.shape[0]):
-        raise ValueError(
-            f"adapter A has shape {tuple(A.shape)} and B {tuple(B.shape)}; "
-            f"a weight ({N}, {K}) needs A (R, {K}) and B ({N}, R)"
-        )
     base = linear(x, weight, bias)
     return base + functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype)) * scaling
 

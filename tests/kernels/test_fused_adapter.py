@@ -86,7 +86,7 @@ def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 32, 64, 200])
+@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 24, 32, 33, 100, 300])
 @pytest.mark.parametrize(
     ("N", "K", "rank", "ends", "format"),
     [
