@@ -4,10 +4,10 @@
 
 Times every candidate on random codes with cold caches (`kernels.timing`; weights and adapters
 rotate together), for the fused layers of the 7B and 32B blocks and a set of row counts, and writes
-the winners as a table for `kernels/tuned/`: `entries` for a layer alone, `adapted` for few rows whose
-adapter, of rank 32, shares the launch. Needs a Hopper GPU and a few minutes; all candidates are
-compiled first, on all processors. NVFP4 is timed; the other formats read the same bytes in the same
-shapes.
+the winners as a table for `kernels/tuned/`: `entries` for a layer alone, `adapted` for few rows
+whose adapter, of rank 32, shares the launch. Needs a Hopper GPU and a few minutes; all candidates
+are compiled first, on all processors. NVFP4 is timed; the other formats read the same bytes in the
+same shapes.
 
 Shapes that read best without an adapter are not the best with one: z needs warps, and its words
 registers. So the two have candidates of their own.

@@ -59,10 +59,7 @@ def test_a_layout_that_does_not_fit_is_refused() -> None:
         ({**good, "block_scales": good["block_scales"][:-1]}, r"block_scales is .* \(47, 8\)"),
         ({**good, "block_scales": good["block_scales"].float()}, "block_scales is torch.float32"),
         ({**good, "encode_scale": good["encode_scale"].reshape(1)}, "encode_scale is"),
-        ({**good, "zero_point": torch.tensor(0.0)}, "unknown tensors zero_point"),
-        ({"codes": good["codes"]}, "block_scales missing"),
         ({"codes": good["codes"], "block_scales": good["block_scales"]}, "global_scale is missing"),
-        ({**good, "encode_scale": good["encode_scale"] * 1.001}, "reciprocal of the other"),
         ({**good, "codes": good["codes"].to("meta")}, "the codes are on meta"),
     ]
     for tensors, message in cases:

@@ -138,7 +138,7 @@ def test_hostile_weights_are_multiplied(
 
 
 @portable
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_portable_layer_is_close_to_float32(
     format: str, dtype: torch.dtype, assertions: SimpleNamespace
