@@ -144,25 +144,6 @@ def test_the_recipes_differ_on_weights_of_a_network() -> None:
     assert abs(errors[0] / errors[1] - 1) < 5e-3
 
 
-def test_nvfp4_dequantised_in_float32_equals_compressed_tensors(
-    weight: Tensor, assertions: SimpleNamespace
-) -> None:
-    from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
-    from compressed_tensors.quantization.lifecycle.forward import dequantize as their_dequantize
-    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
-
-    written, _ = _compressed_tensors(weight)
-    values = unpack_fp4_from_uint8(written["weight_packed"], *weight.shape, dtype=torch.float32)
-    dense = their_dequantize(
-        values,
-        written["weight_scale"].float(),
-        args=preset_name_to_scheme("NVFP4A16", ["Linear"]).weights,
-        dtype=torch.float32,
-        global_scale=written["weight_global_scale"],
-    )
-    assertions.bitwise(dequantize(quantize(weight, "nvfp4")), dense, "dequantised")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
     dtype: torch.dtype, assertions: SimpleNamespace
@@ -180,22 +161,6 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
         ours = quantize(part, "nvfp4", global_scale=shared, recipe=recipe)
         assert torch.equal(written["weight_global_scale"], smallest)
         _require_theirs(ours, written, dense, assertions)
-
-
-def test_nvfp4_reads_what_compressed_tensors_wrote(
-    weight: Tensor, assertions: SimpleNamespace
-) -> None:
-    written, dense = _compressed_tensors(weight)
-    ours = QuantizedWeight.from_tensors(
-        "nvfp4",
-        {
-            "codes": written["weight_packed"],
-            "block_scales": written["weight_scale"],
-            "encode_scale": written["weight_global_scale"].reshape(()),
-        },
-        tuple(weight.shape),
-    )
-    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
 def test_mxfp4_equals_torchao(weight: Tensor, assertions: SimpleNamespace) -> None:

@@ -140,12 +140,6 @@ def test_no_allocation_exceeds_the_chunk() -> None:
     assert largest <= max(50 * V * 4, hidden.nbytes)
 
 
-def test_an_empty_batch_gives_empty_results() -> None:
-    hidden, weight, ids = _inputs()
-    logprobs, entropy = token_logprobs(hidden[:0], weight, ids[:0], 1.0)
-    assert logprobs.shape == entropy.shape == (0,)
-
-
 def test_bad_arguments_are_refused() -> None:
     hidden, weight, ids = _inputs()
     with pytest.raises(ValueError, match="temperature is 0"):

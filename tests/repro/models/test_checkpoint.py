@@ -128,14 +128,6 @@ def test_what_compressed_tensors_writes_is_what_is_written_here_and_is_read_bit_
     assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
 
 
-def test_streamed_quantisation_equals_quantising_while_loading(folder, quantized, token_ids):
-    direct, stored = load(folder), load(quantized)
-    require_same_weights(direct, stored)
-    assert torch.equal(
-        direct.model(input_ids=token_ids).logits, stored.model(input_ids=token_ids).logits
-    )
-
-
 def test_mxfp4_reloads_with_the_same_bits_here_and_in_transformers(folder, tmp_path, token_ids):
     written = write_quantized(folder, tmp_path / "mxfp4", "mxfp4")
     direct, stored = load(folder, "mxfp4"), load(written.folder, "mxfp4")
@@ -159,14 +151,6 @@ def test_mxfp4_reloads_with_the_same_bits_here_and_in_transformers(folder, tmp_p
         load(written.folder, "nvfp4")
 
 
-def test_a_reserved_mxfp4_scale_is_named(make_checkpoint, tmp_path):
-    source = write_quantized(make_checkpoint("qwen2"), tmp_path / "source", "mxfp4").folder
-    folder = broken_copy(source, tmp_path / "broken", lambda t: t[SCALE][2].fill_(255))
-    with pytest.raises(CheckpointError, match="255, which E8M0 reserves for NaN") as caught:
-        load(folder, "mxfp4")
-    assert SCALE in str(caught.value)
-
-
 def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkpoint, tmp_path):
     source = make_checkpoint(architecture, max_shard_size="20KB")
     index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
@@ -183,13 +167,6 @@ def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkp
         stock.get_submodule("model.layers.1.mlp.up_proj").weight_packed,
         many.decoder.get_submodule("model.layers.1.mlp.up_proj").weight.codes,
     )
-
-
-def test_shards_stay_below_their_limit(make_checkpoint, tmp_path):
-    written = write_quantized(make_checkpoint("qwen2"), tmp_path / "out", max_shard_bytes=30_000)
-    for shard in written.shards[:-1]:
-        # Header apart; the embedding alone is 24832 bytes.
-        assert shard.stat().st_size < 30_000 + 4096
 
 
 def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
@@ -237,13 +214,6 @@ def test_a_bit_flip_among_the_weights_is_found_by_its_sum(quantized):
     path.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"model\.safetensors has SHA-256 .* bytes changed"):
         load(quantized)
-
-
-def test_a_failed_write_leaves_no_folder(make_checkpoint, tmp_path):
-    source = broken_copy(make_checkpoint("qwen2"), tmp_path / "source", nan)
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight holds NaN"):
-        write_quantized(source, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
