@@ -8,9 +8,8 @@ Models and trainers import operations from here only. Names, signatures and mean
     elsewhere            the reference
 
 `reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
-model packs it once (`kernels.packing.pack`). `linear`, `lora_linear` and `dequantize` take either
-form. Where the Hopper kernels cannot be compiled, one warning says why and the portable path
-serves.
+model packs it once (`kernels.packing.pack`). `linear` and `dequantize` take either form. Where the
+Hopper kernels cannot be compiled, one warning says why and the portable path serves.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ __all__ = [
     "QuantizedWeight",
     "dequantize",
     "linear",
-    "lora_linear",
     "packed_attention",
     "projected",
     "quantize",
@@ -138,24 +136,11 @@ def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | Non
     """Multiply by a quantised weight; gradients go to x and to the bias."""
     if isinstance(weight, PackedWeight):
         if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            return reference.linear_by(_packed_product, _packed_dense, x, weight, bias)
+            return reference.linear(x, weight, bias, product=_packed_product, dense=_packed_dense)
         return reference.linear(x, unpack(weight), bias)
     if _portable(x):
-        return reference.linear_by(_portable_product, dequantize, x, weight, bias)
+        return reference.linear(x, weight, bias, product=_portable_product, dense=dequantize)
     return reference.linear(x, weight, bias)
-
-
-def lora_linear(
-    x: Tensor,
-    weight: QuantizedWeight | PackedWeight,
-    A: Tensor,
-    B: Tensor,
-    scaling: float,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T."""
-    update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))
-    return linear(x, weight, bias) + update * scaling
 
 
 def dequantize(

@@ -39,7 +39,7 @@ def _inputs(format: str, shape: Shape, dtype: torch.dtype, device: str, seed: in
 def _adapted_inputs(
     format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
 ) -> Arguments:
-    """Return the arguments of `lora_linear`."""
+    """Return x, the weight, A, B, their scaling and a bias."""
     _, N, K = shape
     x, weight, bias = _inputs(format, shape, dtype, device, seed)
     A = normal(_RANK, K, dtype=dtype, device=device, seed=seed + 3) * 0.05
@@ -88,6 +88,14 @@ def dense_with_columns(
     both = torch.cat([reference.dequantize(weight, x.dtype), a])
     y = functional.linear(x, both, bias)
     return y[:, : weight.shape[0]], y[:, weight.shape[0] :]
+
+
+def adapted_linear(
+    x: Tensor, weight: QuantizedWeight, A: Tensor, B: Tensor, scaling: float, bias: Tensor | None
+) -> Tensor:
+    """Return x W^T + b + scaling * (x A^T) B^T; what `packed_linear` does with an adapter."""
+    update = functional.linear(functional.linear(x, A), B)
+    return reference.linear(x, weight, bias) + update * scaling
 
 
 def _dense_linear(arguments: Arguments) -> Dense:
@@ -170,7 +178,7 @@ def _packed_rows(format: str) -> tuple[Op, ...]:
             "adapted_linear",
             "linear:packed_linear",
             _RANK,
-            reference=reference.lora_linear,
+            reference=adapted_linear,
             inputs=partial(_adapted_inputs, format),
             shapes=_ADAPTED,
             large=(8, _N, _K),

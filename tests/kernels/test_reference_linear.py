@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import reference
-from kernels.reference import dequantize, linear, lora_linear, quantize, rms_norm, rotary, swiglu
+from kernels.reference import dequantize, linear, quantize, rms_norm, rotary, swiglu
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
@@ -77,45 +77,6 @@ def test_linear_refuses_a_wrong_width() -> None:
     weight = quantize(_normal(16, 64, seed=1), "mxfp4")
     with pytest.raises(ValueError, match="last dimension is 32; it must be 64"):
         linear(_normal(2, 32, seed=2), weight)
-
-
-@pytest.mark.parametrize("lead", [(7,), (2, 3)])
-def test_lora_linear_agrees_with_float64_in_value_and_every_gradient(
-    lead: tuple[int, ...], assertions: SimpleNamespace
-) -> None:
-    weight = quantize(_normal(24, 128, seed=1), "nvfp4")
-    leaves = [_normal(*lead, 128, seed=2), _normal(8, 128, seed=3), _normal(24, 8, seed=4)]
-    bias, grad = _normal(24, seed=5), _normal(*lead, 24, seed=6)
-
-    def plain(dtype: torch.dtype) -> list[Tensor]:
-        x, A, B = (leaf.to(dtype).requires_grad_() for leaf in leaves)
-        merged = dequantize(weight).to(dtype) + 0.25 * (B @ A)
-        y = x @ merged.t() + bias.to(dtype)
-        return [y.detach(), *torch.autograd.grad(y, [x, A, B], grad.to(dtype))]
-
-    x, A, B = (leaf.clone().requires_grad_() for leaf in leaves)
-    y = lora_linear(x, weight, A, B, 0.25, bias)
-    ours = [y.detach(), *torch.autograd.grad(y, [x, A, B], grad)]
-    names = ["y", "gradient of x", "gradient of A", "gradient of B"]
-    for name, actual, expected, exact in zip(
-        names, ours, plain(torch.float32), plain(torch.float64), strict=True
-    ):
-        assertions.within_twice(actual, expected, exact, name)
-
-
-def test_lora_linear_in_bfloat16_gives_float32_gradients_to_the_masters() -> None:
-    weight = quantize(_normal(24, 128, seed=1), "nf4")
-    A, B = _normal(8, 128, seed=3).requires_grad_(), torch.zeros(24, 8, requires_grad=True)
-    x = _normal(4, 128, seed=2).bfloat16()
-    y = lora_linear(x, weight, A, B, 2.0)
-    assert y.dtype == torch.bfloat16
-    assert torch.equal(y, linear(x, weight))
-    y.sum().backward()
-    assert A.grad is not None
-    assert B.grad is not None
-    assert A.grad.dtype == B.grad.dtype == torch.float32
-    assert not A.grad.any()
-    assert B.grad.any()
 
 
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
