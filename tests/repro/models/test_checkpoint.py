@@ -317,7 +317,7 @@ def test_configs_that_say_the_same_in_other_words_are_read(make_checkpoint, tmp_
     [
         (
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            r"layer_types holds sliding_attention \(sliding_window is 8\)",
+            r"layer_types is \['sliding_attention'\]; needed is full_attention",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         (
