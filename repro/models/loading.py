@@ -230,7 +230,6 @@ def fill(
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
-    _require_filled(model)
     return Filled(linears=_projections_by_format(model), relative_errors=quantizer.errors)
 
 
@@ -390,9 +389,3 @@ def _tied_names(model: nn.Module) -> set[str]:
 
 def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def _require_filled(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type == "meta":
-            raise CheckpointError(f"{name} was left without values")
