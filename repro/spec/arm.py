@@ -130,26 +130,19 @@ class WeightNoise:
 
     Not in the paper: a control that tells "noise helps" from "this format's rounding helps". Every
     projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
-    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of calibration
-    prompts, or of the policy's own completions of them, equals that of the format's own rounding.
+    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
+    own completions of calibration prompts equals that of the format's own rounding.
 
     Attributes
     ----------
     matched_to
         The format whose KL is matched.
-    matched_on
-        Whose tokens: those of the prompts, which a policy never samples, or of its completions.
-        The two KLs differ by a factor that depends on the kind of noise.
     """
 
     matched_to: WeightFormat
-    matched_on: Literal["prompts", "completions"] = field(default="prompts", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_choice("weight_noise.matched_to", self.matched_to, WeightFormat)
-        require_choice(
-            "weight_noise.matched_on", self.matched_on, Literal["prompts", "completions"]
-        )
         require(
             self.matched_to != "bf16",
             "weight_noise.matched_to is bf16, which rounds nothing here; it must be nf4, mxfp4 or "

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.arm import Arm, Exploration, NoiseConfig, PlantedRounding
+from repro.spec.arm import Arm, NoiseConfig, PlantedRounding
 from repro.spec.claim import Claim, Dose
 from repro.spec.config import (
     DataConfig,
@@ -110,7 +110,7 @@ _TEMPERED = tuple(
         BF16,
         name=f"bf16_t{round(100 * temperature)}",
         label=f"BF16 at temperature {temperature:g}",
-        exploration=Exploration(temperature=temperature),
+        temperature_factor=temperature,
     )
     for temperature in (0.9, 1.1, 1.2)
 )

@@ -185,7 +185,7 @@ DOSES = Target(
             BF16_LORA,
             name="noise_as_nvfp4",
             label="BF16 + noise as NVFP4",
-            weight_noise=WeightNoise(matched_to="nvfp4", matched_on="completions"),
+            weight_noise=WeightNoise(matched_to="nvfp4"),
         ),
     ),
     metrics=(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from repro.spec.arm import GRPO, Arm, Exploration, NoiseConfig
+from repro.spec.arm import GRPO, Arm, NoiseConfig
 from repro.spec.claim import planned, slope
 from repro.spec.config import TrainScale
 from repro.spec.effect import Effect
@@ -72,41 +72,6 @@ def test_the_arms_carry_the_papers_settings() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"training": "none"}, "has no rollouts"),
-        ({"loss": dataclasses.replace(GRPO, importance_cap=2.0)}, "importance_cap must be None"),
-        ({"loss": dataclasses.replace(GRPO, old_policy="sampler")}, "old_policy trainer"),
-    ],
-)
-def test_exploration_goes_with_what_it_leaves_meaning_to(
-    changes: dict[str, Any], words: str
-) -> None:
-    exploration = Exploration(temperature=1.3, opening_tokens=1)
-    arm = Arm(name="warm", label="warm", exploration=exploration)
-    assert differing_fields(Arm(name="plain", label="plain"), arm) == {"exploration"}
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(arm, **changes)
-
-
-@pytest.mark.parametrize(
-    ("temperature", "opening", "words"),
-    [
-        (1.0, 0, "temperature is 1.0"),
-        (0.0, 0, "temperature is 0.0"),
-        (-2.0, 0, "temperature is -2.0"),
-        (float("inf"), 0, "temperature is inf"),
-        (2.0, -1, "opening_tokens is -1"),
-    ],
-)
-def test_exploration_that_explores_nothing_is_refused(
-    temperature: float, opening: int, words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        Exploration(temperature=temperature, opening_tokens=opening)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
         ({"temperature_factor": 0.0}, "temperature_factor is 0.0"),
         ({"temperature_factor": float("inf")}, "temperature_factor is inf"),
         ({"temperature_factor": 1.1, "training": "none"}, "must be 1, not 1.1"),
@@ -115,12 +80,6 @@ def test_exploration_that_explores_nothing_is_refused(
 def test_a_policy_of_no_temperature_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Arm(name="warm", label="warm", **changes)
-
-
-def test_opening_tokens_are_those_of_short_completions_too() -> None:
-    opening, every = Exploration(temperature=2.0, opening_tokens=3), Exploration(temperature=2.0)
-    assert [opening.tokens_of(length) for length in (1, 3, 9)] == [1, 3, 3]
-    assert [every.tokens_of(length) for length in (1, 3, 9)] == [1, 3, 9]
 
 
 def test_an_arms_own_learning_rate_takes_the_place_of_the_scales() -> None:
