@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from repro.data.problem import DataError, Problem, hash_of, read_problems
-from repro.data.repeats import shared_questions
 
 Split = Literal["train", "development", "test"]
 
@@ -79,13 +78,6 @@ def cut_development(
     ]
 
 
-def is_test_folder(path: Path) -> bool:
-    """Say whether a folder or file holds test problems and nothing else."""
-    if path.is_file():
-        return path.name == "test.jsonl"
-    return [file.name for file in path.glob("*.jsonl")] == ["test.jsonl"]
-
-
 def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
     """Return the training and test problems of a folder; either may be empty."""
     if path.is_file():
@@ -99,11 +91,15 @@ def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
     if "train.jsonl" in names and "test.jsonl" in names:
         train = read_problems(path / "train.jsonl")
         test = read_problems(path / "test.jsonl")
-        for problem, twin in shared_questions(train, test):
-            raise DataError(
-                f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin.id!r}"
-                " in train.jsonl; a test question must not be trained on, so remove one of them"
-            )
+        trained = {hash_of("question", problem.question): problem for problem in train}
+        for problem in test:
+            twin = trained.get(hash_of("question", problem.question))
+            if twin is not None:
+                raise DataError(
+                    f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of "
+                    f"{twin.id!r} in train.jsonl; a test question must not be trained on, so "
+                    "remove one of them"
+                )
         return train, test
     if len(files) != 1:
         raise DataError(

@@ -37,7 +37,7 @@ from repro.spec.effect import Effect
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1
-from repro.targets.chosen_rates import FACTORS, at_rate
+from repro.targets.swept_rates import FACTORS, at_rate
 from repro.targets.table_rows import above, gains, metric, rises, times
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.

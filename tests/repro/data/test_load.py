@@ -13,7 +13,7 @@ import datasets
 import pytest
 
 from repro.data import public
-from repro.data.load import is_test_only, load_problems
+from repro.data.load import load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
 from repro.reward.grader import GraderPool
@@ -144,17 +144,6 @@ def test_a_missing_empty_or_ambiguous_folder_says_what_is_needed(tmp_path: Path)
     write_problems(tmp_path / "b.jsonl", _problems("b", 5))
     with pytest.raises(DataError, match=r"found a\.jsonl, b\.jsonl"):
         load_problems(_config(tmp_path), "train")
-
-
-def test_sources_of_test_problems_alone_are_known_as_such(folder: Path, tmp_path: Path) -> None:
-    assert not is_test_only(f"folder:{folder}")
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    write_problems(alone / "test.jsonl", _problems("test", 3))
-    assert is_test_only(f"folder:{alone}")
-    assert is_test_only("math500")
-    assert not is_test_only("gsm8k")
-    assert not is_test_only("generated")
 
 
 def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:

@@ -58,7 +58,7 @@ NOT_DONE: dict[str, tuple[Edit, str]] = {
     "a rounding that the arm has not": (
         put(
             "effects.rounding",
-            {"format": "int3", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
+            {"format": "nf4", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
         ),
         "effects.rounding",
     ),

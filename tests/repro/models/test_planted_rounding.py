@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from repro.models.files.tensor_files import TensorFolder
 from repro.models.loading import read_description
 from repro.models.permuted_source import PermutedSource
-from repro.models.planted_rounding import round_to_integers
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import last_hidden, mean_kl
 from repro.spec.arm import PlantedRounding, WeightFormat
@@ -83,33 +82,11 @@ def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
     assert mean_kl(*rounded, *planted[0]) < 0.02 * kls[0]
 
 
-def test_fewer_bits_are_further_away() -> None:
-    clean = predictions(policy())
-    kls = [
-        mean_kl(*clean, *predictions(policy(rounding=PlantedRounding(format=name))))
-        for name in ("nvfp4", "int3", "int2")
-    ]
-    assert kls[0] < kls[1] < kls[2]
-
-
-def test_integers_are_multiples_of_the_blocks_scale() -> None:
-    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    rounded = round_to_integers(weight, 3)
-    scale = weight.unflatten(-1, (2, 32)).abs().amax(-1, keepdim=True) / 3
-    integers = rounded.unflatten(-1, (2, 32)) / scale
-    torch.testing.assert_close(integers, integers.round(), rtol=0, atol=1e-5)
-    assert integers.abs().max() == 3
-    assert (rounded - weight).unflatten(-1, (2, 32)).abs().le(scale / 2 + 1e-6).all()
-    assert torch.equal(round_to_integers(torch.zeros(1, 32), 1), torch.zeros(1, 32))
-
-
 def test_what_cannot_be_rounded_is_named() -> None:
     with pytest.raises(ValueError, match=r"rounding\.factor is 0"):
-        PlantedRounding(format="int3", factor=0)
+        PlantedRounding(format="nvfp4", factor=0)
     with pytest.raises(ValueError, match=r"rounding\.format"):
         PlantedRounding(format="int5")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="K is 40"):
-        round_to_integers(torch.ones(1, 40), 3)
 
 
 def test_a_policy_says_which_rounding_and_order_it_has() -> None:

@@ -121,11 +121,11 @@ def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None
         assert pool.counters == {"ok": 1, "timeout": 1, "wrong": 1}
 
 
-def test_what_is_late_is_tried_again_when_it_comes_again_and_no_more_after_that() -> None:
+def test_what_was_late_on_two_workers_is_remembered() -> None:
     with GraderPool(1, 0.4) as pool:
-        for killed in (2, 4, 4):
+        for _ in range(2):
             assert pool.grade_answers([TOWER])[0].status == "timeout"
-            assert pool.workers_killed == killed
+            assert pool.workers_killed == 2
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,12 @@ def test_a_power_that_the_gold_lacks_is_not_multiplied_out(power: str, pool: Gra
     assert pool.workers_killed == killed
 
 
-def test_a_gold_over_the_limit_is_dropped_and_noted_once() -> None:
+def test_a_gold_over_the_limit_is_dropped() -> None:
     with GraderPool(1, 0.4) as pool:
         # Computed while it is parsed.
         gold = "\\binom{10000000000}{5000000000}+x"
         grades = pool.grade_answers([(gold, "x"), (gold, None)])
         assert [grade.status for grade in grades] == ["unparsable_gold"] * 2
-        assert set(pool._memory.values()) == {"late_once"}
 
 
 HARD = [(f"\\sqrt{{x+{i}}}+{i}", f"{i}+\\sqrt{{x+{i}}}") for i in range(2, 42)]
