@@ -46,7 +46,7 @@ from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
-from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
+from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
 from repro.rl.snapshots import SUMS
@@ -148,7 +148,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14).map
 @given(TEXTS, TEXTS)
 def test_any_completion_can_be_read(gold: str, text: str) -> None:
     strict = extract_answer(text)
-    assert not format_ok(text) or (strict is not None and soft_format_ok(text))
+    assert not format_ok(text) or strict is not None
     lenient_answer(text)
     for answer in (text, strict or ""):
         if comparable(tidy(gold), tidy(answer)) is not None:
