@@ -56,6 +56,8 @@ _Result = Status | Literal["late_gold"]
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
+# Pairs whose statuses are kept, the least recently used being forgotten.
+_REMEMBERED = 65_536
 _CODES: tuple[_Result, ...] = (*get_args(Status), "late_gold")
 
 
@@ -109,8 +111,6 @@ class GraderPool:
         How many processes at most.
     seconds_per_item
         Processor time of a worker that one pair may take.
-    remembered
-        How many pairs' statuses are kept, the least recently used being forgotten.
     among
         Processes that ask for the same pairs in the same order; each grades its share, and all have
         all grades.
@@ -128,21 +128,13 @@ class GraderPool:
         workers: int = 1,
         seconds_per_item: float = 5.0,
         *,
-        remembered: int = 65_536,
         among: Sharing | None = None,
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers is {workers}; it must be 1 or more")
-        if not seconds_per_item > 0:
-            raise ValueError(f"seconds_per_item is {seconds_per_item}; it must be positive")
-        if remembered < 1:
-            raise ValueError(f"remembered is {remembered}; it must be 1 or more")
         self.workers = workers
         self.seconds_per_item = seconds_per_item
         self.counters: Counter[str] = Counter()
         self.workers_started = 0
         self.workers_killed = 0
-        self._remembered = remembered
         self._among = among
         self._memory: OrderedDict[Pair, _Result] = OrderedDict()
         self._lock = threading.Lock()
@@ -223,7 +215,7 @@ class GraderPool:
             for pair in pairs:
                 if known[pair] != "error":
                     self._memory[pair] = known[pair]
-            while len(self._memory) > self._remembered:
+            while len(self._memory) > _REMEMBERED:
                 self._memory.popitem(last=False)
         return known
 
