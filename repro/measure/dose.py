@@ -66,6 +66,7 @@ from repro.models.policy import Policy, device_named, load_policy
 from repro.models.weight_noise import last_hidden, mean_kl
 from repro.rl.noise import perturbed
 from repro.rl.single_run.for_policy import sampler_for
+from repro.rollout.sampler import Completion
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
 from repro.spec.whole_files import replace_text
@@ -260,25 +261,38 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
 
 
+def completions_of(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    *,
+    group_size: int = 1,
+) -> list[Completion]:
+    """Return a group of completions of each prompt, drawn as rollouts are."""
+    limit = sampling.max_new_tokens
+    sampler = sampler_for(
+        policy,
+        rows=group_size * len(prompts),
+        max_new_tokens=limit,
+        max_positions=max(map(len, prompts)) + limit,
+    )
+    batch = sampler.sample(prompts, sampling, group_size=group_size, seeds=seeds)
+    close = getattr(sampler, "close", None)
+    if close is not None:
+        close()
+    return list(batch.completions)
+
+
 def own_completions(
     policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
     """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
-    sampler = sampler_for(
-        policy,
-        rows=len(prompts),
-        max_new_tokens=new_tokens,
-        max_positions=max(map(len, prompts)) + new_tokens,
-    )
     seeds = [derive_seed(seed, "dose", row) for row in range(len(prompts))]
-    sampling = SamplingConfig(max_new_tokens=new_tokens)
-    batch = sampler.sample(prompts, sampling, group_size=1, seeds=seeds)
-    close = getattr(sampler, "close", None)
-    if close is not None:
-        close()
+    sampled = completions_of(policy, prompts, SamplingConfig(max_new_tokens=new_tokens), seeds)
     return [
         [*prompt, *completion.token_ids]
-        for prompt, completion in zip(prompts, batch.completions, strict=True)
+        for prompt, completion in zip(prompts, sampled, strict=True)
     ]
 
 

@@ -50,6 +50,7 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy, end_token_ids
 from repro.models.weight_noise import logprobs
@@ -57,7 +58,6 @@ from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.passes import row_hidden
 from repro.rollout.sampler import Completion
 from repro.spec.arm import Arm
@@ -188,19 +188,11 @@ def _sampled(
     policy: Policy, asked: Sequence[Question], scale: TrainScale, seed: int, temperature: float
 ) -> Sampled:
     """Return a group of completions of each question, as rollouts are drawn."""
-    group, limit = scale.group_size, scale.rollout.max_new_tokens
-    longest = max(len(question.prompt) for question in asked)
-    sampler = sampler_for(
-        policy, rows=group * len(asked), max_new_tokens=limit, max_positions=longest + limit
-    )
-    sampling = SamplingConfig(temperature=temperature, max_new_tokens=limit)
+    group = scale.group_size
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=scale.rollout.max_new_tokens)
     prompts = [question.prompt for question in asked]
     seeds = seeds_of(asked, samples=group, seed=seed, stream="dose")
-    batch = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
-    close = getattr(sampler, "close", None)
-    if close is not None:
-        close()
-    completions = list(batch.completions)
+    completions = completions_of(policy, prompts, sampling, seeds, group_size=group)
     at_once = max(1, _ROWS // group)
     parts = tuple(
         make_rows(
