@@ -54,7 +54,9 @@ def draw(records: Sequence[Record], paper: Mapping[str, float], where: str = "")
     entropy = values_of(records, "entropy_finished")
     accuracy = values_of(records, "accuracy_lenient")
     arms = [arm for arm in order([*entropy]) if arm != _BASE]
-    tempered = {record.arm for record in records if record.config["arm"].get("exploration")}
+    tempered = {
+        record.arm for record in records if record.config["arm"].get("temperature_factor", 1) != 1
+    }
     if _BASE not in entropy or not arms:
         return None
     figure = new_figure(11.0, 1.9 + 0.29 * len(arms))

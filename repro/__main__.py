@@ -78,8 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(command=_report)
 
-    _add_choose(commands)
-
     _add_bless(commands)
 
     add_commands(commands)
@@ -111,20 +109,6 @@ def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--add); claims stay undecided until then",
     )
     bless.set_defaults(command=_bless)
-
-
-def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "choose", help="choose a tier's learning rates from its sweep's records"
-    )
-    parser.add_argument(
-        "sweep",
-        metavar="SWEEP",
-        help="learning_rates_0_5b or learning_rates_1_5b",
-    )
-    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
-    parser.set_defaults(command=_choose)
 
 
 def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -457,12 +441,6 @@ def _report(args: argparse.Namespace) -> int:
 
     require_read(args)
     return main_report(args)
-
-
-def _choose(args: argparse.Namespace) -> int:
-    from repro.judge.choose_rates import main_choose
-
-    return main_choose(args)
 
 
 def _bless(args: argparse.Namespace) -> int:

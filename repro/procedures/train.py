@@ -19,7 +19,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from repro.data.load import load_problems
 from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator
@@ -37,7 +36,7 @@ from repro.procedures.loaded_runs import (
     TrainingOutcome,
     digests_at_start,
 )
-from repro.procedures.matched_noise import plant_matched_noise
+from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -165,8 +164,7 @@ def load_arm(run: RunConfig, device: str) -> Policy:
         order=run.seed if scale.permuted else None,
         rounding=arm.rounding,
     )
-    if arm.weight_noise is not None:
-        plant_matched_noise(policy, run, load_problems(scale.data, "train"))
+    plant_arms_noise(policy, run)
     return policy
 
 

@@ -88,9 +88,9 @@ def doses(checked: Checked) -> dict[str, Dose]:
     values = {name: checked.evidence.values(name) for name in (_ENTROPY, _ACCURACY)}
     base = values[_ENTROPY].get("bf16_lora", {})
     ladder = {
-        arm.exploration.temperature: arm.name
+        arm.temperature_factor: arm.name
         for arm in target.arms
-        if arm.exploration is not None and arm.name in values[_ENTROPY]
+        if arm.temperature_factor != 1 and arm.name in values[_ENTROPY]
     } | {1.0: "bf16_lora"}
     found = {}
     for arm in target.arms:
@@ -100,7 +100,7 @@ def doses(checked: Checked) -> dict[str, Dose]:
             continue
         alike = [_alike(values, ladder, arm.name, draw) for draw in draws]
         known = [pair for pair in alike if pair is not None]
-        whole = len(known) == len(draws) and arm.exploration is None
+        whole = len(known) == len(draws) and arm.temperature_factor == 1
         found[arm.name] = Dose(
             arm=arm,
             rise=mean_interval([own[draw] - base[draw] for draw in draws]),
@@ -193,11 +193,11 @@ def _interval(interval: Interval | None, digits: int) -> str:
 
 
 def _temperature(dose: Dose, target: Target) -> str:
-    if dose.arm.exploration is not None:
-        return f"{dose.arm.exploration.temperature:g}"
+    if dose.arm.temperature_factor != 1:
+        return f"{dose.arm.temperature_factor:g}"
     if dose.temperature is not None:
         return f"{dose.temperature:.2f}"
-    warmest = max(arm.exploration.temperature for arm in target.arms if arm.exploration)
+    warmest = max(arm.temperature_factor for arm in target.arms)
     return f"above {warmest:g}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from repro.spec.resolve import LATER
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
-RoundingFormat = Literal["nf4", "mxfp4", "nvfp4", "int3", "int2"]
+RoundingFormat = Literal["nf4", "mxfp4", "nvfp4"]
 Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
@@ -130,26 +130,19 @@ class WeightNoise:
 
     Not in the paper: a control that tells "noise helps" from "this format's rounding helps". Every
     projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
-    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of calibration
-    prompts, or of the policy's own completions of them, equals that of the format's own rounding.
+    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
+    own completions of calibration prompts equals that of the format's own rounding.
 
     Attributes
     ----------
     matched_to
         The format whose KL is matched.
-    matched_on
-        Whose tokens: those of the prompts, which a policy never samples, or of its completions.
-        The two KLs differ by a factor that depends on the kind of noise.
     """
 
     matched_to: WeightFormat
-    matched_on: Literal["prompts", "completions"] = field(default="prompts", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_choice("weight_noise.matched_to", self.matched_to, WeightFormat)
-        require_choice(
-            "weight_noise.matched_on", self.matched_on, Literal["prompts", "completions"]
-        )
         require(
             self.matched_to != "bf16",
             "weight_noise.matched_to is bf16, which rounds nothing here; it must be nf4, mxfp4 or "
@@ -184,8 +177,7 @@ class PlantedRounding:
     Attributes
     ----------
     format
-        A storage format, or `int3` or `int2`: blocks of 32 along K, symmetric integers times
-        absmax.
+        A storage format.
     factor
         How many times the format's own error.
     """
@@ -345,9 +337,6 @@ class Arm:
         The paper trains LoRA alone; the released code also trains both block norms.
     learning_rate_factor
         Multiplies the scale's learning rate (Fig. 16, Fig. 17).
-    learning_rate
-        Peak rate in place of the scale's, whatever the format: arms at one absolute rate, as the
-        paper's are in Figs. 16 and 17. None takes the scale's.
     reward
         `task`: right answer plus the scale's format reward. `answer`: right answer alone.
         `finished`: the same, if the completion ended by itself. `random` and `format`: controls.
@@ -380,7 +369,6 @@ class Arm:
     reward_function: RewardFunction | None = field(default=None, metadata=LATER)
     rounding: PlantedRounding | None = field(default=None, metadata=LATER)
     exploration: Exploration | None = field(default=None, metadata=LATER)
-    learning_rate: float | None = field(default=None, metadata=LATER)
     temperature_factor: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
@@ -426,7 +414,6 @@ class Arm:
             f"{self.temperature_factor}",
         )
         self._require_explorable()
-        self._require_one_rate()
 
     def _require_explorable(self) -> None:
         """Raise `ValueError` where exploration has no meaning beside the other fields."""
@@ -441,23 +428,4 @@ class Arm:
             f"arm {self.name}: under exploration the sampler's log-probabilities are the policy's, "
             "not those of what was drawn from; loss.importance_cap must be None and "
             "loss.old_policy trainer",
-        )
-
-    def _require_one_rate(self) -> None:
-        """Raise `ValueError` where the arm's own learning rate is none, or is not the only one."""
-        if self.learning_rate is None:
-            return
-        require(
-            self.training != "none",
-            f"arm {self.name}: an untrained arm has no learning rate; found {self.learning_rate}",
-        )
-        require(
-            0 < self.learning_rate < float("inf"),
-            f"arm {self.name}: learning_rate is {self.learning_rate}; it must be above 0 and "
-            "finite",
-        )
-        require(
-            self.learning_rate_factor == 1,
-            f"arm {self.name}: learning_rate {self.learning_rate} takes the place of the scale's, "
-            f"so learning_rate_factor must be 1, not {self.learning_rate_factor}",
         )

@@ -14,7 +14,6 @@ from typing import Any
 from repro.evidence.record import Record
 from repro.spec.arm import (
     Arm,
-    Exploration,
     LossConfig,
     NoiseConfig,
     PlantedRounding,
@@ -33,7 +32,6 @@ _PARTS_OF_ARM: dict[str, Callable[..., Any]] = {
     "weight_noise": WeightNoise,
     "reward_function": RewardFunction,
     "rounding": PlantedRounding,
-    "exploration": Exploration,
 }
 
 

@@ -58,16 +58,9 @@ NOT_DONE: dict[str, tuple[Edit, str]] = {
     "a rounding that the arm has not": (
         put(
             "effects.rounding",
-            {"format": "int3", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
+            {"format": "nf4", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
         ),
         "effects.rounding",
-    ),
-    "exploration that the arm has not": (
-        put(
-            "effects.exploration",
-            {"tokens_asked": 9, "tokens_explored": 9, "tokens_changed": 1},
-        ),
-        "without exploration explored",
     ),
     "another order of channels": (put("effects.order", 3), "effects.order"),
     "one adapter": (put("effects.adapter_modules", 1), "effects.adapter_modules"),

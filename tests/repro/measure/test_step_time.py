@@ -342,17 +342,6 @@ def test_the_planned_step_is_the_points(policy: Policy) -> None:
     assert (config.slots, config.cache_format) == (2, "float8")
 
 
-def test_a_point_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="small letters"):
-        dataclasses.replace(POINT, name="7B b8")
-    with pytest.raises(ValueError, match="must lie in 0 to 24"):
-        dataclasses.replace(POINT, sampled_tokens=25)
-    with pytest.raises(ValueError, match="no model size"):
-        dataclasses.replace(POINT, model="8b")
-    with pytest.raises(ValueError, match="share a name"):
-        StepScale(points=(POINT, POINT))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")
 def test_without_a_device_the_procedure_says_so(tmp_path: Any) -> None:
     run = RunConfig(

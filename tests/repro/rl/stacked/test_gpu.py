@@ -174,7 +174,7 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         run(0, loss=DAPO),
         run(1, weight_format="nvfp4", noise=dataclasses.replace(NOISE, sharing="projection")),
         run(1, exploration=Exploration(temperature=1.5)),
-        run(2, rounding=PlantedRounding(format="int3")),
+        run(2, rounding=PlantedRounding(format="mxfp4")),
         untrained,
     ]
     results = train_together(
@@ -190,7 +190,7 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
     layers = results[1].effects["noise"]["modules"] // 2  # type: ignore[union-attr]
     assert results[6].effects["noise"]["modules"] == 5 * layers  # type: ignore[union-attr]
     assert results[7].effects["exploration"]["tokens_changed"] > 0  # type: ignore[union-attr]
-    assert results[8].effects["rounding"]["format"] == "int3"  # type: ignore[union-attr]
+    assert results[8].effects["rounding"]["format"] == "mxfp4"  # type: ignore[union-attr]
     for one in results[:9]:
         assert one.metrics["take_off_tokens"].value  # type: ignore[union-attr]
 
