@@ -42,6 +42,7 @@ from repro.evidence.verdicts.statistics import (
 )
 from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
@@ -368,11 +369,8 @@ ADAPTER = {
     "revision": "main",
     "r": 4,
     "lora_alpha": 8,
-    "target_modules": ["q_proj", "k_proj"],
-    "rank_pattern": {"q_proj": 2},
-    "alpha_pattern": {"k_proj": 4},
+    "target_modules": list(PROJECTIONS),
     "modules_to_save": ["input_layernorm", "post_attention_layernorm"],
-    "layers_to_transform": [0, 1],
     "use_rslora": False,
     "bias": "none",
 }
@@ -387,10 +385,8 @@ def test_a_broken_adapter_config_is_refused_or_read(tmp_path: Path, data: st.Dat
 
     def read() -> None:
         settings_read = read_adapter(tmp_path).settings
-        name = "model.layers.0.self_attn.q_proj"
-        assert settings_read.stored_rank(name) <= settings_read.rank
-        assert math.isfinite(settings_read.factor(name) * settings_read.scaling)
-        settings_read.adapts(name)
+        assert settings_read.rank >= 1
+        assert math.isfinite(settings_read.alpha)
 
     said = refusal(read, CheckpointError)
     assert said is None or (str(path) in said and "\n" not in said)
