@@ -41,12 +41,6 @@ class _Rounding(TypedDict, total=False):
     relative_change_mean: float
 
 
-class _Exploration(TypedDict, total=False):
-    tokens_asked: Count
-    tokens_explored: Count
-    tokens_changed: Count
-
-
 class _ByQuarter(TypedDict, total=False):
     sums: list[float]
     tokens: list[Count]
@@ -126,7 +120,6 @@ class Effects(TypedDict, total=False):
     weight_noise: _WeightNoise | None
     rounding: _Rounding
     order: Count
-    exploration: _Exploration
     rows: dict[str, Count]
     grades: dict[str, Count]
     grader_workers_killed: Count

@@ -48,7 +48,6 @@ from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
-from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.runlog.run_logger import LogOptions, RunLogger
@@ -186,7 +185,6 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
-    sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     ranks = Ranks.joined()
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)

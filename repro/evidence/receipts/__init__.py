@@ -45,11 +45,6 @@ and its share of the tokens; and `inputs` with the digests `checkpoint`, `test_p
 `series_left_out` lists the series dropped at blessing, `not_kept` the observations that records of
 long ago never held; a raw run has neither.
 
-An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
-how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
-`tokens_changed` (how many of these the policy's own temperature would have chosen otherwise by the
-same number); a run that changed none is refused.
-
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
 `bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
@@ -75,7 +70,6 @@ from collections.abc import Iterable
 from repro.evidence.receipts import (
     answers,
     device,
-    exploration,
     identity,
     noise,
     schedule,
@@ -104,7 +98,6 @@ CHECKS: tuple[Check, ...] = (
     Check(find=training.rows, procedures=TRAINED),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
-    Check(find=exploration.exploration, procedures=ASKED),
     Check(find=noise.at_start, procedures=("dose",)),
     Check(find=answers.answers, procedures=ASKED),
     Check(find=answers.grades, procedures=ASKED),

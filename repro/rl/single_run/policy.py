@@ -25,7 +25,6 @@ from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
 from repro.rl.single_run.ranks import ALONE, Ranks, shared
-from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
@@ -213,8 +212,7 @@ def single_policy(
     Raises
     ------
     ValueError
-        When a module of the policy would drop anything out, or the arm explores and the sampler
-        cannot.
+        When a module of the policy would drop anything out.
     """
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
@@ -225,7 +223,7 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=shared(sampler_of_rollouts(sampler, run.arm), ranks),
+        sampler=shared(sampler, ranks),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,

@@ -96,12 +96,8 @@ class StackedPolicies:
     def sample(self, asked: Sequence[BatchRequest | None]) -> list[Sequence[Completion] | None]:
         """Sample all runs' completions at once; see `Policies.sample`."""
         requests = [
-            None
-            if one is None
-            else SampleRequest(
-                prompts=one.prompts, seeds=one.seeds, exploration=run.arm.exploration
-            )
-            for run, one in zip(self.runs, asked, strict=True)
+            None if one is None else SampleRequest(prompts=one.prompts, seeds=one.seeds)
+            for one in asked
         ]
         sampled = self.sampler.sample(
             requests, self.runs[0].rollout, group_size=self.scale.group_size

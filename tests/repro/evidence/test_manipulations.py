@@ -62,13 +62,6 @@ NOT_DONE: dict[str, tuple[Edit, str]] = {
         ),
         "effects.rounding",
     ),
-    "exploration that the arm has not": (
-        put(
-            "effects.exploration",
-            {"tokens_asked": 9, "tokens_explored": 9, "tokens_changed": 1},
-        ),
-        "without exploration explored",
-    ),
     "another order of channels": (put("effects.order", 3), "effects.order"),
     "one adapter": (put("effects.adapter_modules", 1), "effects.adapter_modules"),
     "ten parameters": (put("effects.parameters_trainable", 10), "effects.parameters_trainable"),

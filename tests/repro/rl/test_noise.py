@@ -164,35 +164,6 @@ def test_noise_is_a_change_of_the_gain(make_policy: Any) -> None:
     torch.testing.assert_close(logits(policy), noisy, rtol=1e-5, atol=1e-5)
 
 
-def test_projections_may_have_noise_of_their_own_that_only_the_sampler_takes(
-    make_policy: Any,
-) -> None:
-    policy, apart = make_policy(), dataclasses.replace(STRONG, sharing="projection")
-    clean = logits(policy)
-    with enter(policy, apart) as receipt:
-        drawn = [norm.noise.clone() for norm in block_norms(policy.model).values()]
-        gains = [norm.gain() for norm in block_norms(policy.model).values()]
-        with pytest.raises(ValueError, match="one output for all that read it"):
-            logits(policy)
-    assert torch.equal(logits(policy), clean)
-    assert [noise.shape[0] for noise in drawn] == [3, 2] * (len(drawn) // 2)
-    assert [gain.shape for gain in gains] == [noise.shape for noise in drawn]
-    vectors = torch.cat(drawn)
-    assert len({tuple(row) for row in vectors.tolist()}) == len(vectors) == len(receipt.modules)
-    assert receipt.modules[:5] == (
-        "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
-        "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.gate_proj",
-        "model.layers.0.mlp.up_proj",
-    )  # fmt: skip
-    assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.25)
-
-
-@pytest.mark.parametrize("change", [{"form": "as_released"}, {"reach": "shared"}])
-def test_noise_per_projection_is_the_samplers_alone(change: Any) -> None:
-    with pytest.raises(ValueError, match="which only the sampler knows"):
-        dataclasses.replace(STRONG, sharing="projection", **change)
-
-
 def test_noise_is_removed_after_an_exception(make_policy: Any) -> None:
     policy = make_policy()
     clean = logits(policy)

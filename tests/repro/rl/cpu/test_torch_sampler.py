@@ -14,8 +14,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl.rows import make_rows
 from repro.rl.single_run.padded import completion_logprobs
-from repro.rl.single_run.torch_sampler import TorchSampler, sampler_of_rollouts
-from repro.spec.arm import Arm, Exploration, NoiseConfig
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=72)
@@ -178,25 +177,3 @@ def test_the_tiny_policy_in_the_package_answers_as_transformers_has_it():
     batch = TorchSampler(policy).sample(prompts, greedy, group_size=1, seeds=range(20))
     assert tokens_of(batch) == generated(policy.decoder, prompts, 64)
     assert all(completion.finish_reason == "stop" for completion in batch.completions)
-
-
-def test_only_the_rollouts_of_an_arm_that_explores_do(make_policy, prompts):
-    sampler, sampling = TorchSampler(make_policy()), SamplingConfig(max_new_tokens=6)
-    plain = Arm(name="plain", label="plain")
-    assert sampler_of_rollouts(sampler, plain) is sampler
-    warm = dataclasses.replace(plain, exploration=Exploration(temperature=2.0))
-    explored = sampler_of_rollouts(sampler, warm).sample(
-        prompts, sampling, group_size=1, seeds=range(5)
-    )
-    assert all(c.explored == len(c.token_ids) for c in explored.completions)
-    assert sum(c.changed for c in explored.completions) > 0
-    # Whoever evaluates asks the sampler itself.
-    asked = sampler.sample(prompts, sampling, group_size=1, seeds=range(5))
-    assert all(c.explored == c.changed == 0 for c in asked.completions)
-    with pytest.raises(
-        ValueError, match=r"arm plain explores at 2 times .*, which object cannot do"
-    ):
-        sampler_of_rollouts(object(), warm)
-    apart = dataclasses.replace(plain, noise=NoiseConfig(sharing="projection"))
-    with pytest.raises(ValueError, match="has noise per projection, which object cannot do"):
-        sampler_of_rollouts(object(), apart)

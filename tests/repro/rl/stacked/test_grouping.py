@@ -17,7 +17,7 @@ from repro.rl.stacked.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.spec.arm import DAPO, GRPO, Exploration, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, GRPO, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, LearningRates, ProblemSet, RunConfig, SamplingConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -28,7 +28,7 @@ GIB = 2**30
 make_run = small.make_run
 
 
-def test_formats_seeds_noise_ranks_losses_exploration_and_rates_go_together() -> None:
+def test_formats_seeds_noise_ranks_losses_and_rates_go_together() -> None:
     rates = LearningRates(lora_16bit=1.0, lora_4bit=2.0, full=3.0)
     other = dataclasses.replace(small.SCALE.optimizer, learning_rates=rates)
     runs = [
@@ -36,7 +36,6 @@ def test_formats_seeds_noise_ranks_losses_exploration_and_rates_go_together() ->
         make_run(seed=7, weight_format="nvfp4", noise=NoiseConfig()),
         make_run(lora_rank=16, reward="random", learning_rate_factor=3.0),
         make_run(loss=dataclasses.replace(GRPO, beta=0.1)),
-        make_run(exploration=Exploration(temperature=1.3, opening_tokens=1)),
         make_run(scale=small.with_steps(small.SCALE, optimizer=other, seeds=(9,))),
     ]
     assert len({kind_of(run) for run in runs}) == 1
@@ -50,7 +49,6 @@ def test_what_changes_the_computation_goes_apart() -> None:
         make_run(norms_trained=True),
         make_run(temperature_factor=1.1),
         make_run(loss=DAPO),
-        make_run(noise=NoiseConfig(sharing="projection")),
         make_run(scale=small.with_steps(small.SCALE, steps=4)),
         make_run(scale=small.with_steps(small.SCALE, compute_dtype="bfloat16")),
         dataclasses.replace(make_run(training="none"), procedure="evaluate"),
