@@ -54,7 +54,7 @@ from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.passes import row_hidden
+from repro.rl.single_run.packed import packed_hidden
 from repro.rollout.sampler import Completion
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 from repro.spec.tier import cuda_devices
@@ -239,8 +239,8 @@ def _compared(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, slice by slice, KL(clean || changed) and the changed policy's entropy per token."""
     for first, second in zip(
-        row_hidden(clean, rows).split(_TOKENS),
-        row_hidden(changed, rows).split(_TOKENS),
+        packed_hidden(clean, rows).split(_TOKENS),
+        packed_hidden(changed, rows).split(_TOKENS),
         strict=True,
     ):
         p, q = _logprobs(clean, first, 1.0), _logprobs(changed, second, temperature)
@@ -251,7 +251,7 @@ def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Ten
     """Yield, slice by slice, the entropy and p (1 - p) of the token that was drawn."""
     drawn = rows.token_ids[rows.mask].to(policy.device)
     for hidden, ids in zip(
-        row_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
+        packed_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
     ):
         logprobs = _logprobs(policy, hidden, temperature)
         chosen = logprobs.gather(1, ids[:, None])[:, 0].exp()

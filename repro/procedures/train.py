@@ -210,7 +210,9 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Policy, loaded_runs.loaded),
         cast(Sampler, loaded_runs.sampler),
     )
-    micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
+    # A CPU has room for all that it computes.
+    unplanned = (None, None if policy.device.type == "cpu" else 0)
+    micro_tokens, kept = fitting_update(run, policy.device) or unplanned
     return single_policy(
         run,
         policy,

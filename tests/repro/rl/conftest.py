@@ -50,8 +50,6 @@ class TabularDecoder(nn.Module):
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # (prefixes, V)
-        # No cache to share: log-probabilities take the padded layout.
-        self.config = SimpleNamespace(layer_types=["table"])
 
     def model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
         """Return one-hot hidden states of each prefix."""

@@ -13,9 +13,9 @@ from repro.data.tiny_corpus import tiny_prompt
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl.rows import make_rows
-from repro.rl.single_run.padded import completion_logprobs
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
+from tests.repro.rl.uneven_rows import plain_logprobs
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=72)
 SAMPLED = SamplingConfig(temperature=1.0, max_new_tokens=40)
@@ -68,7 +68,7 @@ def test_sampled_logprobs_equal_the_trainer_s(
     batch = TorchSampler(policy).sample(prompts, sampling, group_size=3, seeds=range(15))
     rows = make_rows(prompts, batch.completions, group_size=3, end_token_ids={100})
     with torch.no_grad():
-        expected, _ = completion_logprobs(policy, rows, temperature, layout="padded")
+        expected, _ = plain_logprobs(policy, rows, temperature)
     assert (rows.sampled_logprobs - expected).abs().max() < 1e-4
     assert expected[rows.mask].std() > 0.3
 

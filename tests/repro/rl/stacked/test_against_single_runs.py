@@ -59,7 +59,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small, "trainable_parameters", trainable)
     monkeypatch.setattr("repro.rl.stacked.stack.trainable_parameters", trainable)
     monkeypatch.setattr(single, "trainable_parameters", trainable)
-    monkeypatch.setattr("kernels.dispatch.rms_norm", exact_norm)
+    monkeypatch.setattr("kernels.reference.rms_norm", exact_norm)
     monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_logprobs)
 
 
