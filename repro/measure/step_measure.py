@@ -58,8 +58,8 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.training_checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics

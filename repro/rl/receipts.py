@@ -19,7 +19,7 @@ from torch import Tensor
 from repro.rl.collect import Rollout
 from repro.rl.diagnostics import QUARTERS, Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
-from repro.rl.training_checkpoint import TrainState
+from repro.rl.runs import TrainState
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]

@@ -98,11 +98,7 @@ def go_out_and_back(
 
 
 def test_state_goes_out_and_back() -> None:
-    parameters = named(1.0, -2.0)
-    go_out_and_back(parameters, CONFIG)
-    other = build_optimizer(parameters, CONFIG)
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        restore_optimizer(other, parameters, {"stranger//exp_avg": torch.zeros(1)}, {})
+    go_out_and_back(named(1.0, -2.0), CONFIG)
 
 
 def test_nothing_to_optimise_raises() -> None:
