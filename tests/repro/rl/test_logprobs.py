@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from repro.rl.diagnostics import token_mean
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.packed import packed_logprobs
 
@@ -93,12 +92,3 @@ def test_broken_completions_raise(make_completion: Any) -> None:
 def test_temperature_must_be_positive(make_policy: Any, rows: Rows) -> None:
     with pytest.raises(ValueError, match="temperature is 0"):
         packed_logprobs(make_policy(), rows, 0.0)
-
-
-def test_the_mean_entropy_is_over_tokens(make_policy: Any, rows: Rows) -> None:
-    policy = make_policy()
-    whole = packed_logprobs(policy, rows, 1.0)[1]
-    with torch.no_grad():
-        recomputed = [float(by_hand(policy, rows, r, 1.0)[1].sum()) for r in range(len(rows))]
-    expected = sum(recomputed) / int(rows.mask.sum())
-    assert token_mean(whole, rows.mask) == pytest.approx(expected, abs=1e-5)

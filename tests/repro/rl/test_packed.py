@@ -13,15 +13,12 @@ import torch
 from kernels import dispatch
 from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
-from repro.models.memory_plan import padded
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.rl.rows import Rows
-from repro.rl.single_run import packed
 from repro.rl.single_run.packed import packed_logprobs
 from tests.repro.rl.uneven_rows import (
     LENGTHS,
-    PROMPTS,
     exact_head,
     largest_gap,
     plain_logprobs,
@@ -57,44 +54,6 @@ def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
     for row, length in enumerate(LENGTHS):
         alone = packed_logprobs(policy, rows.select(torch.tensor([row])), 1.0)[0]
         torch.testing.assert_close(together[row, :length], alone[0, :length], rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("copies", [1, 5])
-def test_attention_is_called_once_a_block_whatever_the_rows(
-    rows: Rows, policy: Policy, copies: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-
-    def counted(qkv: Any, *given: Any, **named: Any) -> Any:
-        calls.append(len(qkv))
-        return attend(qkv, *given, **named)
-
-    attend = dispatch.packed_attention
-    monkeypatch.setattr(dispatch, "packed_attention", counted)
-    many = rows.select(torch.arange(len(rows)).repeat(copies))
-    packed_logprobs(policy, many, 1.0, kept_blocks=None)
-    # A prompt's tokens are there once, however many rows it has; the rest is padding.
-    tokens = sum(PROMPTS) + copies * (sum(LENGTHS) - len(LENGTHS))
-    assert calls == [padded(tokens)] * policy.decoder.config.num_hidden_layers
-
-
-def test_the_device_has_a_blocks_work_before_the_host_prepares_the_next(
-    rows: Rows, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def noted(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            done.append(word)
-            return function(*given, **named)
-
-        return call
-
-    monkeypatch.setattr(packed, "groups_of", noted("prepared", packed.groups_of))
-    monkeypatch.setattr(dispatch, "packed_attention", noted("attended", dispatch.packed_attention))
-    packed_logprobs(policy, rows, 1.0)
-    decoder: Any = policy.decoder
-    assert done == ["prepared", "attended"] * len(decoder.model.layers)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import random
-import resource
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from repro.rl import snapshots
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
 
 ROOT = Path(__file__).parents[3]
@@ -161,10 +157,6 @@ def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path: Path) -> 
     assert not list(folder.glob("unfinished-*"))
 
 
-# Forked, so that they need not import torch again.
-FORKED = multiprocessing.get_context("fork")
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
 def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
@@ -182,37 +174,3 @@ def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
     assert str(tmp_path) in str(caught.value.filename)
     assert names(tmp_path) == ["step-00000001"]
     assert newest(tmp_path) == 1
-
-
-def write_within_a_limit(folder: Path, pipe: Connection) -> None:
-    """Write a snapshot that is larger than the process may write; send the error's words."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    try:
-        write_snapshot(folder, 2, {"a.safetensors": {"w": torch.zeros(9999)}}, {})
-    except OSError as error:
-        pipe.send(str(error))
-
-
-def test_a_file_that_grows_beyond_its_limit_leaves_nothing_half_written(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    ours, theirs = FORKED.Pipe()
-    writer = FORKED.Process(target=write_within_a_limit, args=(tmp_path, theirs))
-    writer.start()
-    writer.join(timeout=120)
-    assert writer.exitcode == 0
-    assert ours.poll()
-    sentence = ours.recv()
-    assert "File too large" in sentence
-    assert str(tmp_path / "step-00000002") in sentence
-    assert names(tmp_path) == ["step-00000001"]
-
-
-def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "kept").touch()
-    with pytest.raises(OSError, match="kept"):
-        write(tmp_path / "kept", 1)
-
-
-def test_no_snapshot_is_no_error(tmp_path: Path) -> None:
-    assert read_newest(tmp_path / "nowhere", checked) is None
-    assert snapshots.snapshots_in(tmp_path) == []

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import dispatch
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.loss import StepCounts, policy_loss
-from repro.rl.micro_batches import split_by_tokens, token_budget
+from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
 from repro.spec.arm import DAPO, GRPO, RELEASED_BNPO, LossConfig
@@ -88,15 +88,6 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
     assert max(tokens(batch.tolist()) for batch in batches) == best
     some = torch.tensor([4, 1])
     assert [piece.tolist() for piece in split_by_tokens(rows, some, 100)] == [[4, 1]]
-
-
-def test_a_budget_of_rows_holds_so_many_of_the_longest(rows: Rows) -> None:
-    sizes = rows.packed_tokens()
-    assert token_budget(sizes, EVERY_ROW, 6) == 6 * 20
-    assert len(split_by_tokens(rows, EVERY_ROW, token_budget(sizes, EVERY_ROW, 6))) == 1
-    pairs = split_by_tokens(rows, EVERY_ROW, token_budget(sizes, EVERY_ROW, 2))
-    assert all(len(pair) >= 2 for pair in pairs[:-1])
-    assert token_budget(sizes, torch.tensor([], dtype=torch.long), 4) == 4
 
 
 @pytest.mark.parametrize(

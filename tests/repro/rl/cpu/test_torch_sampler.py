@@ -90,20 +90,6 @@ def test_refresh_takes_up_trained_weights_and_nothing_else_does(make_policy, pro
     )
 
 
-def test_a_row_s_tokens_do_not_depend_on_the_rows_beside_it(make_policy, prompts):
-    sampler = TorchSampler(make_policy())
-    seeds = list(range(100, 115))
-    together = sampler.sample(prompts, SAMPLED, group_size=3, seeds=seeds)
-    for p, prompt in enumerate(prompts):
-        for g in range(3):
-            alone = sampler.sample([prompt], SAMPLED, group_size=1, seeds=[seeds[3 * p + g]])
-            row = together.completions[3 * p + g]
-            assert alone.completions[0].token_ids == row.token_ids
-            assert alone.completions[0].finish_reason == row.finish_reason
-    turned = sampler.sample(prompts[::-1], SAMPLED, group_size=3, seeds=seeds[::-1])
-    assert tokens_of(turned) == tokens_of(together)[::-1]
-
-
 def test_rows_stop_at_the_end_token_and_others_at_the_limit(make_policy, prompts):
     policy = make_policy(training="none")
     with torch.no_grad():
@@ -119,30 +105,6 @@ def test_rows_stop_at_the_end_token_and_others_at_the_limit(make_policy, prompts
         assert ended or len(completion.token_ids) == SAMPLED.max_new_tokens
         assert len(completion.sampled_logprobs) == len(completion.token_ids)
     assert batch.group(2) == batch.completions[16:24]
-
-
-def test_one_new_token_needs_no_cache_column(make_policy, prompts):
-    one = dataclasses.replace(GREEDY, max_new_tokens=1)
-    sampler = TorchSampler(make_policy())
-    short = tokens_of(sampler.sample(prompts, one, group_size=1, seeds=range(5)))
-    long = tokens_of(sampler.sample(prompts, GREEDY, group_size=1, seeds=range(5)))
-    assert short == [row[:1] for row in long]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": [[1] * 150]}, "prompt 0 has 150 tokens; with 40 new ones"),
-        ({"prompts": [[-1]]}, "prompt 0 holds token -1"),
-        ({"group_size": 0}, "group_size is 0"),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused_by_name(make_policy, arguments, message):
-    values = {"prompts": [[1, 2]], "group_size": 1, "seeds": None} | arguments
-    given = values.pop("prompts")
-    values["seeds"] = values["seeds"] or range(len(given))
-    with pytest.raises(ValueError, match=message):
-        TorchSampler(make_policy()).sample(given, SAMPLED, **values)
 
 
 def test_logits_that_are_not_finite_name_the_layer(make_policy, prompts):

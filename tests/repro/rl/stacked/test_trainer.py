@@ -169,26 +169,6 @@ def test_when_memory_runs_out_the_step_is_made_again_with_fewer_tokens(
         together(RUNS, folder="none")
 
 
-def test_when_memory_runs_out_in_a_pass_without_gradient_it_is_made_again_too(
-    together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scale = small.with_steps(small.SCALE, updates_per_rollout=3)
-    runs = [make_run(seed=seed, scale=scale) for seed in range(2)]
-    whole = together(runs, tokens_at_once=small.ONE_GROUP)
-    evaluate = stacked_policies.evaluate_runs
-
-    def short(passes: Any, *arguments: Any) -> None:
-        if passes.tokens_at_once > small.ONE_GROUP:
-            raise torch.OutOfMemoryError("no memory is left")
-        evaluate(passes, *arguments)
-
-    monkeypatch.setattr(stacked_policies, "evaluate_runs", short)
-    for one, many in zip(whole, together(runs, folder="fewer"), strict=True):
-        ((step, first, fitting),) = many.result.effects["tokens_at_once_fallbacks"]
-        assert (step, fitting) == (0, first // 2)
-        assert many.result.series == one.result.series
-
-
 def test_configurations_that_cannot_be_trained_raise(together: Callable[..., Any]) -> None:
     eight = dataclasses.replace(small.SCALE.optimizer, name="adamw_8bit")
     with pytest.raises(ValueError, match="an ensemble has adamw"):
