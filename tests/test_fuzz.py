@@ -50,8 +50,9 @@ from repro.models.policy import load_tokenizer
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import RunStates, TrainState
 from repro.rl.snapshots import SUMS
-from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import SamplingConfig
 from repro.spec.shapes import shape_of_checkpoint
@@ -229,7 +230,8 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
     optimizer.step()
-    state = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, effects={})
+    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, effects={})
+    state = RunStates(step=1, runs=[run], failures=[None])
     final = save_checkpoint(tmp_path, state, parameters, optimizer)
     files = {path.name: path.read_bytes() for path in sorted(final.iterdir())}
 
@@ -244,7 +246,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
         name = data.draw(st.sampled_from(sorted(files)))
         content = damaged(data, files[name])
         (final / name).write_bytes(content)
-        said = refusal(lambda: load_checkpoint(tmp_path, "d", parameters, optimizer), ValueError)
+        said = refusal(lambda: load_checkpoint(tmp_path, ["d"], parameters, optimizer), ValueError)
         # The list of checksums may be written in another way and say the same.
         if content == files[name] or (said is None and name == SUMS):
             return

@@ -58,7 +58,7 @@ from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.passes import row_hidden
+from repro.rl.single_run.packed import packed_hidden
 from repro.rollout.sampler import Completion
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
@@ -237,8 +237,8 @@ def _compared(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, slice by slice, KL(BF16 || changed) and the changed policy's entropy per token."""
     for first, second in zip(
-        row_hidden(common.policy, rows).split(_TOKENS),
-        row_hidden(changed, rows).split(_TOKENS),
+        packed_hidden(common.policy, rows).split(_TOKENS),
+        packed_hidden(changed, rows).split(_TOKENS),
         strict=True,
     ):
         p = logprobs(common.policy, first, common.temperature)
@@ -250,7 +250,7 @@ def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Ten
     """Yield, slice by slice, the entropy and p (1 - p) of the token that was drawn."""
     drawn = rows.token_ids[rows.mask].to(policy.device)
     for hidden, ids in zip(
-        row_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
+        packed_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
     ):
         own = logprobs(policy, hidden, temperature)
         chosen = own.gather(1, ids[:, None])[:, 0].exp()

@@ -47,7 +47,6 @@ from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
-from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.runlog.run_logger import LogOptions, RunLogger
@@ -184,7 +183,6 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
-    sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     ranks = Ranks.joined()
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
@@ -210,7 +208,9 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Policy, loaded_runs.loaded),
         cast(Sampler, loaded_runs.sampler),
     )
-    micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
+    # A CPU has room for all that it computes.
+    unplanned = (None, None if policy.device.type == "cpu" else 0)
+    micro_tokens, kept = fitting_update(run, policy.device) or unplanned
     return single_policy(
         run,
         policy,

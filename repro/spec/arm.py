@@ -20,7 +20,6 @@ Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
-NoiseSharing = Literal["norm", "projection"]
 RewardKind = Literal["task", "random", "format", "answer", "finished"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 RatioLevel = Literal["token", "sequence"]
@@ -90,10 +89,6 @@ class NoiseConfig:
     reach
         `rollout`: only the sampler sees the noise (Fig. 2). `shared`: the trainer's
         log-probabilities see the same noise.
-    sharing
-        `norm`: one vector per norm, which all projections behind it share (Fig. 6: the input norm's
-        q, k and v, the other's gate and up). `projection`: each of these five has a vector of its
-        own, of the same sigma; a control of what sharing costs, for the sampler alone.
     """
 
     schedule: NoiseSchedule = "exponential"
@@ -102,7 +97,6 @@ class NoiseConfig:
     num_stages: int = 10
     form: NoiseForm = "as_described"
     reach: NoiseReach = "rollout"
-    sharing: NoiseSharing = field(default="norm", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_choice("noise.schedule", self.schedule, NoiseSchedule)
@@ -115,12 +109,6 @@ class NoiseConfig:
         )
         require(
             self.num_stages >= 3, f"noise.num_stages is {self.num_stages}; it must be 3 or more"
-        )
-        require_choice("noise.sharing", self.sharing, NoiseSharing)
-        require(
-            self.sharing == "norm" or (self.form, self.reach) == ("as_described", "rollout"),
-            f"noise.sharing is {self.sharing}, which only the sampler knows; it needs form "
-            f"as_described and reach rollout, not {self.form} and {self.reach}",
         )
 
 

@@ -69,9 +69,6 @@ def _touched(record: Record, asked: int) -> Iterator[str]:
     done, form = record.effects.get("noise") or {}, _form(record)
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     norms = (record.effects.get("norms_wrapped") or 1) - (form != "as_released")
-    if (record.config["arm"]["noise"] or {}).get("sharing", "norm") == "projection":
-        # q, k and v behind one of a block's two norms, gate and up behind the other.
-        norms = norms // 2 * 5
     if form in ("none", "as_published") or not asked:
         norms = 0
     if done.get("modules") != norms:

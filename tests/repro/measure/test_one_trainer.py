@@ -30,7 +30,7 @@ from repro.rl import (
     step,
     trainer,
 )
-from repro.rl.single_run import optimizers, passes
+from repro.rl.single_run import optimizers, packed
 from repro.rl.stacked import policies as stacked
 from repro.rl.stacked import update
 from repro.run.carry_out import is_ensemble, procedure_named
@@ -52,7 +52,7 @@ OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_los
 PER_STEP = (step.within_memory,)
 # Once per optimiser step, or at least once, of one policy by itself ...
 SINGLE = (step.accumulate_step, optimizers.scheduled_step)
-SINGLE_OFTEN = (step.carry_out, passes.row_logprobs)
+SINGLE_OFTEN = (step.carry_out, packed.packed_logprobs)
 # ... and of an ensemble.
 STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step,
            update.accumulate_gradients)  # fmt: skip
@@ -157,4 +157,4 @@ def test_a_measured_step_is_the_trainers_step(
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
     require_passes_of_one_policy(counted, scale.warm_up + scale.steps)
     # Two micro-batches of two rows in a timed step, one in a warm-up; no pass beside them.
-    assert counted[passes.row_logprobs.__code__] == 2 * scale.steps + scale.warm_up
+    assert counted[packed.packed_logprobs.__code__] == 2 * scale.steps + scale.warm_up

@@ -108,7 +108,7 @@ def test_the_kl_is_that_of_whole_distributions(tmp_path: Path) -> None:
         )
         own.append(mean_kl(common.policy, first, changed, second))
     kls = measured("nvfp4_lora", tmp_path).series["kl_completions_by_prompt"]
-    assert kls == pytest.approx(own, rel=1e-4)
+    assert kls == pytest.approx(own, rel=1e-3)
 
 
 def test_only_finished_rows_count_where_they_alone_are_asked_for() -> None:
