@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence import gpu_tests
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
@@ -179,8 +178,3 @@ def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
             assert bars, name
             assert {bar.arm for bar in bars} <= arms, name
             assert {bar.metric for bar in bars} <= metrics, name
-
-
-def test_a_blessed_run_of_the_gpu_tests_qualifies() -> None:
-    for path in sorted(expected_folder(None).glob(f"systems/*/{gpu_tests.NAME}")):
-        assert not gpu_tests.refusals(gpu_tests.read_gpu_tests(path)), path
