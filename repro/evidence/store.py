@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro.evidence.environment import device_of
-from repro.evidence.form import read_json
 from repro.evidence.record import (
     Record,
     RecordError,
@@ -383,7 +382,7 @@ def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
         If a run's line is no object or has series of its own, or a series has not one entry per
         run.
     """
-    items = [read_json(line) for line in lines]
+    items = [json.loads(line) for line in lines]
     curves = [item for item in items if isinstance(item, dict) and set(item) == {SERIES, VALUES}]
     records = items[: len(items) - len(curves)]
     for record in records:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from repro.evidence.form import one_line, without_controls
 from repro.evidence.origins import commits_of, devices_of
+from repro.evidence.printable import one_line, without_controls
 from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.report.numbers import quantity
 from repro.report.tables import plain

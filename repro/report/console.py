@@ -10,7 +10,7 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from repro.evidence.form import without_controls
+from repro.evidence.printable import without_controls
 from repro.evidence.provenance import commits_lacking
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of

@@ -10,11 +10,10 @@ import pytest
 
 from repro.evidence.derived import at_k_metrics, derive
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, read_record
+from repro.evidence.record import Record
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets import find
 from tests.repro.made_up import honest_record, with_accuracy
 from tests.repro.planned import SCALE, STUDY
 
@@ -84,13 +83,3 @@ def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     for name in ("pass_at_1", "maj_at_1_lenient"):
         values = [one[name].value or 0.0 for one in of_sets]
         assert metrics[name].value == pytest.approx(fmean(values))
-
-
-def test_inputs_may_name_the_commit_of_a_checkpoint_and_digests_alone(tmp_path: Any) -> None:
-    record = honest_record(plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0])
-    commit = {"checkpoint_revision": "a" * 40}
-    named = dataclasses.replace(record, inputs=record.inputs | commit)
-    assert read_record(named.write(tmp_path / "a")).inputs == named.inputs
-    wrong = dataclasses.replace(record, inputs=record.inputs | {"checkpoint": "a" * 40})
-    with pytest.raises(ValueError, match=r"inputs\.checkpoint"):
-        read_record(wrong.write(tmp_path / "b"))
