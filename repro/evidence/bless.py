@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.evidence.derived import EDGE_STEPS
 from repro.evidence.environment import device_of
 from repro.evidence.origins import devices_of, is_clean, refusal
 from repro.evidence.record import Record
@@ -32,15 +31,13 @@ class BlessError(ValueError):
 
 
 _DIGITS = 6
-# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went. The first
-# and last steps keep six: they tell one run from another.
+# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went.
 _COARSE = {
     "completion_tokens": 3,
     "entropy": 2,
     "grad_norm": 1,
     "sigma_realised": 3,
 }
-_DIGITS_OF_QUARTERS = 3
 # Diagnostics of a run under way, which no verdict, page or picture reads.
 _DIAGNOSTICS = frozenset(
     {
@@ -156,44 +153,19 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
     A record is checked whole, and its metrics formed, before it is blessed: the metrics are kept.
-    Series that no verdict, page or picture reads afterwards would be half of what is stored; they
-    are left out, by name.
 
     Parameters
     ----------
     exact
         Series that verdicts read, the timed repeats of metrics: left as they are.
     """
-    fewer: frozenset[str] = frozenset()
+    fewer = _DIAGNOSTICS.difference(exact) if record.procedure == "train" else ()
     series = {
-        name: list(values) if name in exact else _fewer_digits(name, values)
+        name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
         for name, values in record.series.items()
+        if name not in fewer
     }
-    effects = dict(record.effects)
-    if record.procedure == "train":
-        fewer = _DIAGNOSTICS.difference(exact)
-        series = {name: values for name, values in series.items() if name not in fewer}
-    if quarters := effects.get("sampler_trainer_by_quarter"):
-        effects["sampler_trainer_by_quarter"] = {
-            part: values if part == "tokens" else _rounded(values, _DIGITS_OF_QUARTERS)
-            for part, values in quarters.items()
-        }
-    before = effects.pop("series_left_out", [])
-    if left_out := sorted({*before, *fewer.intersection(record.series)}):
-        effects["series_left_out"] = left_out
-    return replace(record, series=series, effects=effects)
-
-
-def _fewer_digits(name: str, values: Sequence[float | None]) -> list[float | None]:
-    whole = _rounded(values, _DIGITS)
-    if name not in _COARSE:
-        return whole
-    inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
-    coarse = _rounded(values, _COARSE[name])
-    return [
-        few if step in inner else value
-        for step, (value, few) in enumerate(zip(whole, coarse, strict=True))
-    ]
+    return replace(record, series=series)
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

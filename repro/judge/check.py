@@ -21,12 +21,7 @@ from typing import Any
 
 from repro.evidence.environment import device_of
 from repro.evidence.not_run import explained
-from repro.evidence.origins import (
-    between_seeds,
-    mixed_devices,
-    mixed_seeds,
-    seeds_text,
-)
+from repro.evidence.origins import mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import Source, source_of
@@ -231,29 +226,15 @@ def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
 def _with_caveat(
     selection: Selection, claim: Claim, evidence: Evidence, verdict: Verdict
 ) -> Verdict:
-    """Say so where compared arms had learning rates of their own, or came from other commits."""
+    """Say why a claim was not run, or that compared arms had learning rates of their own."""
     if verdict.status == "not run":
         return explained(verdict, claim.metric, claim.arms, evidence.records)
-    if verdict.status == "not addressed":
-        return verdict
-    sentences = [verdict.sentence]
     rates = learning_rates(selection, claim)
-    if len(set(rates.values())) > 1:
-        listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
-        sentences.append(f"The arms' learning rates differ, too: {listed}")
-    compared = [evidence.records[arm].values() for arm in claim.arms]
-    every = [record for records in compared for record in records]
-    changed = [record for record in every if len(record.sources) > 1]
-    if changed:
-        sentences.append(f"The source changed while {len(changed)} of the runs ran")
-    mixed = mixed_seeds(every)
-    if mixed:
-        sentences.append(
-            f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "
-            "that the code may differ, too"
-        )
-    sentences += [] if selection.tier is Tier.SMOKE else between_seeds(every)
-    return dataclasses.replace(verdict, sentence=". ".join(sentences))
+    if verdict.status == "not addressed" or len(set(rates.values())) < 2:
+        return verdict
+    listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+    sentence = f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"
+    return dataclasses.replace(verdict, sentence=sentence)
 
 
 def _expectations(

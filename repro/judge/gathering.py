@@ -8,9 +8,8 @@ nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,15 +86,6 @@ class Evidence:
             if parts:
                 sentences[arm] = "; ".join(parts)
         return sentences
-
-    def at(self, seeds: Sequence[int]) -> Evidence:
-        """Return the evidence of some of the planned seeds alone."""
-        records = {
-            arm: {seed: record for seed, record in by_seed.items() if seed in seeds}
-            for arm, by_seed in self.records.items()
-        }
-        failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
-        return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
     def values(self, metric: str) -> dict[str, dict[Pair, float]]:
         """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""

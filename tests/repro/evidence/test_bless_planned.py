@@ -233,36 +233,3 @@ def test_the_digest_of_a_commit_is_that_of_its_files(
     assert digest() != provenance.digest_of_commit(first)
     assert digest() != provenance.digest_of_commit(first[:7])
     assert provenance.digest_of_commit("0" * 40) is None
-
-
-@pytest.mark.parametrize(
-    "commit", ["HEAD", "--output=FILE", "-o", "abcdef", "a" * 41, "unknown", ""]
-)
-def test_what_is_no_commits_digits_is_never_handed_to_git(
-    monkeypatch: pytest.MonkeyPatch, commit: str
-) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("git was asked"))
-    assert provenance.files_of_commit(commit, ["repro"]) is None
-
-
-def test_no_path_of_a_record_is_an_option_of_gits(tmp_path: Path) -> None:
-    file = tmp_path / "kept"
-    file.write_text("kept")
-    commit, _ = provenance.source_commit()
-    assert provenance.files_of_commit(commit, [f"--output={file}"]) is None
-    assert file.read_text() == "kept"
-
-
-def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
-    tmp_path: Path, expected: Path, planned_record: Maker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = tmp_path / "runs"
-    write("study_schedules", runs, planned_record, started="2026-01-02T03:04:05+00:00")
-    go("study_schedules", runs, expected)
-    assert "study_schedules: its plan is dated now, after its runs began" in capsys.readouterr().out
-    (selection,) = select(["study_schedules"], tier="mini")
-    (expected / "plans.tsv").unlink()
-    write_plans(selection.plan(), tmp_path / "planned")
-    write("study_schedules", tmp_path / "planned", planned_record)
-    go("study_schedules", tmp_path / "planned", expected)
-    assert "its plan is dated now" not in capsys.readouterr().out
