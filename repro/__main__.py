@@ -221,8 +221,6 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
-    parser.add_argument("--summary", metavar="FILE", help="append Markdown")
     parser.set_defaults(command=_compare)
 
 

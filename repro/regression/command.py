@@ -18,7 +18,7 @@ from pathlib import Path
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
 from repro.evidence.verdicts.compare import EXIT_STATUS, Judgement
-from repro.regression.render import json_text, junit_text, markdown, print_judgement
+from repro.regression.render import json_text, markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
@@ -59,9 +59,8 @@ def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
     judgement = judge(args.old, Path(args.new), args.targets, args.tier, expected)
-    _write(judgement, args.json, args.junit)
-    if args.summary:
-        _append(Path(args.summary), markdown(judgement))
+    if args.json:
+        Path(args.json).write_text(json_text(judgement), encoding="utf-8")
     return _report(judgement)
 
 
@@ -145,12 +144,11 @@ def _measure(
 
 def _conclude(judgement: Judgement, folder: Path) -> int:
     """Write everything beside the records, print the judgement, return the exit status."""
-    _write(judgement, folder / "regress.json", folder / "regress.junit.xml")
-    text = markdown(judgement)
-    (folder / "regress.md").write_text(text, encoding="utf-8")
+    (folder / "regress.json").write_text(json_text(judgement), encoding="utf-8")
     if os.environ.get(SUMMARY_VARIABLE):
-        _append(Path(os.environ[SUMMARY_VARIABLE]), text)
-    return _report(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+        with Path(os.environ[SUMMARY_VARIABLE]).open("a", encoding="utf-8") as summary:
+            summary.write(markdown(judgement))
+    return _report(judgement, f"records, regress.json: {folder}")
 
 
 def _report(judgement: Judgement, files: str = "") -> int:
@@ -161,16 +159,3 @@ def _report(judgement: Judgement, files: str = "") -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
     return judgement.exit_status
-
-
-def _write(judgement: Judgement, json: str | Path | None, junit: str | Path | None) -> None:
-    if json:
-        Path(json).write_text(json_text(judgement), encoding="utf-8")
-    if junit:
-        Path(junit).write_text(junit_text(judgement), encoding="utf-8")
-
-
-def _append(path: Path, text: str) -> None:
-    """Add to a file that other steps write to, too."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
