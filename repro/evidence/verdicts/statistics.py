@@ -248,15 +248,6 @@ def _weighted(ranks: Sequence[float]) -> float:
     return sum(place * rank for place, rank in enumerate(ranks, 1))
 
 
-def trend_slope(block: Sequence[float]) -> float:
-    """Return the least-squares slope of a block over its places: units a place."""
-    centre = (len(block) - 1) / 2
-    weights = [place - centre for place in range(len(block))]
-    return sum(w * value for w, value in zip(weights, block, strict=True)) / sum(
-        w * w for w in weights
-    )
-
-
 def power(effect: float, n: int, alpha: float = 0.05) -> float:
     """Return the power of a one-sided paired t test at level alpha / 2.
 

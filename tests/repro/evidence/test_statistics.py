@@ -117,11 +117,6 @@ def test_the_seeds_needed_are_the_first_with_enough_power() -> None:
     assert st.seeds_needed(1e-9, 1.0) is None
 
 
-def test_the_slope_of_a_block_is_the_least_squares_one() -> None:
-    block = [3.0, 2.0, 5.0, 9.0]
-    assert st.trend_slope(block) == pytest.approx(np.polyfit(range(4), block, 1)[0])
-
-
 def test_the_sign_flip_test_counts_the_patterns_of_signs() -> None:
     assert st.sign_flip([98.0, 26.8, 21.4, 36.8, 18.8]) == pytest.approx(1 / 32)
     differences = [1.0, -1.5, 2.0, -1.0, 0.5, 3.0]
