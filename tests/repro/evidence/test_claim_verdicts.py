@@ -167,43 +167,6 @@ def test_a_contrast_of_other_weights_is_told_by_them() -> None:
     assert verdict.sentence.startswith("0.5 a + 0.5 b - c: +8.3")
 
 
-def test_a_verdict_says_how_many_seeds_would_decide() -> None:
-    undecided = verdict_of(A_OVER_B, a=[*HIGH[:4], 81.0], b=NEAR)
-    assert undecided.needed is not None
-    assert f"{undecided.needed} seeds would decide" in undecided.sentence
-    decided = verdict_of(A_OVER_B, a=HIGH, b=LOW)
-    assert decided.needed is not None
-    assert decided.needed <= decided.n
-
-
-def test_pairs_that_would_show_that_nothing_matters_decide_too() -> None:
-    noisy = [81.0, 80.2, 81.9, 80.4, 81.6]
-    same = claim("a", "b", side="within", bound=0.9, because="stated in advance")
-    verdict = verdict_of(same, a=noisy, b=NEAR)
-    assert verdict.status == "inconclusive"
-    assert verdict.needed is not None
-    assert verdict.needed > verdict.n
-    # Far more pairs than that would show a direction of this size.
-    wide = Effect(smallest=0.9, measure="units", because="stated in advance")
-    difference = verdict_of(claim("a", "b", effect=wide), a=noisy, b=NEAR)
-    narrow = Effect(paper=0.01, measure="units", place="Table 1")
-    direction = verdict_of(claim("a", "b", effect=narrow), a=noisy, b=NEAR)
-    assert difference.needed is not None
-    assert difference.needed == verdict.needed
-    assert direction.needed is None or direction.needed > difference.needed
-
-
-def test_a_papers_size_that_an_effect_lies_below_takes_few_pairs_to_exclude() -> None:
-    wide = Effect(paper=40.0, measure="units", place="Table 1")
-    noisy = {"a": [60.0, 98.0, 61.0, 96.0, 69.0], "b": [80.0] * 5}
-    unsized = Effect(smallest=4.0, measure="units", because="stated in advance")
-    without = verdict_of(claim("a", "b", effect=unsized), **noisy)
-    sized = verdict_of(claim("a", "b", effect=wide), **noisy)
-    assert without.needed is None or without.needed > 50
-    assert sized.needed is not None
-    assert sized.needed < 10
-
-
 def difference(paper: float | None = 8.0, **more: Any) -> Claim:
     """Return a claim that a lies above b; the paper's effect is 8 points."""
     effect = Effect(paper=paper, measure="units", place="Table 1")

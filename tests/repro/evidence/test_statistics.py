@@ -109,14 +109,6 @@ def test_the_detectable_effect_has_the_power_it_promises() -> None:
     assert stats.nct.sf(stats.t.ppf(0.975, 4), 4, shift) == pytest.approx(0.8, abs=1e-3)
 
 
-def test_the_seeds_needed_are_the_first_with_enough_power() -> None:
-    n = st.seeds_needed(1.0, 1.0)
-    assert n is not None
-    assert st.power(1.0, n) >= 0.8 > st.power(1.0, n - 1)
-    assert st.seeds_needed(0.0, 1.0) is None
-    assert st.seeds_needed(1e-9, 1.0) is None
-
-
 def test_the_sign_flip_test_counts_the_patterns_of_signs() -> None:
     assert st.sign_flip([98.0, 26.8, 21.4, 36.8, 18.8]) == pytest.approx(1 / 32)
     differences = [1.0, -1.5, 2.0, -1.0, 0.5, 3.0]
