@@ -184,15 +184,6 @@ def test_a_plan_that_was_edited_is_refused(
             read_plans(tmp_path)
 
 
-def test_a_sweep_is_kept_without_expectations(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
-    write("study_sweep", tmp_path / "runs", planned_record)
-    go("study_sweep", tmp_path / "runs", expected)
-    assert load_expectations(expected, Tier.MINI, find("study_sweep"), "nvidia_h200") == []
-    assert len(blessed_records(expected, Tier.MINI, "study_sweep")) == 36
-
-
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
     tmp_path: Path, expected: Path, planned_record: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

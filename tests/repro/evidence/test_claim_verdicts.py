@@ -90,13 +90,6 @@ def test_four_seeds_never_decide() -> None:
     assert "4 paired seed(s); a verdict needs 5" in verdict.sentence
 
 
-def test_only_seeds_that_both_arms_have_are_paired() -> None:
-    numbers = {"accuracy": {"a": dict(zip([0, 1, 2, 3, 4, 9], [*HIGH, 0.0], strict=True)),
-                          "b": dict(enumerate(LOW))}}  # fmt: skip
-    verdict = judge([A_OVER_B], METRICS, numbers, {}, {})[0]
-    assert verdict.n == 5
-
-
 def test_a_trend_is_pages_and_can_be_reversed() -> None:
     arms = {"a": LOW, "b": [v + 2 for v in LOW], "c": [v + 4 for v in LOW]}
     for order, status in (("abc", "reproduced"), ("cba", "contradicted")):

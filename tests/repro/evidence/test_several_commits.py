@@ -17,7 +17,7 @@ from repro.evidence import origins
 from repro.evidence.bless import BlessError
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, RecordError
-from repro.evidence.store import Blessed, blessed_records
+from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
@@ -216,17 +216,6 @@ def test_seeds_that_were_not_run_alike_are_refused(
     assert not (expected / "records").exists()
 
 
-def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
-    tmp_path: Path, expected: Path, write: Writer
-) -> None:
-    runs = tmp_path / "runs"
-    write("study", runs, FIRST, OLD, other_input("plan:study_rates"))
-    write("study", runs, SECOND, NEW)
-    go("study", runs, expected)
-    records = blessed_records(expected, Tier.MINI, "study")
-    assert {record.seed for record in records} == {*FIRST, *SECOND}
-
-
 def test_an_arm_shared_with_another_target_counts(
     tmp_path: Path, expected: Path, write: Writer, planned_record: Callable[..., Record]
 ) -> None:
@@ -299,18 +288,3 @@ def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record
     assert commits_of(records) == {NEW: [0, 1, 2], OLD: [3]}
     assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
     assert seeds_text([9, 0, 1, 5, 6, 7]) == "seeds 0, 1, 5 to 7, 9"
-
-
-def test_a_target_finds_the_blessed_records_of_the_arms_that_it_shares(
-    tmp_path: Path, expected: Path, write: Writer
-) -> None:
-    runs = tmp_path / "runs"
-    write("study_factorial", runs, FIRST, OLD)
-    write("study", runs, FIRST, OLD)
-    write("study", runs, SECOND, NEW)
-    go("study", runs, expected)
-    go("study_factorial", runs, expected)
-    (selection,) = select(["study_factorial"], tier="mini")
-    checked = check_selection(selection, Blessed(expected, "mini", "nvidia_h200"), expected)
-    assert checked.sound
-    assert checked.evidence.count == 20

@@ -34,8 +34,7 @@ from repro.evidence.store import (
     write_stored,
 )
 from repro.evidence.verdicts.measured import load_expectations
-from repro.judge.blessed import blessed_checks
-from repro.judge.check import check_selection, checked_json, device_name
+from repro.judge.check import check_selection, checked_json
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
@@ -85,16 +84,6 @@ def test_the_lines_have_six_digits_and_the_whole_records_all(
         rows = list(csv.DictReader(file))
     assert [row["accuracy"] for row in rows] == ["33.3333", "nan"]
     assert [record.value("accuracy") for record in read_stored(path)] == [value, None]
-
-
-def test_a_line_holds_what_the_target_lists_and_the_run_has(
-    records: list[Record], tmp_path: Path
-) -> None:
-    extra = {"aside": Estimate(value=1.0, unit="ratio")}
-    records = [dataclasses.replace(records[0], metrics=records[0].metrics | extra)]
-    head = stored(records, tmp_path).read_text().splitlines()[0].split(",")
-    assert "aside" not in head
-    assert head[7:] == [name for name in METRICS if name in records[0].metrics]
 
 
 def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
@@ -223,19 +212,3 @@ def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     }
     assert len(measured) > 30
     assert all(values == record.repeats(name) for name, values in measured.items())
-
-
-def test_what_is_blessed_stays_small_enough_to_review() -> None:
-    files = [path for path in expected_folder(None).rglob("*") if path.is_file()]
-    texts = [path for path in files if path.suffix != ".xz"]
-    assert sum(path.read_text().count("\n") for path in texts) < 20_000
-
-
-def test_every_blessed_target_is_checked_once_per_device() -> None:
-    checks = blessed_checks(expected_folder(None), "table1", "table6")
-    places = [(item.selection.target.name, device_name(item.evidence)) for item in checks]
-    assert places == [
-        ("table1", None),
-        ("table6", "nvidia_h100_80gb_hbm3"),
-        ("table6", "nvidia_h200"),
-    ]

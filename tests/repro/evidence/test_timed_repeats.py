@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdicts.measured import load_expectations
@@ -20,7 +18,6 @@ from repro.judge.check import Checked, check_selection
 from repro.judge.gathering import gather
 from repro.report.tables import bar_rows
 from repro.run.places import expected_folder
-from repro.run.plan import timed_runs
 from repro.run.select import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -138,72 +135,12 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     assert {v.status for v in measured} == {"reproduced"}
 
 
-def test_a_plans_time_is_that_of_records_of_the_same_version(
-    tmp_path: Path, expected: Path
-) -> None:
-    write(tmp_path / "runs")
-    blessed(tmp_path / "runs", expected)
-    runs = plan(TABLE3, Tier.SYSTEMS)
-    timed = timed_runs(Tier.SYSTEMS, runs, expected)
-    assert timed.basis == "median of 2 blessed records of nvidia_h200 at 0000000"
-    later = plan(dataclasses.replace(TABLE3, version=TABLE3.version + 1), Tier.SYSTEMS)
-    timed = timed_runs(Tier.SYSTEMS, later, expected)
-    assert (timed.seconds, timed.basis) == ({}, "no blessed record of these arms")
-
-
-def test_a_plans_time_is_that_of_this_kind_of_device_where_it_has_records(
-    tmp_path: Path, expected: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = {"NVIDIA H200": 100.0, "NVIDIA H100": 160.0}
-    for device, seconds in taken.items():
-        write(tmp_path / device, device=device, seconds=seconds)
-        blessed(tmp_path / device, expected)
-    runs, arm = plan(TABLE3, Tier.SYSTEMS), ("table3", "nvfp4_lora")
-    for device, seconds in taken.items():
-        gpu = {"gpu": [{"name": device}]}
-        monkeypatch.setattr("repro.run.plan.capture_environment", lambda gpu=gpu: gpu)
-        timed = timed_runs(Tier.SYSTEMS, runs, expected)
-        assert timed.seconds[arm] == (pytest.approx(seconds, abs=2), 1)
-    monkeypatch.setattr("repro.run.plan.capture_environment", dict)
-    timed = timed_runs(Tier.SYSTEMS, runs, expected)
-    assert timed.seconds[arm] == (pytest.approx(100.0, abs=2), 1)
-    assert " nvidia_h100, nvidia_h200 at " in timed.basis
-
-
-def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(
-    tmp_path: Path, expected: Path
-) -> None:
-    def judged(name: str) -> int:
-        where = ["table3", "--tier", "systems", "--expected", str(expected)]
-        return main(["compare", "blessed", str(tmp_path / name), *where])
-
-    write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
-    assert judged("slow") == 2
-    blessed(tmp_path / "slow", expected)
-    # Its stated bar is missed, as it was when the values were blessed.
-    assert judged("slow") == 0
-    write(tmp_path / "slower", {"nvfp4_lora": (30.1, 30.0, 30.2), "bf16_lora": SLOW})
-    assert judged("slower") == 1
-
-
 def test_a_timed_target_with_too_few_repeats_is_not_blessed(tmp_path: Path, expected: Path) -> None:
     write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW})
     target = dataclasses.replace(TABLE3, timed_repeats=3)
     records = gather(SELECTION, tmp_path).records
     with pytest.raises(BlessError, match="fewer than 3 timed repeats of"):
         bless(target, Tier.SYSTEMS, records, problems=[], expected=expected)
-
-
-def test_bars_are_counted_and_those_missed_listed(tmp_path: Path) -> None:
-    write(tmp_path / "fast")
-    fast = bar_rows({"nvidia_h200": checked(tmp_path / "fast")}, expected_folder(None))
-    write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
-    slow = bar_rows({"nvidia_h200": checked(tmp_path / "slow")}, expected_folder(None))
-    (line,) = [row for row in slow if "step against 16-bit LoRA, 7b_b8" in row]
-    assert "| at least 1.5 x | 1 x |" in line
-    assert not any("7b_b8" in row for row in fast)
-    assert re.fullmatch(r"Stated bars: \d+ met\.", fast[0])
-    assert re.fullmatch(r"Stated bars: \d+ missed\.", slow[0])
 
 
 def test_a_bar_is_judged_by_its_own_interval_where_a_blessed_value_lies_below_it(

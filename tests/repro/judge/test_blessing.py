@@ -54,10 +54,3 @@ def test_records_of_another_card_than_this_machines_are_left_out(
     said = capsys.readouterr().out
     assert "table3: records of nvidia_h100_80gb_hbm3; this machine has nvidia_h200" in said
     assert not (tmp_path / "expected" / "records").exists()
-
-
-def test_bless_needs_targets_or_a_device(capsys: Printed) -> None:
-    assert main(["bless"]) == 2
-    assert "name the targets to bless" in capsys.readouterr().err
-    assert main(["bless", "--device", "--add"]) == 2
-    assert "leave out --add" in capsys.readouterr().err

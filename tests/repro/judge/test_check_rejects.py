@@ -65,16 +65,6 @@ def test_the_claims_on_an_arm_that_is_refused_are_not_run(
     assert all("refused" in verdict.sentence for verdict in judged)
 
 
-def test_honest_records_are_not_refused(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    table1_records(tmp_path)
-    outcome = checked(tmp_path)
-    assert outcome.evidence.refused == []
-    assert outcome.sound
-    assert outcome.evidence.count == 60
-
-
 def test_a_record_of_another_configuration_is_refused(
     made_up_record: Callable[[RunConfig], Record], tmp_path: Path
 ) -> None:

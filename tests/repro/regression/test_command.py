@@ -108,15 +108,6 @@ def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
     assert "holds runs" in said
 
 
-def test_a_target_without_records_in_either_folder_is_said_beside_one_that_has(
-    tmp_path: Path, capsys: Printed
-) -> None:
-    write_steps(tmp_path / "old")
-    write_steps(tmp_path / "new")
-    assert compare(tmp_path, "table3", "memory") == 2
-    assert "memory at the systems tier" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -195,16 +186,6 @@ def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(
     assert "holds table3" in item["reason"]
     assert main([*line, str(tmp_path / "rnus")]) == 2
     assert "holds runs" in json.loads(capsys.readouterr().out)[0]["reason"]
-
-
-def test_check_of_two_targets_is_2_where_one_has_no_record_and_1_where_one_is_at_fault(
-    tmp_path: Path, expected: Path, capsys: Printed
-) -> None:
-    line = ["check", "table3", "memory", "--tier", "systems", "--expected", str(expected)]
-    assert main([*line, "--runs", str(tmp_path / "baseline")]) == 2
-    assert "no record of memory at the systems tier" in capsys.readouterr().out
-    write_steps(tmp_path / "spoilt", spoil=impossible_timing)
-    assert main([*line, "--runs", str(tmp_path / "spoilt")]) == 1
 
 
 def test_json_has_every_row_with_its_values(tmp_path: Path) -> None:
@@ -367,17 +348,3 @@ def test_regress_without_a_gpu_is_2_and_says_so(
     monkeypatch.setattr(Tier, "missing", lambda tier: "needs a CUDA device; found none")
     assert main(["regress"]) == 2
     assert "regress measures on a GPU: needs a CUDA device" in capsys.readouterr().err
-
-
-def test_regress_that_breaks_is_not_taken_for_a_regression(
-    expected: Path,
-    gpu: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
-) -> None:
-    def broken(args: argparse.Namespace) -> int:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr("repro.run.execute.main_run", broken)
-    assert main(["regress", "table3", "--expected", str(expected)]) == 2
-    assert "the disk is full" in capsys.readouterr().err
