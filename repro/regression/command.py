@@ -19,7 +19,7 @@ from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
 from repro.evidence.verdicts.compare import EXIT_STATUS, Judgement
 from repro.regression.render import json_text, markdown, print_judgement
-from repro.regression.sides import BLESSED, blessed_on, judge, key_of
+from repro.regression.sides import BLESSED, blessed_side, judge
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
@@ -114,9 +114,11 @@ def _without_baseline(names: Sequence[str], expected: Path) -> set[str]:
     """Return the targets that have no usable blessed records on this machine's kind of device."""
     device = device_of(capture_environment())
     selections = select(list(names), tier=Tier.SYSTEMS.value)
-    keys = {key_of(item): device for item in selections}
-    sides = blessed_on(expected, selections, keys, Path())
-    return {item.target.name for item in selections if sides[key_of(item)].problems}
+    return {
+        item.target.name
+        for item in selections
+        if blessed_side(expected, item, device, Path()).problems
+    }
 
 
 def _measure(
