@@ -176,11 +176,11 @@ def test_a_plan_that_was_edited_is_refused(
     lines.write_text("".join([first, second, *others]))
     text = lzma.decompress(whole.read_bytes()).decode()
     whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
-    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; plans.jsonl.xz has no such"):
+    with pytest.raises(PlanError, match=r"plans.tsv: plans.jsonl.xz has no plan with the digest"):
         read_plans(tmp_path)
-    for content, words in ((b"no archive", "not readable"), (None, "half of it is missing")):
+    for content in (b"no archive", None):
         whole.write_bytes(content) if content else whole.unlink()
-        with pytest.raises(PlanError, match=words):
+        with pytest.raises(PlanError, match="not readable"):
             read_plans(tmp_path)
 
 
