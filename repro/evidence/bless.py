@@ -3,12 +3,11 @@
 Refused for a dirty tree and for a source that changed under a run (the commit would not say what
 ran), for a commit that this checkout does not have, for records of several
 commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
-five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
+five seeds per arm (one of timed repeats), for the paper tier (its
 expectations are the paper's), and while any record is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
-computed from them (`repro.evidence.verdicts.measured`). Targets that time a deterministic workload
-(`Target.timed_repeats`) declare how many repeats they need instead of seeds.
+computed from them (`repro.evidence.verdicts.measured`).
 """
 
 from __future__ import annotations
@@ -79,7 +78,9 @@ def bless(
     """
     compared = [record for by_seed in records.values() for record in by_seed.values()]
     records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
-    _require_fit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
+    reason = _unfit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
+    if reason is not None:
+        raise BlessError(f"{target.name} at the {tier.value} tier is not blessed: {reason}")
     failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
@@ -90,63 +91,43 @@ def bless(
     return write_stored(path, names, stored)
 
 
-def _require_fit(
+def _unfit(
     target: Target,
     tier: Tier,
     every: Sequence[Record],
     problems: Sequence[str],
     *,
     unfinished: bool,
-) -> None:
-    where = f"{target.name} at the {tier.value} tier is not blessed"
-    if all(arm.name in target.shared for arm in target.arms):
+) -> str | None:
+    """Return why records must not become expectations, most basic reason first, or None."""
+    ran = [arm.name for arm in target.arms if arm.name not in target.shared]
+    if not ran:
         homes = sorted({home.name for home, _ in target.shared.values()})
-        raise BlessError(f"{where}: it has no runs of its own; bless {', '.join(homes)}")
+        return f"it has no runs of its own; bless {', '.join(homes)}"
     if tier is Tier.PAPER:
-        raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
+        return "the paper's own numbers are that tier's expectations"
     if problems:
-        raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
+        return f"{problems[0]} ({len(problems)} such records)"
     own = [record for record in every if record.target == target.name]
     if not own:
-        raise BlessError(f"{where}: no run of its own is recorded")
-    _require_enough(target, tier, where, own, unfinished=unfinished)
-    dirty = sorted({record.arm for record in every if not is_clean(record)})
-    if dirty:
-        raise BlessError(
-            f"{where}: made from a source tree with changes, or whose state is not known, or that "
-            "changed under the run, or of a commit that is not here "
-            f"({', '.join(dirty)}); commit and run again"
-        )
-    together = refusal(every, several=tier is not Tier.SYSTEMS)
-    if together:
-        raise BlessError(f"{where}: {together}")
-    devices = devices_of(every)
-    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
-        raise BlessError(f"{where}: the records name the devices {devices}; needs one")
-
-
-def _require_enough(
-    target: Target, tier: Tier, where: str, every: Sequence[Record], *, unfinished: bool
-) -> None:
-    """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
+        return "no run of its own is recorded"
     planned = len(target.scales[tier].seeds) if tier in PLANNED else MINIMUM_SEEDS
     least = 1 if target.timed_repeats else min(MINIMUM_SEEDS, planned)
-    own = [arm.name for arm in target.arms if arm.name not in target.shared]
-    seeds = {name: {record.seed for record in every if record.arm == name} for name in own}
-    lacking = [name for name in own if len(seeds[name]) < least and not unfinished]
+    seeds = {arm: {record.seed for record in own if record.arm == arm} for arm in ran}
+    lacking = [arm for arm in ran if len(seeds[arm]) < least and not unfinished]
     if lacking:
-        raise BlessError(f"{where}: fewer than {least} seeds recorded for {', '.join(lacking)}")
-    short = sorted(
-        f"{name} of {record.arm}"
-        for record in every
-        for name in record.series
-        if 0 < len(record.repeats(name)) < target.timed_repeats
-    )
-    if short:
-        raise BlessError(
-            f"{where}: fewer than {target.timed_repeats} timed repeats of {short[0]} "
-            f"({len(short)} such metrics)"
+        return f"fewer than {least} seeds recorded for {', '.join(lacking)}"
+    dirty = sorted({record.arm for record in every if not is_clean(record)})
+    if dirty:
+        return (
+            "made from a source tree with changes, or whose state is not known, or that changed "
+            f"under the run, or of a commit that is not here ({', '.join(dirty)}); commit and run "
+            "again"
         )
+    devices = devices_of(every)
+    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
+        return f"the records name the devices {devices}; needs one"
+    return refusal(every, several=tier is not Tier.SYSTEMS)
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:

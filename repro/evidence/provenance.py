@@ -1,8 +1,7 @@
 """Which source a process runs: commit, whether the files differ from it, and the files' digest.
 
-The commit is asked in this order: the variable `REPRO_COMMIT` (for containers without git), the git
-checkout that holds the package, a file `COMMIT` written beside it when it was packaged. Where none
-answers, the commit is `unknown`, and is said to be.
+The commit is that of the variable `REPRO_COMMIT` (for containers without git), else of the git
+checkout that holds the package, else `unknown`.
 
 What ran is the source as it was when its modules were imported, not as it is when a record is
 written: a process asks when it begins, before it imports a procedure (`source_at_start`), and the
@@ -42,9 +41,6 @@ def source_commit() -> tuple[str, bool | None]:
         status = _git(checkout, "status", "--porcelain", "--untracked-files=normal")
         if commit is not None:
             return commit, None if status is None else bool(status)
-    packaged = PACKAGE / "COMMIT"
-    if packaged.is_file():
-        return packaged.read_text(encoding="utf-8").strip(), None
     return UNKNOWN, None
 
 

@@ -28,7 +28,6 @@ def answers(record: Record) -> Iterator[str]:
 
 
 def _asked(record: Record) -> list[str]:
-    """Return the names of the accuracies for which a run of its configuration asks questions."""
     scale = record.config["scale"]
     left_out = {f"accuracy_{name}" for name in record.effects.get("test_sets_left_out") or ()}
     # A mean over further sets is not asked for by itself.

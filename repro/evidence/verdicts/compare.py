@@ -234,7 +234,6 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
 
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
-    """Yield why two sets of records must not be compared."""
     for side in (new, old):
         where = f"{target.name} at the {tier.value} tier, {side.name}"
         if side.problems:
@@ -330,7 +329,6 @@ def _measured(
 
 
 def _judged(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with corrected p values and their verdicts."""
     tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
     worse = holm([rows[place].p_worse or 0.0 for place in tested])
     better = holm([rows[place].p_better or 0.0 for place in tested])

@@ -195,8 +195,7 @@ def test_the_commit_is_named_asked_or_unknown(
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
     (tmp_path / "repro").mkdir()
     assert ask() == ("unknown", None)
-    (tmp_path / "repro" / "COMMIT").write_text("def\n")
-    assert ask() == ("def", None)
+    (tmp_path / "repro" / "old.py").write_text("")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "add", "repro"], check=True)
