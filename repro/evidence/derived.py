@@ -479,9 +479,13 @@ def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -
     ValueError
         If the places do not start at 0 or do not rise.
     """
-    import numpy as np
-
     if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
         raise ValueError(f"the curve's places must rise from 0; found {places}")
-    corners = [*(place for place in places if place < end), end]
-    return float(np.trapezoid(np.interp(corners, places, heights), corners) / end)
+    area = 0.0
+    corners = [*zip(places, heights, strict=True), (max(end, places[-1]), heights[-1])]
+    for (left, low), (right, high) in itertools.pairwise(corners):
+        width = min(right, end) - left
+        if width > 0:
+            at_stop = low + (high - low) * width / (right - left)
+            area += width * (low + at_stop) / 2
+    return area / end
