@@ -30,7 +30,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate
@@ -59,24 +59,13 @@ COLLAPSED_CUT, COLLAPSED_TOKENS, COLLAPSED_ENTROPY = 0.3, 60.0, 2.0
 _ROUNDING = 1e-4
 
 
-class Observations(Protocol):
-    """What metrics follow from: a part of `repro.evidence.record.Record`."""
-
-    @property
-    def procedure(self) -> str: ...  # noqa: D102
-    @property
-    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def series(self) -> Series: ...  # noqa: D102
-    @property
-    def effects(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-def derive(observed: Observations) -> dict[str, Estimate]:
+def derive(
+    procedure: str, scale: Mapping[str, Any], series: Series, effects: Mapping[str, Any]
+) -> dict[str, Estimate]:
     """Return every metric that follows from what a run of a policy observed.
 
-    From the tallies of its answers, its series and its seconds, by its own configuration; none for
-    other procedures, whose metrics are measured.
+    From the tallies of its answers, its series and its seconds, by the scale of its configuration;
+    none for other procedures, whose metrics are measured.
 
     Raises
     ------
@@ -84,14 +73,13 @@ def derive(observed: Observations) -> dict[str, Estimate]:
         If observations contradict themselves: a curve that falls, votes of more samples than there
         are.
     """
-    if observed.procedure not in ("train", "evaluate"):
+    if procedure not in ("train", "evaluate"):
         return {}
-    scale, series, effects = observed.config["scale"], observed.series, observed.effects
     evaluation = scale["evaluation"]
     try:
         metrics = _answered(effects.get("answers") or {}, scale)
         metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
-        if observed.procedure == "train":
+        if procedure == "train":
             metrics |= training_metrics(series, effects, evaluation)
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -113,6 +113,10 @@ class Record:
             return []
         return [item for item in self.series.get(metric, [value]) if item is not None]
 
+    def derived(self) -> dict[str, Estimate]:
+        """Return the metrics that follow from the rest; raise `ValueError` where none can."""
+        return derive(self.procedure, self.config["scale"], self.series, self.effects)
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its seal."""
         # Not of `asdict`, which copies every number first: `_finite` makes new lists and objects.
@@ -135,7 +139,7 @@ class Record:
             If what the run observed contradicts itself.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
-        follow = derive(self) if self.ok else {}
+        follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
         held = dataclasses.replace(self, metrics=measured)
         text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -274,7 +278,7 @@ def read_record(path: Path) -> Record:
     if not record.ok:
         return record
     try:
-        return dataclasses.replace(record, metrics=record.metrics | derive(record))
+        return dataclasses.replace(record, metrics=record.metrics | record.derived())
     except ValueError as error:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 

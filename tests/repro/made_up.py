@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
-from repro.evidence.derived import derive
 from repro.evidence.record import Estimate, Record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
@@ -159,7 +158,7 @@ def following(record: Record) -> Record:
     """Return a record with the metrics and grades that follow from its other numbers."""
     grades = {"ok": 10**7}
     record = dataclasses.replace(record, effects=record.effects | {"grades": grades})
-    return dataclasses.replace(record, metrics=record.metrics | derive(record))
+    return dataclasses.replace(record, metrics=record.metrics | record.derived())
 
 
 def _inputs(run: RunConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.derived import at_k_metrics, derive
+from repro.evidence.derived import at_k_metrics
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record
 from repro.spec.config import ProblemSet
@@ -56,7 +56,7 @@ def share(tally: list[int]) -> float:
 def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
     record = over_sets()
     assert violations(record) == []
-    metrics, answers = derive(record), record.effects["answers"]
+    metrics, answers = record.derived(), record.effects["answers"]
     for metric, part in MEANS.items():
         shares = [share(answers[f"accuracy_{name}"][part]) for name in NAMES]
         assert metrics[metric].value == pytest.approx(fmean(shares))
@@ -77,7 +77,7 @@ def test_a_set_that_was_not_asked_is_missed() -> None:
 def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     record = over_sets()
     evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
-    metrics = derive(changed(record, "scale", evaluation=evaluation))
+    metrics = changed(record, "scale", evaluation=evaluation).derived()
     of_sets = [at_k_metrics(record.effects["answers"][f"accuracy_{name}"], (1,)) for name in NAMES]
     assert metrics["pass_at_1_one"] == of_sets[0]["pass_at_1"]
     for name in ("pass_at_1", "maj_at_1_lenient"):
