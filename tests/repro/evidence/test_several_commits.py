@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -32,7 +34,6 @@ from tests.repro.planned import FIRST, SECOND
 
 OLD, NEW = "a" * 40, "b" * 40
 Change = Callable[[Record], Record]
-Writer = Callable[..., None]
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
@@ -40,59 +41,23 @@ def at(record: Record, commit: str) -> Record:
     return on_device(at_commit(record, commit, dirty=None), "NVIDIA H200")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function from a target, seeds and a commit to a folder of their records."""
-
-    @functools.cache
-    def folder(target: str, seeds: tuple[int, ...], commit: str, planned: str) -> Path:
-        return written(target, tmp_path_factory.mktemp("made"), seeds, commit)
-
-    def made_once(target: str, seeds: Sequence[int], commit: str) -> Path:
-        (selection,) = select([target], tier="mini")
-        # A record names the plan that it was made under, which some tests change.
-        planned = [plan_inputs(run) for run in selection.plan(seeds)]
-        return folder(target, tuple(seeds), commit, str(planned))
-
-    return made_once
-
-
-def written(
+def write(
     target: str, runs: Path, seeds: Sequence[int], commit: str, change: Change | None = None
-) -> Path:
-    """Write the records that `runs` lacks; return it."""
+) -> None:
+    """Write the records that `runs` lacks."""
     (selection,) = select([target], tier="mini")
-    for run in selection.plan(seeds):
-        record = at(_honest(run, str(plan_inputs(run))), commit)
-        record = change(record) if change else record
-        folder = runs / "mini" / record.target / record.arm
-        if not (folder / f"seed-{record.seed}.json").exists():
-            record.write(runs)
-    return runs
+    with mock.patch("os.fsync"):
+        for run in selection.plan(seeds):
+            record = at(_honest(run, str(plan_inputs(run))), commit)
+            record = change(record) if change else record
+            with contextlib.suppress(FileExistsError):
+                record.write(runs)
 
 
 @functools.cache
 def _honest(run: RunConfig, planned: str) -> Record:
     """Return a run's record under its plan as it is now, made once."""
     return planned_record(run)
-
-
-@pytest.fixture
-def write(made: Callable[..., Path]) -> Writer:
-    def writer(
-        target: str, runs: Path, seeds: list[int], commit: str, change: Change | None = None
-    ) -> None:
-        if change:
-            written(target, runs, seeds, commit, change)
-            return
-        source = made(target, seeds, commit)
-        for record in source.rglob("*.json"):
-            copy = runs / record.relative_to(source)
-            if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(record, copy)
-
-    return writer
 
 
 def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
@@ -103,7 +68,7 @@ def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
 
 
 def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
-    tmp_path: Path, expected: Path, write: Writer
+    tmp_path: Path, expected: Path
 ) -> None:
     write("study", tmp_path, FIRST, NEW)
     write("study_rates", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
@@ -117,7 +82,7 @@ def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
 
 
 def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_seeds(
-    tmp_path: Path, expected: Path, write: Writer
+    tmp_path: Path, expected: Path
 ) -> None:
     def with_files(digest: str, arm: str = "") -> Change:
         def changed(record: Record) -> Record:
@@ -141,9 +106,7 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
     assert any("had different checkpoint files" in sentence for sentence in said)
 
 
-def test_more_seeds_of_another_commit_join_the_blessed_ones(
-    tmp_path: Path, expected: Path, write: Writer
-) -> None:
+def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path: Path, expected: Path) -> None:
     write("study", tmp_path / "old", FIRST, OLD)
     go("study", tmp_path / "old", expected, unfinished=True)
     write("study", tmp_path / "new", SECOND, NEW)
@@ -206,7 +169,6 @@ def test_seeds_that_were_not_run_alike_are_refused(
     words: str,
     tmp_path: Path,
     expected: Path,
-    write: Writer,
 ) -> None:
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD, old)
@@ -217,7 +179,7 @@ def test_seeds_that_were_not_run_alike_are_refused(
 
 
 def test_an_arm_shared_with_another_target_counts(
-    tmp_path: Path, expected: Path, write: Writer, planned_record: Callable[..., Record]
+    tmp_path: Path, expected: Path, planned_record: Callable[..., Record]
 ) -> None:
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD)
@@ -234,7 +196,7 @@ def test_an_arm_shared_with_another_target_counts(
 
 
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
-    tmp_path: Path, expected: Path, write: Writer
+    tmp_path: Path, expected: Path
 ) -> None:
     write("study", tmp_path / "old", FIRST, OLD)
     go("study", tmp_path / "old", expected, unfinished=True)
@@ -243,9 +205,7 @@ def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
         go("study", tmp_path / "new", expected, add=True)
 
 
-def test_shared_arms_come_from_the_blessed_records_too(
-    tmp_path: Path, expected: Path, write: Writer
-) -> None:
+def test_shared_arms_come_from_the_blessed_records_too(tmp_path: Path, expected: Path) -> None:
     write("study", tmp_path / "old", FIRST, OLD)
     go("study", tmp_path / "old", expected, unfinished=True)
     write("study_rates", tmp_path / "new", FIRST, OLD)

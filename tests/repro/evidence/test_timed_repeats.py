@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from repro.evidence.bless import bless
-from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked, check_selection
@@ -18,50 +15,26 @@ from repro.judge.gathering import gather
 from repro.report.tables import bar_rows
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.target import plan
+from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
-from tests.repro.made_up import at_commit
+from tests.repro.recorded_steps import write_steps
 
 SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
 
 
-def write(
-    runs: Path,
-    times: Mapping[str, tuple[float, ...]] | None = None,
-    *,
-    device: str = "NVIDIA H200",
-    seconds: float = 0.0,
-) -> None:
-    """Write made-up records of Table 3: step times by arm, the same at every point.
+def write(runs: Path, own: tuple[float, ...] = FAST, lora: tuple[float, ...] = SLOW) -> None:
+    """Write made-up records of Table 3 with these step times of NVFP4 and 16-bit LoRA."""
 
-    `seconds` is how long each run is said to have taken.
-    """
-    for run in plan(TABLE3, Tier.SYSTEMS):
-        own = (times or {"nvfp4_lora": FAST, "bf16_lora": SLOW})[run.arm.name]
-        series: dict[str, list[float | None]] = {}
-        for point in run.scale.points:
-            series[f"step_seconds_{point.name}"] = list(own)
-            if run.arm.name == "nvfp4_lora":
-                pairs = zip(SLOW, own, strict=False)
-                series[f"speedup_{point.name}"] = [slow / fast for slow, fast in pairs]
-        metrics = {
-            name: Estimate(
-                value=sorted(values)[len(values) // 2],  # type: ignore[type-var]
-                unit="seconds" if "seconds" in name else "ratio",
-                n=len(values),
-            )
-            for name, values in series.items()
-        }
-        record = record_of(
-            run,
-            metrics=metrics,
-            series=series,
-            environment={"gpu": [{"name": device}]},
-            started=datetime.now(UTC) - timedelta(seconds=seconds),
-        )
-        at_commit(record).write(runs)
+    def change(arm: str, metric: Metric, values: list[float]) -> list[float]:
+        if metric.name.startswith("step_seconds_"):
+            return list(own if arm == "nvfp4_lora" else lora)
+        if metric.name.startswith("speedup_"):
+            return [slow / fast for slow, fast in zip(lora, own, strict=True)]
+        return values
+
+    write_steps(runs, change)
 
 
 def checked(runs: Path, expected: Path | None = None) -> Checked:
@@ -77,16 +50,16 @@ def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> 
 
 
 def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path: Path) -> None:
-    write(tmp_path / "slow", {"nvfp4_lora": (20.1, 20.0, 20.2), "bf16_lora": SLOW})
+    write(tmp_path / "slow", (20.1, 20.0, 20.2))
     claims = [v for v in checked(tmp_path / "slow").verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"contradicted"}
-    write(tmp_path / "noisy", {"nvfp4_lora": (10.0, 30.0, 17.0), "bf16_lora": SLOW})
+    write(tmp_path / "noisy", (10.0, 30.0, 17.0))
     claims = [v for v in checked(tmp_path / "noisy").verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"inconclusive"}
 
 
 def test_two_repeats_are_too_few_and_the_sentence_says_so(tmp_path: Path) -> None:
-    write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW[:2]})
+    write(tmp_path, FAST[:2], SLOW[:2])
     claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"inconclusive"}
     assert "2 paired repeat(s); a verdict needs 3" in claims[0].sentence
@@ -104,7 +77,7 @@ def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
     bars = stated(tmp_path)
     assert bars["nvfp4_lora.speedup_7b_b8"].status == "reproduced"
     assert "3 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
-    write(tmp_path / "b", {"nvfp4_lora": (10.1, 12.5, 10.0), "bf16_lora": SLOW})
+    write(tmp_path / "b", (10.1, 12.5, 10.0))
     bars = stated(tmp_path / "b")
     assert bars["nvfp4_lora.speedup_7b_b8"].status == "contradicted"
     assert "2 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
@@ -138,7 +111,7 @@ def test_a_bar_is_judged_by_its_own_interval_where_a_blessed_value_lies_below_it
     tmp_path: Path, expected: Path
 ) -> None:
     shutil.copytree(expected_folder(None) / "bars", expected / "bars")
-    write(tmp_path / "runs", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
+    write(tmp_path / "runs", SLOW)
     blessed(tmp_path / "runs", expected)
     again = checked(tmp_path / "runs", expected)
     name = "nvfp4_lora.speedup_7b_b8"
