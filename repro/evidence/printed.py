@@ -77,6 +77,7 @@ def differences(
 
 
 def _values(expected: Path, place: Printed) -> dict[str, float]:
+    """Return {this suite's arm: value} of the cells at one place."""
     values = {
         cell.arm: cell.value
         for cell in paper_cells(expected, place.file)

@@ -286,7 +286,7 @@ def read_record(path: Path) -> Record:
 def parse_record(raw: Any, where: str) -> Record:
     """Return the record that JSON values stand for; `where` names their origin in errors.
 
-    What has its seal was written by this program, whole: nothing else in it is looked at.
+    What has its seal was written by this program, whole, so its values are not looked at.
 
     Raises
     ------
@@ -306,6 +306,8 @@ def parse_record(raw: Any, where: str) -> Record:
         raise RecordError(
             f"{where}: seal is not that of the record's contents; it was damaged or edited by hand"
         )
+    if digest_of(values["config"]) != values["digest"]:
+        raise RecordError(f"{where}: digest is not that of the record's own config")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
 

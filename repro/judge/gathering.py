@@ -122,6 +122,11 @@ def gather(selection: Selection, runs: Path | Source, expected: Path | None = No
         except RecordError as error:
             _refuse(evidence, entry.path, arm, str(error))
             continue
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # Sealed, and not written by this program.
+            why = f"it holds what no run leaves ({type(error).__name__}: {error})"
+            _refuse(evidence, entry.path, arm, why)
+            continue
         if not record.ok and not misplaced:
             evidence.failed_records.append(record)
             failures[arm, entry.stem] = (entry.path, reasons[0], record.seed)

@@ -14,11 +14,10 @@ and `order`.
 
 Of training: `adapter_modules`, `parameters_trainable`, `optimizer_steps`, `trained_change_l2` (L2
 norm of trained parameters at the end - at the start), `advantage_group_mean_max` (largest |mean of
-a group's advantages|), `rows`; `exploration` (`tokens_asked`, `tokens_explored`, `tokens_changed`);
-and `noise`: `modules` (most norms perturbed at once, or projections behind them where each has
-noise of its own), `channels_changed` (channels whose gain really moved, summed over rollouts),
-`rollouts_asked` and `rollouts_perturbed` (rollouts for which sigma was above 0, and those in which
-something moved), beside the series `sigma` and `sigma_realised`, one value per step.
+a group's advantages|), `rows`; and `noise`: `modules` (most norms perturbed at once),
+`channels_changed` (channels whose gain really moved, summed over rollouts), `rollouts_asked` and
+`rollouts_perturbed` (rollouts for which sigma was above 0, and those in which something moved),
+beside the series `sigma` and `sigma_realised`, one value per step.
 
 Of answers: `answers`, the tallies of each set by the name of its accuracy, and `grades`, how many
 had each status.
@@ -46,7 +45,7 @@ _OF_POLICIES: tuple[Check, ...] = (
     weights.weight_noise,
     weights.rounding,
 )
-_OF_ANSWERS: tuple[Check, ...] = (training.exploration, answers.answers, answers.grades)
+_OF_ANSWERS: tuple[Check, ...] = (answers.answers, answers.grades)
 _OF_TRAINING: tuple[Check, ...] = (
     training.training,
     training.advantages,

@@ -52,9 +52,6 @@ def touched(record: Record) -> Iterator[str]:
     form, asked = noise.get("form", "none"), done.get("rollouts_asked") or 0
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     norms = (record.effects.get("norms_wrapped") or 1) - (form != "as_released")
-    if noise.get("sharing") == "projection":
-        # q, k and v behind one of a block's two norms, gate and up behind the other.
-        norms = norms // 2 * 5
     if form in ("none", "as_published") or not asked:
         norms = 0
     if done.get("modules") != norms:

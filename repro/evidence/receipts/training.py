@@ -1,4 +1,4 @@
-"""Receipts of training: that something could move and did, on paid rows, sampled as asked."""
+"""Receipts of training: that something could move and did, on paid rows."""
 
 from __future__ import annotations
 
@@ -60,12 +60,3 @@ def rows(record: Record) -> Iterator[str]:
         yield "effects.rows.trained_on is 0 or missing: nothing was trained on"
     if without > WITHOUT_REWARD_MOST * trained:
         yield f"effects.rows.without_reward is {without} of {trained} rows; at most 1 % may be"
-
-
-def exploration(record: Record) -> Iterator[str]:
-    """Yield why rollouts did not explore as the arm asks, or did where it asks for nothing."""
-    planned, done = record.config["arm"].get("exploration"), record.effects.get("exploration")
-    if not planned and done:
-        yield f"an arm without exploration explored: {done}"
-    if planned and not (done or {}).get("tokens_changed"):
-        yield f"effects.exploration is {done}; exploration must have changed at least one token"

@@ -425,26 +425,3 @@ def test_arms_of_one_dose_give_no_slope() -> None:
     flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
     with pytest.raises(ValueError, match="do not differ in"):
         _judged(a_claim, by_metric | {"entropy": flat})
-
-
-@pytest.mark.parametrize(
-    ("weights", "given", "test", "words"),
-    [
-        ((1, -1, 0, 0), (), "t", "finds its weights, so each is 0"),
-        ((0, 0, 0, 0), (), "page", "has the test t"),
-        ((0, 0), (), "t", "it has 2 arms; a slope over 1 metrics needs 3"),
-        ((0, 0, 0), ("start",), "t", "it has 3 arms; a slope over 2 metrics needs 4"),
-    ],
-)
-def test_a_slope_says_over_what_it_is(
-    weights: tuple[int, ...], given: tuple[str, ...], test: str, words: str
-) -> None:
-    contrast = dict(zip(DOSED, weights, strict=False))
-    dose = Dose("entropy", 1.0, given)
-    with pytest.raises(ValueError, match=words):
-        claim(*DOSED, contrast=contrast, effect=HALF, dose=dose, test=test)
-
-
-def test_a_slope_is_given_for_some_change() -> None:
-    with pytest.raises(ValueError, match=r"the size is 0\.0"):
-        Dose("entropy", 0.0)

@@ -10,14 +10,12 @@ import pytest
 
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, read_record
-from repro.run.carry_out import carry_out
-from repro.spec.arm import Exploration, NoiseConfig
 from repro.spec.shapes import TINY
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import honest_record
-from tests.repro.recorded_smoke import SMALL, place
+from tests.repro.recorded_smoke import place
 
 TABLE1 = find("table1")
 RUNS = {run.arm.name: run for run in plan(TABLE1, Tier.SMOKE, 1)}
@@ -73,11 +71,6 @@ NOT_DONE: dict[str, tuple[str, dict[str, Any], str]] = {
     "no receipt of centring": ("bf16_lora", {"advantage_group_mean_max": None}, "not centred"),
     "no rows": ("bf16_lora", {"rows.trained_on": 0}, "nothing was trained on"),
     "unpaid rows": ("bf16_lora", {"rows.without_reward": 100}, "effects.rows.without_reward"),
-    "exploration that the arm has not": (
-        "bf16_lora",
-        {"exploration": {"tokens_changed": 1}},
-        "without exploration explored",
-    ),
     "no grades": ("bf16", {"grades": None}, "effects.grades is missing"),
     "grades dropped": ("bf16", {"grades": {"ok": 9, "error": 1}}, "1 of 10 were dropped"),
     "grades late": ("bf16", {"grades": {"ok": 9, "timeout": 1}}, "over the time limit"),
@@ -123,24 +116,3 @@ def test_series_that_show_nothing_are_no_evidence(
 @pytest.mark.parametrize(("arm", "seed"), [("nvfp4_lora_aqn", 0), ("bf16", 1)])
 def test_real_records_are_evidence(smoke_runs: Path, arm: str, seed: int) -> None:
     assert violations(read_record(place(smoke_runs, arm, seed))) == []
-
-
-def test_a_run_that_explored_under_noise_per_projection_is_evidence(tmp_path: Path) -> None:
-    (run,) = plan(SMALL, Tier.SMOKE, 1, ("nvfp4_lora_aqn",))
-    arm = dataclasses.replace(
-        run.arm,
-        exploration=Exploration(temperature=2.0, opening_tokens=4),
-        noise=NoiseConfig(sharing="projection", num_stages=3),
-    )
-    data = dataclasses.replace(run.scale.data, test_problems=4)
-    scale = dataclasses.replace(run.scale, steps=3, data=data)
-    run = dataclasses.replace(run, arm=arm, scale=scale)
-    carry_out([run], tmp_path / "working", tmp_path, lambda *messages: None, lambda: False, 1)
-    (path,) = tmp_path.glob("smoke/*/*/seed-*.json")
-    record = read_record(path)
-    assert violations(record) == []
-    done = record.effects["exploration"]
-    assert 0 < done["tokens_changed"] < done["tokens_explored"] == done["tokens_asked"]
-    assert record.effects["noise"]["modules"] == 5 * (record.effects["norms_wrapped"] - 1) // 2
-    for changes in ({"exploration": None}, {"exploration.tokens_changed": 0}):
-        assert any("effects.exploration" in why for why in violations(showing(record, changes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.record import Record, failed_record
+from repro.evidence.record import SEAL, Record, failed_record, seal_of
 from repro.judge.check import Checked, check_selection
+from repro.judge.gathering import gather
 from repro.report.console import conclusion, main_check
 from repro.run.places import expected_folder
 from repro.run.select import Selection
@@ -20,6 +22,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import with_accuracy, with_gain
+from tests.repro.recorded_smoke import SELECTION, place
 
 Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
@@ -84,6 +87,29 @@ def test_a_record_copied_to_another_arms_place_is_refused(
     arms = tmp_path / "smoke/table1"
     (arms / "nf4_lora/seed-0.json").write_text((arms / "nvfp4_lora/seed-0.json").read_text())
     assert "lies elsewhere" in checked(tmp_path).evidence.refused[0][1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda raw: raw["effects"].update(answers="all"), "it holds what no run leaves"),
+        (lambda raw: raw["effects"].update(noise=[]), "effects.noise.modules"),
+        (lambda raw: raw["series"].update(tokens_sampled=[2.0]), "no metrics follow"),
+        (lambda raw: raw["config"]["scale"].update(steps=1), "digest is not that of"),
+    ],
+)
+def test_a_record_that_another_hand_sealed_is_one_refusal(
+    edit: Callable[[Any], None], words: str, smoke_runs: Path, tmp_path: Path
+) -> None:
+    runs = shutil.copytree(smoke_runs, tmp_path / "runs")
+    raw = json.loads(place(runs).read_text())
+    edit(raw)
+    raw[SEAL] = seal_of({name: value for name, value in raw.items() if name != SEAL})
+    place(runs).write_text(json.dumps(raw))
+    evidence = gather(SELECTION, runs)
+    assert {path for path, _ in evidence.refused} == {place(runs)}
+    assert any(words in why for _, why in evidence.refused), evidence.refused
+    assert evidence.count == 3
 
 
 def test_arms_that_saw_other_problems_are_not_compared(
