@@ -1,10 +1,10 @@
 """Bless: put this suite's own records into the store, once a person asked for it.
 
 Refused for a dirty tree and for a source that changed under a run (the commit would not say what
-ran), for a commit that this checkout does not have, for records of several
-commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
-five seeds per arm (one of timed repeats), for the paper tier (its
-expectations are the paper's), and while any record is refused or any run has failed.
+ran), for a commit that this checkout does not have, for records of several commits but for whole
+seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds per arm
+(one of timed repeats), for the paper tier (its expectations are the paper's), and while any record
+is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
 computed from them (`repro.evidence.verdicts.measured`).
