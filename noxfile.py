@@ -11,6 +11,7 @@ needs other versions of transformers and compressed-tensors, and what this proje
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-r
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
 
+GPU_TESTS = ROOT / "runs" / "gpu-tests"
 # With blocks that are written from blessed records.
 PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
 SUITE_GROUPS = ("test", "lint", "types")
@@ -187,20 +189,46 @@ def environment(session: nox.Session) -> None:
     repro(session, "environment", "--out", "runs/environment.json", *session.posargs)
 
 
-@nox.session(venv_backend="none", default=False)
-def gpu(session: nox.Session) -> None:
-    """On a GPU: every GPU test and benchmark; writes their record, runs/gpu_tests.json."""
-    repro(session, "gpu-tests", "--out", "runs/gpu_tests.json", *session.posargs)
+@nox.session(name="gpu-tests", venv_backend="none", default=False)
+def gpu_tests(session: nox.Session) -> None:
+    """On a GPU: every GPU test and benchmark; JUnit files and their sum in runs/gpu-tests.
+
+    Tests that need the device to themselves come first. The others spend most of their time
+    compiling kernels, so several processes share the device.
+    """
+    python = suite_python(session)
+    shutil.rmtree(GPU_TESTS, ignore_errors=True)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    marked = sorted(path for path, text in texts.items() if "pytest.mark.gpu" in text)
+    alone = [path for path in marked if "pytest.mark.alone" in texts[path]]
+    together = [path for path in marked if path not in alone]
+    processes = max(1, min(12, (os.cpu_count() or 1) // 2))
+    starts: dict[str, list[str | Path]] = {
+        "alone": ["-m", "gpu", *alone],
+        "together": ["-m", "gpu", "-n", str(processes), "--dist", "loadgroup", *together],
+        "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare"],
+    }
+    for name, arguments in starts.items():
+        command = [python, "-m", "pytest", f"--junitxml={GPU_TESTS / name}.xml", *arguments]
+        # What failed, the JUnit files say, and the sum of them below.
+        subprocess.run(command, cwd=ROOT, check=False)
+    session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 
 @nox.session(name="bless-device", venv_backend="none", default=False)
 def bless_device(session: nox.Session) -> None:
-    """Bless what `gpu` and the latest `regress` left in runs/, and write the pages again."""
+    """Bless what `gpu-tests` and the latest `regress` left in runs/, and write the pages again."""
     # Their names begin with the date.
     measured = sorted(path for path in (ROOT / "runs" / "regress").glob("*") if path.is_dir())
     if not measured:
         session.error("runs/regress has no records; nox -s regress on a GPU makes them")
-    repro(session, "gpu-tests", "--bless", "runs/gpu_tests.json")
+    record = json.loads((GPU_TESTS / "gpu_tests.json").read_text(encoding="utf-8"))
+    if record["failed"]:
+        session.error(f"GPU tests failed: {', '.join(record['failed'])}")
+    device = "_".join(record["device"].lower().replace("-", " ").split())
+    kept = ROOT / "expected" / "systems" / device / "gpu_tests.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(GPU_TESTS / "gpu_tests.json", kept)
     repro(session, "bless", "--device", "--tier", "systems", "--runs", str(measured[-1]))
     drawn = ["--blessed", "--tier", "systems", "--kinds", "svg", "--out", "docs/figures"]
     session.run(suite_python(session), "-m", "figures", *drawn, external=True)
@@ -223,7 +251,7 @@ def propose(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Time and store on this machine; `nox -s gpu` says which rows are slower than stored ones."""
+    """Time and store on this machine; `gpu-tests` shows its own beside what is stored."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
 

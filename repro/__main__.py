@@ -81,7 +81,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bless(commands)
 
     add_commands(commands)
-    _add_gpu_tests(commands)
     _add_tune_steps(commands)
     _add_environment(commands)
     _add_dose(commands)
@@ -130,22 +129,6 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_device(parser)
     parser.add_argument("--out", metavar="FILE", help="write JSON there, too")
     parser.set_defaults(command=_dose)
-
-
-def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "gpu-tests",
-        help="on a GPU: run every GPU test and benchmark, and record how they ended",
-        description="Exit status: 0 when all passed, 1 when any did not, 2 without a CUDA device.",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="where to write the record (default: <runs>/gpu_tests.json)"
-    )
-    parser.add_argument(
-        "--bless", metavar="FILE", help="run nothing: keep this record among the expectations"
-    )
-    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.set_defaults(command=_gpu_tests)
 
 
 def _add_tune_steps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -222,8 +205,6 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
-    parser.add_argument("--summary", metavar="FILE", help="append Markdown")
     parser.set_defaults(command=_compare)
 
 
@@ -447,12 +428,6 @@ def _bless(args: argparse.Namespace) -> int:
     from repro.judge.blessing import main_bless, main_bless_device
 
     return main_bless_device(args) if args.device else main_bless(args)
-
-
-def _gpu_tests(args: argparse.Namespace) -> int:
-    from repro.run.gpu_suite import main_gpu_tests
-
-    return main_gpu_tests(args)
 
 
 def _tune_steps(args: argparse.Namespace) -> int:

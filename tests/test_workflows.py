@@ -102,7 +102,7 @@ def test_the_gpu_workflow_runs_nightly_and_by_hand_on_a_named_image() -> None:
     assert job["runs-on"] == ["self-hosted", "linux", "gpu", "h100"]
     assert job["env"]["REPRO_CONTAINER"] == job["container"]["image"]
     done = [session_of(line) for step in job["steps"] for line in commands_of(step)]
-    assert done == ["environment", "gpu", "regress"]
+    assert done == ["environment", "gpu-tests", "regress"]
 
 
 def commands_of(step: dict[str, Any]) -> list[str]:

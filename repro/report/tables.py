@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.form import without_controls
 from repro.evidence.paper import paper_cells
+from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
 from repro.report.verdicts import Bar, counted, labelled, stated_bars

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.form import without_controls
+from repro.evidence.printable import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble, launched_ranks

@@ -187,7 +187,7 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
     assert [len(one.series.get("reward", [])) for one in results] == [3] * 7 + [0]  # type: ignore[union-attr]
     assert results[6].effects["rounding"]["format"] == "mxfp4"  # type: ignore[union-attr]
     for one in results[:7]:
-        assert one.metrics["take_off_tokens"].value  # type: ignore[union-attr]
+        assert one.metrics["take_off_steps"].value  # type: ignore[union-attr]
 
 
 def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
