@@ -115,7 +115,6 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     assert paper.count("not timed\n") == 12
     (one_run,) = [line for line in paper.splitlines() if line.startswith("  one run   ")]
     assert "(bf16_full) of memory" in one_run
-    assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
 
 
 def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from repro.run.device_queue import (
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, preflight, startable
+from repro.run.preflight import disk_refusal, files_refusal, refusal
 from repro.run.progress import Display
 from repro.run.repeated import RepeatedFailures
 from repro.run.select import (
@@ -164,7 +164,7 @@ def main_run(args: argparse.Namespace) -> int:
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups), together=bool(together))
-        left = startable(run for run in plan if find_record(run, folder) is None)
+        left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
@@ -357,7 +357,7 @@ def _follow(
 
 def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
-    refused = {run.digest(): why for run in plan if (why := preflight(run, fetch=True).refusal)}
+    refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
     arms: dict[str, list[str]] = {}
     for run in plan:
         if run.digest() in refused:

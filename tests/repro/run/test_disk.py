@@ -7,11 +7,10 @@ import io
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from repro.evidence.record import Record
 from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
 from repro.run.execute import execute
-from repro.run.run_disk import disk_bytes
+from repro.run.preflight import disk_bytes
 from repro.spec.config import RunConfig
+from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -162,34 +162,26 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(
     assert f"  disk      {needed}\n" in capsys.readouterr().out
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a disk of 10 MB of its own, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(mount, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_small_disk_is_refused_by_what_its_arms_need_and_nothing_is_left_on_it(
-    small_disk: Path, capsys: Printed
+def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["table1", "--tier", "smoke", "--seeds", "1", "--runs", str(small_disk / "runs")]
-    assert main(["plan", *line, "--arms", "bf16_full"]) == 0
-    assert "It does not fit" in capsys.readouterr().out
-    assert main(["run", *line, "--arms", "bf16_full"]) == 2
+    monkeypatch.setattr("repro.run.preflight.free_bytes", lambda folder: 10_000_000)
+    line = ["run", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path / "runs")]
+    assert main([*line, "--arms", "bf16_full"]) == 2
     said = capsys.readouterr().err
-    assert "the records and checkpoints need 31.7 MB in" in said
-    assert "10.5 MB are free" in said
-    assert list(small_disk.iterdir()) == []
-    assert main(["plan", *line, "--arms", "bf16"]) == 0
-    assert "It does not fit" not in capsys.readouterr().out
+    assert "the records and checkpoints need" in said
+    assert "10 MB are free" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take() -> None:
+    table1 = find("table1")
+    runs = plan(table1, Tier.PAPER, 1, ["bf16", "bf16_lora", "nvfp4_lora"])
+    needs = table1.needs_at(Tier.PAPER)
+    trained = SHAPES["7b"].adapter_parameters(table1.arm("bf16_lora").lora_rank)
+    one, two = (disk_bytes(runs, needs, workers) for workers in (1, 2))
+    assert two - one == 36 * trained
+    assert one == pytest.approx((36 + 2 * 4) * trained, rel=0.01)
 
 
 def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> None:
