@@ -379,7 +379,6 @@ def _plan(args: argparse.Namespace) -> int:
             item.tier,
             args.devices,
             args.workers,
-            together=getattr(item.source.scales.get(item.tier), "together", False),
         )
         for item in selections
     }

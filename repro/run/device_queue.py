@@ -4,11 +4,10 @@ Small runs are carried out many at once as one batched model. A unit of work is 
 queue hands one after another, the longest first, to one worker process per device, which sees its
 own device alone (`CUDA_VISIBLE_DEVICES`). How long one is, is counted and not estimated: training
 steps times the rows of a step. Where there are fewer ensembles than workers, the longest are
-halved. Several workers to a device share its memory equally, and it gets as many ensembles.
+halved.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
-is done, so nothing that finished is done again. A device that no longer answers is left out
-(`repro.run.device_health`), and its runs go to the others.
+is done, so nothing that finished is done again.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(
-    tier: Tier, named: str | None, workers: int | None = None, *, together: bool = False
-) -> int:
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
     """Return the runs or ensembles side by side that a plan is of, on any machine.
 
     Parameters
@@ -74,8 +71,6 @@ def planned_workers(
         Devices by number or name, which need not be here; None takes those that are, at least one.
     workers
         How many are asked for; None takes one per device.
-    together
-        Whether they carry out ensembles, of which several may share a device.
 
     Raises
     ------
@@ -90,7 +85,7 @@ def planned_workers(
         require(devices > 0, f"--devices {named}: needs a number such as 2, or 0,1")
         _require_spread(tier, named, devices)
     planned = workers or devices or 1
-    require_workers(tier, planned, devices, together=together)
+    require_workers(tier, planned, devices)
     return planned
 
 
@@ -115,7 +110,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
     )
 
 
-def require_workers(tier: Tier, workers: int, devices: int, *, together: bool = False) -> None:
+def require_workers(tier: Tier, workers: int, devices: int) -> None:
     """Raise `ValueError` where runs side by side would share a device that one of them fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
@@ -123,34 +118,24 @@ def require_workers(tier: Tier, workers: int, devices: int, *, together: bool = 
     )
     most = max(1, devices)
     require(
-        workers <= most or together or tier not in REAL_CHECKPOINTS,
+        workers <= most or tier not in REAL_CHECKPOINTS,
         f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, out of "
         f"{devices}; needs at most {most}",
     )
 
 
-def sharing(workers: int, devices: int) -> int:
-    """Return how many of the workers share a device, at most."""
-    return -(-workers // max(1, devices))
-
-
-def fitting_memory(memory_bytes: int, shared_by: int = 1) -> int:
-    """Return the memory that an ensemble may fill: what is planned, or a worker's of a device.
-
-    Where there is no device, what is planned stands for one's memory.
-    """
-    devices = [device.memory_bytes for device in cuda_devices()] or [memory_bytes]
-    return min(memory_bytes, min(devices) // shared_by)
+def fitting_memory(memory_bytes: int) -> int:
+    """Return the memory that an ensemble may fill: what is planned, or the smallest device's."""
+    return min([memory_bytes, *(device.memory_bytes for device in cuda_devices())])
 
 
 def ensemble_tasks(
     pending: Sequence[RunConfig],
     runs: Path,
     *,
-    devices: int,
+    workers: int,
     memory: Mapping[str, int],
     grouping: Grouping | None = None,
-    shared_by: int = 1,
 ) -> list[Task]:
     """Return the tasks of runs that go many at once, longest first; other runs get a task each.
 
@@ -160,14 +145,10 @@ def ensemble_tasks(
         Runs without a record.
     runs
         Folder of the records.
-    devices
-        How many will be filled.
     memory
         By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping
         What makes ensembles of runs and of the memory of one; None takes the suite's own.
-    shared_by
-        How many workers share each device.
     """
     together = [run for run in pending if is_ensemble(run)]
     alone = [run for run in pending if not is_ensemble(run)]
@@ -177,11 +158,11 @@ def ensemble_tasks(
         grouping = group_runs
     groups: list[Group] = []
     for checkpoint in dict.fromkeys(run.scale.checkpoint for run in together):
-        fitting = fitting_memory(memory[checkpoint], shared_by)
+        fitting = fitting_memory(memory[checkpoint])
         alike = [run for run in together if run.scale.checkpoint == checkpoint]
         groups += [tuple(group) for group in (grouping(alike, fitting) if grouping else ())]
 
-    return [_task(group, runs) for group in spread(groups, devices * shared_by)] + [
+    return [_task(group, runs) for group in spread(groups, workers)] + [
         Task(run=run, folder=run_folder(run, runs), runs=runs)
         for run in sorted(alone, key=rows_of, reverse=True)
     ]

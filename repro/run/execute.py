@@ -31,7 +31,6 @@ from repro.evidence.record import failed_record, find_record, read_record, run_f
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
-from repro.run.device_health import Answers, device_answers
 from repro.run.device_queue import (
     RETRIES,
     Grouping,
@@ -39,7 +38,6 @@ from repro.run.device_queue import (
     ensemble_tasks,
     require_workers,
     rows_of,
-    sharing,
 )
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
@@ -163,7 +161,7 @@ def main_run(args: argparse.Namespace) -> int:
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
-        require_workers(selection.tier, workers, len(groups), together=bool(together))
+        require_workers(selection.tier, workers, len(groups))
         left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
@@ -211,7 +209,7 @@ def _carry_out(
         each = threads or default_threads(tier, batch.workers * how.ranks)
         if how.joined is not None and not how.joined.first:
             plan = list(batch.runs.values())
-            if follow(how.joined, _tasks(plan, folder, 1, 1, {}, None), each):
+            if follow(how.joined, _tasks(plan, folder, 1, {}, None), each):
                 return INTERRUPTED
             continue
         for path in write_plans(list(batch.runs.values()), folder):
@@ -251,7 +249,6 @@ def execute(
     memory: Mapping[str, int] = MappingProxyType({}),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
-    answers: Answers = device_answers,
     how: Rankwise = ONE_RANK,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
@@ -266,7 +263,7 @@ def execute(
         Devices that the workers fill, one each; see `repro.run.device_queue`.
     memory : mapping of str to int
         By checkpoint: bytes that an ensemble of its runs may fill of a device.
-    grouping, carry_out, answers : callable
+    grouping, carry_out : callable
         In place of the suite's own, for tests.
     how
         By how many processes each run is carried out.
@@ -289,8 +286,7 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    shared_by = sharing(workers, len(devices)) if devices else 1
-    tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
+    tasks = _tasks(pending, runs, workers, memory, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
@@ -305,7 +301,6 @@ def execute(
         devices=devices,
         retries=_retries,
         carry_out=carry_out,
-        answers=answers if devices and how.ranks == 1 else None,
         alone=plan[0].tier == Tier.SYSTEMS.value,
         claim=claims.take,
     )
@@ -370,15 +365,12 @@ def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
 def _tasks(
     pending: Sequence[RunConfig],
     runs: Path,
-    devices: int,
-    shared_by: int,
+    workers: int,
     memory: Mapping[str, int],
     grouping: Grouping | None,
 ) -> list[Task]:
     if any(is_ensemble(run) for run in pending):
-        return ensemble_tasks(
-            pending, runs, devices=devices, memory=memory, grouping=grouping, shared_by=shared_by
-        )
+        return ensemble_tasks(pending, runs, workers=workers, memory=memory, grouping=grouping)
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
         for group in carried_together(sorted(pending, key=_place))

@@ -212,7 +212,7 @@ def _work_as_rank(
     os.environ.update(variables)
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    work(pipe, log, threads, device, 1, True, body, None)
+    work(pipe, log, threads, device, True, body)
 
 
 class InPlace:

@@ -225,7 +225,6 @@ def test_a_plan_refuses_the_workers_that_its_runs_would(
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
     assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
-    assert planned_workers(Tier.MINI, "1", 2, together=True) == 2
 
 
 def test_settings_change_scale_and_arms_under_another_name() -> None:
