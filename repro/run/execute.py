@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.form import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble, launched_ranks
@@ -44,7 +43,6 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import disk_refusal, files_refusal, refusal
 from repro.run.progress import Display
-from repro.run.repeated import RepeatedFailures
 from repro.run.select import (
     Selection,
     parse_arms,
@@ -64,7 +62,6 @@ from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepScale
@@ -154,8 +151,6 @@ def main_run(args: argparse.Namespace) -> int:
         if others:
             console.print(others, highlight=False, markup=False)
         together = [run for run in plan if is_ensemble(run)]
-        if together:
-            require_side_by_side(options.trackers)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         require_ranks(ranks, selection.tier, devices, plan)
@@ -309,10 +304,10 @@ def execute(
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
-            faults, dropped = _follow(pool, tasks, claims, counts, display, console)
+            faults = _follow(pool, tasks, claims, counts, display)
         finally:
             restore()
-    left = len(pending) - counts["finished"] - counts["failed"] - dropped
+    left = len(pending) - counts["finished"] - counts["failed"]
     if faults:
         raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
@@ -332,10 +327,9 @@ def _follow(
     claims: Claims,
     counts: dict[str, int],
     display: Display,
-    console: Console,
-) -> tuple[list[str], int]:
-    """Follow tasks to their end; return faults of disks, and how many runs were not started."""
-    failures, faults, dropped = RepeatedFailures(), [], 0
+) -> list[str]:
+    """Follow tasks to their end; return faults of disks."""
+    faults = []
     for event in pool.execute(tasks):
         _conclude(event, counts)
         if event.kind in ("finished", "failed", "stopped", "disk"):
@@ -343,11 +337,7 @@ def _follow(
         if event.kind == "disk":
             faults.append(event.text)
         display.show(event, _shown(event))
-        alike = failures.note(event)
-        if alike is not None:
-            dropped += sum(len(task.every) for task in pool.drop(alike.covers))
-            console.print(without_controls(alike.sentence), highlight=False, markup=False)
-    return faults, dropped
+    return faults
 
 
 def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:

@@ -91,7 +91,6 @@ class WorkerPool:
         self._claim = claim or (lambda task: Claim(claimed=task))
         self._work = alone, carry_out
         self._workers: list[_Worker] = []
-        self._waiting: deque[Task] = deque()
         self._asked_to_stop = False
         self._stopping = False
 
@@ -103,7 +102,7 @@ class WorkerPool:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield every worker's events until all tasks have finished, failed or stopped."""
-        waiting = self._waiting = deque(tasks)
+        waiting = deque(tasks)
         self._workers = [
             self._start(self._devices[place % len(self._devices)])
             for place in range(min(self._count, len(waiting)))
@@ -124,16 +123,6 @@ class WorkerPool:
         Safe to call from a signal handler: the pipes are used by `execute` alone.
         """
         self._asked_to_stop = True
-
-    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Take tasks that have not begun out of the queue; return them.
-
-        To be called between two events of `execute`, by whoever reads them.
-        """
-        dropped = [task for task in self._waiting if unwanted(task)]
-        for task in dropped:
-            self._waiting.remove(task)
-        return dropped
 
     def _stop(self) -> None:
         self._stopping = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence.plans import KeptPlan, keep_plans, plan_line
 from repro.evidence.record import Record, failed_record
 from repro.evidence.verdicts.verdict import Verdict
@@ -166,25 +164,6 @@ def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
         record = failed_record(run, "-", {}, datetime.now(UTC))
         record = dataclasses.replace(record, inputs={"plan:study": earlier_plan.digest})
         assert bool(plan.post_hoc(claim, [record])) is late
-
-
-def test_a_plan_is_frozen_with_one_digest_to_post(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["plan", "study_schedules", "--tier", "mini", "--freeze", "--runs", str(tmp_path)]
-    assert main(line) == 0
-    *plans_of, every = capsys.readouterr().out.splitlines()
-    digest, path = next(item for item in plans_of if "study_schedules-" in item).split()
-    assert digest == plans.plan_digest("study_schedules", Tier.MINI)
-    assert json.loads(Path(path).read_text(encoding="utf-8"))["digest"] == digest
-    assert re.fullmatch(r"[0-9a-f]{64}  all of these", every)
-    # Frozen again, before or after runs, the same lines are printed and no file is touched.
-    before = Path(path).read_bytes()
-    assert main(line) == 0
-    assert capsys.readouterr().out.splitlines() == [*plans_of, every]
-    assert Path(path).read_bytes() == before
-    assert main(["plan", "study_schedules", "--tier", "mini", "--runs", str(tmp_path)]) == 0
-    assert "study_schedules at the mini tier" in capsys.readouterr().out
 
 
 def find_smoke() -> list:  # type: ignore[type-arg]

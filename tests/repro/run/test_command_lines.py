@@ -215,7 +215,7 @@ def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:
         ("table1 --tier paper --devices 2 --workers 3", "takes a device for itself, out of 2;"),
     ],
 )
-@pytest.mark.parametrize("flags", [[], ["--show-config"], ["--freeze"]])
+@pytest.mark.parametrize("flags", [[], ["--show-config"]])
 def test_a_plan_refuses_the_workers_that_its_runs_would(
     line: str, words: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
