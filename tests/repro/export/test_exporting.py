@@ -91,7 +91,6 @@ def test_an_adapter_loads_here_as_it_was_trained(weight_format: str, run_of: Run
     [
         ("adapter", "as peft reads it: mean KL"),
         ("merged", "merged in 16 bits, from what was trained: mean KL"),
-        ("nvfp4", "times as far as training moved it"),
     ],
 )
 def test_every_kind_of_export_is_compared_and_says_so(
@@ -101,9 +100,8 @@ def test_every_kind_of_export_is_compared_and_says_so(
     assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
     printed = capsys.readouterr().out
     assert said in printed
-    assert "from the end of training: " in printed
+    assert "training moved the policy by" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert json.loads((tmp_path / "out" / "qerl_export.json").read_text())["as"] == kind
 
 
 def test_an_adapter_of_codes_made_in_memory_says_how_far_its_base_is_from_them(
@@ -181,27 +179,7 @@ def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
     assert again.tokenizer is not None
 
 
-def test_a_base_that_was_not_trained_on_is_noticed_and_leaves_nothing(
-    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
-    shutil.copytree(run_of("bf16"), run)
-    shutil.copytree(TINY_FOLDER, other)
-    tensors = load_file(other / "model.safetensors")
-    tensors["model.norm.weight"] *= 1.3
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((run / "adapter" / CONFIG).read_text())
-    (run / "adapter" / CONFIG).write_text(
-        json.dumps(config | {"base_model_name_or_path": str(other)})
-    )
-    assert main(["export", str(run), str(tmp_path / "out")]) == 2
-    assert "the base is not the one trained on" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
-
-
-@pytest.mark.parametrize("kind", ["merged", "nvfp4"])
 def test_a_merge_that_lost_the_adapter_leaves_nothing(
-    kind: str,
     run_of: Runs,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -214,7 +192,7 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
         return folder
 
     monkeypatch.setattr(exporting, "write_merged", without_adapter)
-    assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", kind]) == 2
+    assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", "merged"]) == 2
     assert "merged, from what was trained: mean KL" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -101,8 +101,8 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
         ("plan tabel1 --tier smok --limit 0", "mean table1?|mean smoke?|--limit 0"),
         ("quantize ./no {folder}", "./no is|{folder} exists"),
         (
-            "export ./no {folder} --base ./nor --as nf4",
-            "./no holds|./nor is|as nf4|{folder} exists",
+            "export ./no {folder} --base ./nor --as merged",
+            "./no holds|./nor is|as merged|{folder} exists",
         ),
         ("evaluate ./no --data gsm9k,generated --at x", "./no is|'gsm9k'|give --limit N|--at x"),
         ("dose --model ./no --formats int3 --sigmas 0", "./no is|int3|--sigmas 0"),
