@@ -12,7 +12,7 @@ import pytest
 from repro.__main__ import build_parser, main
 from repro.run.device_queue import devices_of, planned_workers, require_workers
 from repro.run.select import Selection, changes_of, check_line, select, selections_of
-from repro.spec.settings import parse_settings, settings_text, with_settings
+from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find
 
@@ -154,6 +154,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("export {folder}/nothing {folder}/out", "holds no adapter_config.json"),
         ("evaluate tiny", "evaluate: the following arguments are required: --data"),
         ("evaluate tiny --data generatd", "did you mean generated?"),
+        ("evaluate --data generated", "name a checkpoint, or an adapter"),
         ("evaluate tiny --data generated --samples 0", "--samples 0: needs 1 or more"),
         ("evaluate {folder} --data generated --limit 2", "holds no config.json"),
         ("evaluate tiny --data generated", "generated problems have no end; give --limit N"),
@@ -167,6 +168,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
             "--device 'gpu' (did you mean cpu?): needs one of cpu, cuda",
         ),
         ("dose --model tiny --device cuda", "torch finds no CUDA device"),
+        ("quantize tiny {folder}/out --device cuda", "torch finds no CUDA device"),
     ],
 )
 def test_other_commands_refuse_in_a_sentence_too(
@@ -318,16 +320,6 @@ def test_values_are_read_by_the_type_of_their_field() -> None:
     assert changed.test_sets[0].data.source == "gsm8k"
     with pytest.raises(ValueError, match="seeds is 3; it must be a list"):
         with_settings(SMOKE, parse_settings(["seeds=3"]))
-
-
-def test_every_scale_can_be_printed_and_read_back() -> None:
-    for name, tier in (
-        ("table3", Tier.SYSTEMS),
-        ("table6", Tier.SYSTEMS),
-        ("table1_0_5b", Tier.MINI),
-    ):
-        scale = find(name).scales[tier]
-        assert with_settings(scale, json.loads(settings_text(scale))) == scale
 
 
 def test_without_a_tier_the_smallest_is_taken() -> None:

@@ -16,7 +16,6 @@ from rich.console import Console
 from repro.evidence.record import Record, find_record, iterate_records, read_record
 from repro.run import execute as execution
 from repro.run.device_queue import (
-    ensemble_tasks,
     fitting_memory,
     rows_of,
     spread,
@@ -206,25 +205,6 @@ def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
     tasks = execution._tasks(runs, tmp_path, 1, {}, None)
     assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
     assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
-
-
-def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
-    small = runs_of(1)
-    large = [
-        dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint="larger"))
-        for run in small
-    ]
-    asked = []
-
-    def grouping(batch_of_runs: Sequence[RunConfig], memory: int) -> list[tuple[RunConfig, ...]]:
-        asked.append((batch_of_runs[0].scale.checkpoint, memory))
-        return [tuple(batch_of_runs)]
-
-    memory = {"tiny": 100, "larger": 130}
-    tasks = ensemble_tasks([*small, *large], tmp_path, workers=1, memory=memory, grouping=grouping)
-    assert asked == [("tiny", 100), ("larger", 130)]
-    assert [len(task.every) for task in tasks] == [3, 3]
-    assert len({task.folder for task in tasks}) == 2
 
 
 def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import py_compile
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +15,6 @@ from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Record, read_record
-from repro.rl.runs import RunStates
-from repro.rl.snapshots import Snapshot, read_newest
-from repro.rl.stacked.ensemble_checkpoint import save_ensemble
 from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
@@ -126,32 +121,6 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     assert not is_clean(record)
 
 
-def test_files_that_decide_nothing_may_be_written(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def reading_and_compiling() -> dict[str, Any]:
-        checkout.loss.read_text()
-        py_compile.compile(str(checkout.loss))
-        (checkout.root / "repro" / "notes.txt").write_text("words")
-        return {}
-
-    record = carried(reading_and_compiling)
-    assert len(record.sources) == 1
-    assert record.dirty is False
-
-
-def test_what_is_edited_while_a_run_runs_is_a_second_state(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def editing() -> dict[str, Any]:
-        checkout.loss.write_text(WRONG)
-        return {}
-
-    record = carried(editing)
-    assert [state["dirty"] for state in record.sources] == [False, True]
-    assert not is_clean(record)
-
-
 def test_a_commit_that_leaves_the_source_as_it_was_is_no_second_state(
     checkout: Checkout, carried: Callable[..., Record]
 ) -> None:
@@ -189,27 +158,6 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     assert record.commit == second
     assert "sources" not in record.effects
     assert not is_clean(record)
-
-
-def test_every_run_of_an_ensembles_checkpoint_carries_the_source(
-    checkout: Checkout, tmp_path: Path
-) -> None:
-    runs = [TrainState(digest=d, step=3, draws=3, series={}, effects={}) for d in ("a", "b")]
-    state = RunStates(step=3, runs=runs, failures=[None, None])
-    values = torch.zeros(2, 1)
-    masters = SimpleNamespace(values=values, leaves={"a": values})
-    stack: Any = SimpleNamespace(masters=masters)
-    optimizer: Any = SimpleNamespace(first=values.clone(), second=values.clone(), steps=3)
-    save_ensemble(tmp_path / "steps", state, stack, optimizer)
-
-    def runs_of(snapshot: Snapshot) -> list[dict[str, Any]]:
-        return snapshot.value("runs", list)
-
-    newest_state = read_newest(tmp_path / "steps", runs_of)
-    assert newest_state is not None
-    commit = checkout.git("rev-parse", "HEAD")
-    carried = [run["effects"]["sources"] for run in newest_state[0]]
-    assert [[state["commit"] for state in states] for states in carried] == [[commit]] * 2
 
 
 def test_a_commit_that_does_not_exist_is_not_clean(

@@ -121,19 +121,6 @@ def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
     assert [step for step, _ in logged].count(-1) == 2
 
 
-def test_steps_done_again_are_not_sent_again(
-    tmp_path: Path, notebook: dict[str, list[Any]]
-) -> None:
-    runs = small_runs("nvfp4_lora")
-    options = LogOptions(trackers=("json",))
-    for steps in ((1, 2, 3), (2, 3, 4)):
-        with RunLogger(runs, [tmp_path], options) as logger:
-            for step in steps:
-                logger.steps(step, [{"reward": 0.5, "kl": None}])
-    sent = [(step, values) for step, values in notebook[name_of(runs[0])] if step > 0]
-    assert sent == [(step, {"reward": 0.5}) for step in (1, 2, 3, 4)]
-
-
 def test_runs_side_by_side_keep_each_its_own(
     tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
