@@ -102,7 +102,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
     template, sampling = template_source(args.template), sampling_of(args)
-    name = args.checkpoint or (stored.base if stored else "")
+    name = str(args.checkpoint or (stored and stored.base))
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(name, revision or "")
     description, tokenizer = read_description(folder), load_tokenizer(folder)
@@ -125,11 +125,12 @@ def asked_of(args: argparse.Namespace) -> Asked:
         f"model {positions} positions; needs {positions - longest} or fewer",
     )
     trained = stored.weight_format if stored else None
+    weight_format = args.format or description.stored_format or trained or "bf16"
     return Asked(
         name=name,
         folder=folder,
         adapter=adapter,
-        weight_format=args.format or description.stored_format or trained or "bf16",
+        weight_format=cast(WeightFormat, weight_format),
         template=template,
         questions=rendered,
         longest=longest,

@@ -20,23 +20,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.evidence.record import failed_record, find_record, read_record
 from repro.run.analysis_plan import write_plans
-from repro.run.carry_out import carried_together, is_ensemble, launched_ranks
+from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
 from repro.run.device_queue import (
     RETRIES,
     Grouping,
     devices_of,
-    ensemble_tasks,
     require_workers,
-    rows_of,
+    tasks_of,
 )
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
@@ -64,7 +63,6 @@ from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepScale
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
@@ -150,7 +148,6 @@ def main_run(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         if others:
             console.print(others, highlight=False, markup=False)
-        together = [run for run in plan if is_ensemble(run)]
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         require_ranks(ranks, selection.tier, devices, plan)
@@ -170,7 +167,6 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
         batch.runs.update({run.digest(): run for run in plan})
-        batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
     options.pass_on()
     how = Rankwise(ranks=ranks, stall=args.stall_timeout, joined=joined)
     return _carry_out(batches, folder, args.threads, console, how)
@@ -189,7 +185,6 @@ class _Batch:
     workers: int
     devices: tuple[str, ...]
     runs: dict[str, RunConfig] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
 
 
 def _carry_out(
@@ -204,7 +199,7 @@ def _carry_out(
         each = threads or default_threads(tier, batch.workers * how.ranks)
         if how.joined is not None and not how.joined.first:
             plan = list(batch.runs.values())
-            if follow(how.joined, _tasks(plan, folder, 1, {}, None), each):
+            if follow(how.joined, tasks_of(plan, folder, workers=1), each):
                 return INTERRUPTED
             continue
         for path in write_plans(list(batch.runs.values()), folder):
@@ -216,7 +211,6 @@ def _carry_out(
             threads=each,
             console=console,
             devices=batch.devices,
-            memory=batch.memory,
             how=how,
         )
         if how.joined is not None:
@@ -241,7 +235,6 @@ def execute(
     threads: int,
     console: Console,
     devices: Sequence[str] = (),
-    memory: Mapping[str, int] = MappingProxyType({}),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
     how: Rankwise = ONE_RANK,
@@ -256,8 +249,6 @@ def execute(
         Processes side by side, and threads in each.
     devices : sequence of str
         Devices that the workers fill, one each; see `repro.run.device_queue`.
-    memory : mapping of str to int
-        By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping, carry_out : callable
         In place of the suite's own, for tests.
     how
@@ -281,7 +272,7 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = _tasks(pending, runs, workers, memory, grouping)
+    tasks = tasks_of(pending, runs, workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
@@ -350,28 +341,6 @@ def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
             named += [run.arm.name] if run.arm.name not in named else []
     sentences = [f"Not run: {', '.join(names)}: {why}." for why, names in arms.items()]
     return [run for run in plan if run.digest() not in refused], sentences
-
-
-def _tasks(
-    pending: Sequence[RunConfig],
-    runs: Path,
-    workers: int,
-    memory: Mapping[str, int],
-    grouping: Grouping | None,
-) -> list[Task]:
-    if any(is_ensemble(run) for run in pending):
-        return ensemble_tasks(pending, runs, workers=workers, memory=memory, grouping=grouping)
-    return [
-        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(sorted(pending, key=_place))
-    ]
-
-
-def _place(run: RunConfig) -> tuple[bool, int]:
-    """Return what runs are ordered by: others' baselines first, then the longest."""
-    scale, arm = run.scale, run.arm
-    is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
-    return not (is_baseline and arm.training == "lora"), -rows_of(run)
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:

@@ -14,11 +14,10 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import Record, find_record, iterate_records, read_record
-from repro.run import execute as execution
 from repro.run.device_queue import (
     fitting_memory,
     rows_of,
-    spread,
+    tasks_of,
     visible_devices,
 )
 from repro.run.execute import Outcome, execute
@@ -87,7 +86,7 @@ def runs_of(seeds: int = 2) -> list[RunConfig]:
 
 
 def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
-    assert memory_bytes == 100
+    del memory_bytes
     return [tuple(runs[place : place + 2]) for place in range(0, len(runs), 2)]
 
 
@@ -105,7 +104,6 @@ def go(
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
-        memory={runs[0].scale.checkpoint: 100},
         grouping=in_pairs,
         carry_out=fake.carry_out,
     )
@@ -169,40 +167,30 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
     assert said in failed.outcome["reason"]
 
 
-def test_the_longest_are_halved_until_every_worker_has_one() -> None:
-    runs = tuple(plan(TOGETHER, Tier.MINI, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"]))
-    assert [len(group) for group in spread([runs[:15], runs], 2)] == [60, 15]
-    assert [len(group) for group in spread([runs], 4)] == [15] * 4
-    assert [len(group) for group in spread([runs], 3)] == [30, 15, 15]
-    assert spread([], 2) == []
-    first, second = spread([tuple(runs_of(2))], 2)
-    assert [{run.seed for run in part} for part in (first, second)] == [{0}, {1}]
-    every = sorted(run.digest() for run in runs)
-    for workers in (1, 2, 8, 80):
-        parts = spread([runs[:9], runs[9:]], workers)
-        assert sorted(run.digest() for group in parts for run in group) == every
-
-
 def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
     few = tuple(plan(TOGETHER, Tier.MINI, 2, ["bf16_lora"]))
     untrained = tuple(plan(TOGETHER, Tier.MINI, 9, ["bf16"]))
     scale = few[0].scale
     steps = dataclasses.replace(few[0], scale=dataclasses.replace(scale, steps=scale.steps + 1))
     rows = dataclasses.replace(few[0], scale=dataclasses.replace(scale, group_size=17))
-    assert spread([untrained, (steps,), few, (rows,)], 1) == [(rows,), few, (steps,), untrained]
+    every = [untrained, (steps,), few, (rows,)]
+    tasks = tasks_of(
+        [run for group in every for run in group], tmp_path, workers=1, grouping=lambda *_: every
+    )
+    assert [task.every for task in tasks] == [(rows,), few, (steps,), untrained]
     assert rows_of(few[0]) == scale.steps * scale.prompts_per_rollout * scale.group_size
     assert rows_of(untrained[0]) == 0
     apart = [
         dataclasses.replace(run, scale=dataclasses.replace(run.scale, together=False))
         for run in (untrained[0], few[0], steps)
     ]
-    tasks = execution._tasks(apart, tmp_path, 1, {}, None)
+    tasks = tasks_of(apart, tmp_path, workers=1)
     assert [task.run for task in tasks] == apart[::-1]
 
 
 def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
     runs = plan(find("table3_arms"), Tier.SYSTEMS)
-    tasks = execution._tasks(runs, tmp_path, 1, {}, None)
+    tasks = tasks_of(runs, tmp_path, workers=1)
     assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
     assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
 
@@ -223,6 +211,4 @@ def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
     sizes = (80, 24)
     devices = [CudaDevice(name="d", capability=(9, 0), memory_bytes=size) for size in sizes]
     monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: tuple(devices))
-    assert [fitting_memory(some) for some in (100, 10)] == [24, 10]
-    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
-    assert fitting_memory(100) == 100
+    assert fitting_memory() == 24

@@ -103,7 +103,6 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
         threads=1,
         console=Console(file=said, width=200),
         devices=devices,
-        memory={runs[0].scale.checkpoint: 8 * 2**30},
         grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
         **({"workers": len(devices)} | how),
     )
