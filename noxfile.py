@@ -3,9 +3,7 @@
 All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
 without a network, and torch lies on the disk once. The environment is made again when
 `pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
-user's cache instead. Two have others: calibration (`<envdir>/calibration`), because llm-compressor
-needs other versions of transformers and compressed-tensors, and what this project is timed beside
-(`<envdir>/peers`).
+user's cache instead. What this project is timed beside has another (`<envdir>/peers`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
-CALIBRATION_CONSTRAINTS = ROOT / "constraints" / "calibration.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
@@ -63,11 +60,6 @@ def environment_python(
 def suite_python(session: nox.Session) -> str:
     """Return the shared environment's Python."""
     return environment_python(session, "suite", CONSTRAINTS, SUITE_GROUPS, "-e", str(ROOT))
-
-
-def calibration_python(session: nox.Session) -> str:
-    """Return the Python of the environment that has llm-compressor; this package is not in it."""
-    return environment_python(session, "calibration", CALIBRATION_CONSTRAINTS, ("calibration",))
 
 
 def repro(session: nox.Session, *arguments: str) -> None:
@@ -146,22 +138,6 @@ def smoke(session: nox.Session) -> None:
     # A session's own folder outlives it, and what is recorded is not run again.
     with tempfile.TemporaryDirectory() as folder:
         repro(session, "reproduce", "table1", *arguments, "--runs", folder)
-
-
-@nox.session(venv_backend="none", default=False)
-def quantize(session: nox.Session) -> None:
-    """Quantise a 16-bit checkpoint: `-- SOURCE OUT`; with `--calibrate` by AWQ, on texts.
-
-    Without it, `python -m repro quantize` rounds to nearest. With it, llm-compressor searches in an
-    environment of its own (first start: 5 GB): `-- --calibrate SOURCE OUT --data texts.jsonl`.
-    """
-    arguments = list(session.posargs)
-    if "--calibrate" not in arguments:
-        repro(session, "quantize", *arguments)
-        return
-    arguments.remove("--calibrate")
-    command = [calibration_python(session), "-m", "repro.procedures.calibrate", *arguments]
-    session.run(*command, external=True, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session(venv_backend="none", default=False)

@@ -269,11 +269,6 @@ def _add_running(
         parser.add_argument(
             "--show-config", action="store_true", help="print the scale's settings as JSON instead"
         )
-        parser.add_argument(
-            "--freeze",
-            action="store_true",
-            help="write the analysis plans and print their digests, to be tagged or posted",
-        )
         add_memory(parser)
     if name == "reproduce":
         _add_report(parser)
@@ -344,15 +339,9 @@ def _plan(args: argparse.Namespace) -> int:
             item.tier,
             args.devices,
             args.workers,
-            together=getattr(item.source.scales.get(item.tier), "together", False),
         )
         for item in selections
     }
-    if args.freeze:
-        from repro.run.analysis_plan import freeze
-
-        print(freeze(selections, folder))
-        return FINE
     texts = []
     for selection in selections:
         runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))

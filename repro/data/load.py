@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from repro.data.folder import Split, cut_development, load_folder
 from repro.data.problem import DataError, Problem, hash_of
-from repro.data.public import PUBLIC_SETS, file_of, load_public, local_file
+from repro.data.public import PUBLIC_SETS, file_of, load_public
 from repro.spec.arm import require_choice, unknown
 from repro.spec.config import DataConfig
 
@@ -28,14 +28,6 @@ _GENERATED = "generated"
 def data_sources() -> tuple[str, ...]:
     """Return the values that `DataConfig.source` takes, for messages."""
     return (_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
-
-
-def is_local(config: DataConfig, split: Split) -> bool:
-    """Whether a split can be read without the network."""
-    if config.source not in PUBLIC_SETS:
-        return True
-    own_split = "test" if split == "test" else "train"
-    return local_file(config.source, own_split, config.levels) is not None
 
 
 def require_declared(config: DataConfig, split: Split) -> None:

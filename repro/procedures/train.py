@@ -23,7 +23,6 @@ from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.export.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
@@ -278,7 +277,7 @@ def keep_policy(policy: Policy, folder: Path) -> None:
     """Write what was trained to `folder`, in place of what is there: `adapter/`, or `model/`."""
     if policy.training == "lora":
         shutil.rmtree(folder / "adapter", ignore_errors=True)
-        write_probe(policy, save_adapter(policy, folder / "adapter"))
+        save_adapter(policy, folder / "adapter")
     else:
         shutil.rmtree(folder / "model", ignore_errors=True)
         write_merged(policy, folder / "model")
