@@ -13,8 +13,7 @@ row to its limit, no prompt shared, prefill counted.
     host_share_<point>                     percent of a step at the smallest batch in which the
                                            device waits for the host
 
-A point with windows is not rolled out whole; see `rollout_cells`. What else the scale asks for
-is measured on the first shape (`rollout_checks`, `rollout_faults`).
+A point with windows is not rolled out whole; see `rollout_cells`.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
@@ -39,11 +38,10 @@ from typing import Any
 import torch
 
 from kernels.timing import copy_rate, matmul_rate
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, Progress
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
-from repro.measure.rollout_checks import CHECKS
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.models.lora import adapter_layers
@@ -54,7 +52,7 @@ from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import fill_cache
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, derive_seed
-from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
@@ -130,7 +128,7 @@ class _ArmAtHand:
 
     @property
     def not_run(self) -> dict[str, str]:
-        """Batches, points and checks that are left out, each with why."""
+        """Batches and points that are left out, each with why."""
         left_out: dict[str, str] = self.effects["not_run"]
         return left_out
 
@@ -166,26 +164,23 @@ class _ArmAtHand:
 def _measure_arms(
     arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    """Measure all points and checks, each shape loaded once."""
+    """Measure all points, each shape loaded once."""
     scale: ThroughputScale = arms[0].run.scale
-    checks = scale.checks
     for shape, group in groupby(scale.points, key=lambda point: point.shape):
         points = list(group)
         policy: Policy | None = None
         for arm in arms:
             left = [point for point in points if arm.fitting(point)]
-            due = [(what, count) for what, count in checks if what not in arm.not_run]
-            if not left and not due:
+            if not left:
                 continue
             cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
-            with arm.fit_or_left_out(*cells, *(what for what, _ in due)):
+            with arm.fit_or_left_out(*cells):
                 if policy is None:
                     require_clean()
                     policy = _policy(arm.run, shape)
                 else:
                     policy = _exchanged(policy, arm.run)
-            _measure_shape(arm, policy, left, due, progress, should_stop)
-        checks = ()
+            _measure_shape(arm, policy, left, progress, should_stop)
         del policy
         release()
 
@@ -219,18 +214,16 @@ def _measure_shape(
     arm: _ArmAtHand,
     policy: Policy,
     left: Sequence[ThroughputPoint],
-    due: Sequence[tuple[Check, int]],
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Measure the points of one shape that fit an arm, and the checks that are due."""
+    """Measure the points of one shape that fit an arm."""
     scale = arm.run.scale
     _count(policy, arm.run, arm.effects)
     for point in left:
         number = 1 + scale.points.index(point)
         progress(f"{point.name}: {arm.run.arm.label}", {"step": number, "steps": len(scale.points)})
         _point(point, policy, arm, should_stop)
-    _check(due, policy, arm, progress, should_stop)
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:
@@ -254,28 +247,6 @@ def _exchanged(policy: Policy, run: RunConfig) -> Policy:
     )
     release()
     return exchanged
-
-
-def _check(
-    due: Sequence[tuple[Check, int]],
-    policy: Policy,
-    arm: _ArmAtHand,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Make the checks that are due on `policy`, each with as many seeds as the scale says."""
-    for what, count in due:
-        repeats = [repeat for repeat in arm.repeats if repeat.seed < count]
-        if not repeats:
-            continue
-        if should_stop():
-            raise Stopped
-        progress(what, {})
-        with arm.fit_or_left_out(what):
-            by_seed = CHECKS[what](policy, [repeat.seed for repeat in repeats])
-        for repeat, metrics in zip(repeats, by_seed, strict=True):
-            repeat.metrics |= metrics
-        release()
 
 
 def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:

@@ -184,23 +184,6 @@ def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
     assert [list(measured.effects["not_run"]) for measured in results] == [["p_3"], ["p_3"]]
 
 
-def test_a_check_that_does_not_fit_is_tried_once(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried: list[int] = []
-
-    def check(policy: Any, seeds: Any) -> Any:
-        tried.append(len(seeds))
-        raise NO_MEMORY
-
-    monkeypatch.setattr(throughput, "CHECKS", {"parity": check})
-    scale = dataclasses.replace(SCALE, checks=(("parity", 1),))
-    results, _ = in_fresh_processes(runs_of(scale, 2), tmp_path)
-    assert tried == [1]
-    assert list(results[0].effects["not_run"]) == ["parity"]
-    assert "tokens_per_second_q_1" in results[1].metrics
-
-
 def test_another_error_than_memory_stays_an_error(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
