@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from repro.measure import checkpoint_stage, step_measure, step_time
+from repro.measure import checkpoint_stage, step_measure
 from repro.measure.checkpoint_path import carry_through
-from repro.measure.step_metrics import way_of
+from repro.measure.step_metrics import metrics_of, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
@@ -74,30 +74,26 @@ def build(arm: StepArm, device: str) -> Policy:
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(
-    arm: StepArm, checkpointing: bool, device: str, tmp_path: Path
+    arm: StepArm, checkpointing: bool, device: str
 ) -> None:
     point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
-        bench = small.bench_of(scale, pool, tmp_path)
-        assert step_measure._measure(bench, arm, point, build(arm, device), 10**11)
-    entry = bench.results.entry(arm, point)
-    facts = entry["facts"]
-    assert len(entry["repeats"]) == 2
+        bench = small.bench_of(scale, pool)
+        entry = small.measured_at(bench, arm, point, build(arm, device))
+    facts = entry.facts
+    assert len(entry.repeats) == 2
     assert facts["linears"] == {arm.weight_format: 14}
     assert facts["moved"] > 0
     assert facts["generated_tokens"] == 8 * POINT.completion_tokens
     assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
-    for repeat in entry["repeats"]:
+    for repeat in entry.repeats:
         assert repeat["grad_norm"] > 0
         assert repeat["rollout"] > 0
         assert repeat["update"] > 0
         # Engine and trainer compute the same policy; bfloat16 rounds differently in each.
         assert repeat["sampler_trainer_abs_diff_mean"] < 0.05
-    result = (
-        step_time.measured_steps(arm, [arm], scale, bench.results) if device == "cuda" else None
-    )
-    assert result is None or result.metrics["peak_bytes_small"].value
+    assert device == "cpu" or metrics_of(point, entry, {})["peak_bytes_small"].value
 
 
 def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tensor]:
