@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from repro.measure import checkpoint_stage, step_measure
-from repro.measure.checkpoint_path import carry_through
+from repro.measure import step_measure
 from repro.measure.step_metrics import metrics_of, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
@@ -29,7 +27,6 @@ from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
-from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
@@ -192,16 +189,3 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
         assert torch.equal(fresh.policies.optimizer.state[parameter]["state1"], moments[name])
         parameter.grad = torch.ones_like(parameter)
     assert gradient_step(fresh.policies.optimizer, parameters, max_grad_norm=1.0) > 0
-
-
-@needs_gpu
-@pytest.mark.gpu
-def test_a_checkpoint_goes_its_way_on_a_gpu(tmp_path: Path) -> None:
-    def stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        return checkpoint_stage.STAGES[name](**settings)
-
-    scale = CheckpointScale(model="0.5b", group=4, prompt_tokens=20, completion_tokens=40)
-    result = carry_through(stage, tmp_path, SHAPE, scale, 0, "cuda")
-    assert result.effects["linears"] == {"nvfp4": 14}
-    assert result.effects["trained_change_l2"] > 0
-    assert (result.metrics["load_seconds"].value or 0) > 0
