@@ -62,8 +62,6 @@ BLOCKS = {
                      picture="rollout_throughput"),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table, picture="rollout_ranks"),
-    "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
-                        targets=("rollout_scheduling",), written=bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps", unfolded=True),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,

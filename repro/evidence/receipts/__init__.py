@@ -54,9 +54,8 @@ memory that was not free before, other processes on the card, the allocator retr
 built, nor at points that measure memory alone or under a budget, which make it retry on purpose);
 or when heat or a power brake lowered the clocks for more than a hundredth of the time: of the worst
 timed repeat where the procedure reads the driver's counts around each (`effects["timed_slowed"]`,
-shares by reason; `timed_again` says how many repeats the process that wrote the record left out for
-it and timed again), else of the whole measurement. A power cap and idling lower the clocks, too,
-and are normal on these cards: neither is refused. Records from before this rule have none and stay
+shares by reason), else of the whole measurement. A power cap and idling lower the clocks, too, and
+are normal on these cards: neither is refused. Records from before this rule have none and stay
 valid.
 =======
 Of what is timed: `timing`: `method` (`device_events` or `synchronized_clock`), `seconds`, `bytes`

@@ -154,9 +154,9 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
 def test_a_question_without_ratios_is_answered_by_its_targets_first_numbers(
     tmp_path: Path, blessed_of: Of
 ) -> None:
-    checked = blessed_of("rollout_scheduling")
+    checked = blessed_of("checkpoint_path")
     write = systems_writers(lambda: [checked], EXPECTED, tmp_path / "systems.md")["systems_short"]
-    (row,) = [line for line in write() if line.startswith("| sharing, scheduling")]
+    (row,) = [line for line in write() if line.startswith("| a checkpoint written")]
     metric = checked.selection.target.metric(checked.selection.target.headline or "")
     values = checked.evidence.values(metric.name)[checked.selection.target.arms[-1].name]
     assert f"{metric.title} {quantity(median(values.values()), metric.unit)}" in row
