@@ -8,8 +8,6 @@ Nothing is run, and no tier speaks for another.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from repro.report.environments import environment_lines
 from repro.report.tables import arms_table, link_to, paper_columns, plain, table
 from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
-from repro.run.places import PACKAGE, expected_folder, runs_folder
+from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.target import Metric
@@ -298,23 +296,3 @@ def main_report(args: argparse.Namespace) -> int:
     if sentence:
         print(sentence)  # noqa: T201
     return 0
-
-
-def draw_figures(args: argparse.Namespace) -> None:
-    """Draw the figures beside the report, where the checkout has the drawing code."""
-    runs, _ = runs_folder(args.runs)
-    out = Path(args.out) if args.out else runs / "report.md"
-    folder = Path(args.figures) if args.figures else out.parent / "figures"
-    checkout = PACKAGE.parent
-    if not (checkout / "figures" / "__main__.py").is_file():
-        print("figures are drawn from the checkout; this installation has none")  # noqa: T201
-        return
-    command = [sys.executable, "-m", "figures", "--records", str(runs.resolve())]
-    command += ["--expected", str(expected_folder(args.expected).resolve())]
-    command += ["--out", str(folder.resolve())]
-    for selection in selections_of(args):
-        subprocess.run(
-            [*command, "--target", selection.source.name, "--tier", selection.tier.value],
-            check=False,
-            cwd=checkout,
-        )
