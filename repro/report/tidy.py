@@ -201,7 +201,7 @@ def _treatments(checked: Checked, expected: Path) -> dict[str, str]:
     return {
         name: treatment(dose.rise, expected)
         for name, dose in doses(checked).items()
-        if dose.arm.weight_format != "bf16" and dose.arm.noise is None
+        if dose.is_plain
     }
 
 
