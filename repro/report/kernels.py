@@ -13,20 +13,20 @@ from repro.judge.check import Checked
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title
 from repro.report.tables import (
     NOTHING,
-    Group,
     Line,
     bars_table,
-    grouped,
+    device_of,
     origin_text,
     side_by_side,
     table,
-    target_of,
 )
 from repro.report.verdicts import Bar, counted, stated_bars
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
 from repro.targets import kernels
 
+# Checks of the target by device.
+Group = Mapping[str, Checked]
 Bars = Mapping[tuple[str, str], Bar]
 # A line of a grid: its label, the arm, and the metric of each column ("" leaves a cell empty).
 GridLine = tuple[str, str, Sequence[str]]
@@ -36,18 +36,17 @@ _GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
 
 def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return what was measured of the kernels as lines of Markdown."""
-    for group in grouped(checks):
-        if target_of(group).name == kernels.KERNELS.name:
-            return _tables(group, expected)
-    return NOTHING
+    own = [c for c in checks if c.selection.target.name == kernels.KERNELS.name]
+    group = {device_of(checked): checked for checked in own if checked.evidence.count}
+    return _tables(group, expected) if group else NOTHING
 
 
 def _tables(group: Group, expected: Path) -> list[str]:
     bars = {bar.key: bar for checked in group.values() for bar in stated_bars(checked, expected)}
-    scale = target_of(group).scales[Tier.SYSTEMS]
+    scale = kernels.KERNELS.scales[Tier.SYSTEMS]
     assert isinstance(scale, OperationScale)
     blocks, back, adapted = scale.blocks, scale.backward_rows, scale.adapter_rows
-    known = {metric.name for metric in target_of(group).metrics}
+    known = {metric.name for metric in kernels.KERNELS.metrics}
     grids = (
         ("Time of `F.linear` in bfloat16 over ours:",
          scale.rows, _by_block(blocks, scale.rows, kernels.ratio_name)),
@@ -119,7 +118,7 @@ def _other_operations(group: Group, bars: Bars) -> list[str]:
             ratio = metric.unit == "ratio" or bar is None
             bound = _bound(bar) if ratio or bar is None else bar_text(bar.expectation, metric.unit)
             mean = cell_text([*values.values()], n=False, unit=metric.unit).removesuffix(" x")
-            parts[device].append(Line(common=(metric.title, bound), own=(mean,)))
+            parts[device].append(((metric.title, bound), (mean,)))
     lines = side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
     return ["Other operations:", "", *lines] if lines else []
 
@@ -133,6 +132,5 @@ def _bars_not_met(group: Group, expected: Path) -> list[str]:
         lines += [f"Stated bars{where}: {counts}.", ""]
     lines.append("Those not met (`missed`: the 95 % interval lies wholly beyond the bar; "
                  "`undecided`: the bar lies inside it):")  # fmt: skip
-    return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
-        :-1
-    ]
+    not_met = ("contradicted", "inconclusive", "not run")
+    return [*lines, "", *bars_table([*group.values()], expected, *not_met)[:-1]]

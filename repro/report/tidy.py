@@ -25,6 +25,7 @@ from repro.judge.check import Checked, check_selection, device_name
 from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import Comparison, comparisons, printed_speedups
+from repro.report.tables import in_cell, plain
 from repro.report.verdicts import Bar, Kind, kind_of, labelled, stated_bars
 from repro.run.select import Selection
 from repro.spec.arm import require
@@ -321,13 +322,15 @@ def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
 @cache
 def templates() -> Environment:
     """Return the templates of pages; those of HTML escape what they are given."""
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("repro.report"),
         autoescape=lambda name: bool(name and name.endswith(".html")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"cell": in_cell, "plain": plain}
+    return environment
 
 
 def rendered(template: str, **given: Any) -> list[str]:

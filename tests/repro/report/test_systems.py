@@ -16,7 +16,6 @@ from repro.report.numbers import quantity, span
 from repro.report.systems import BLOCKS, systems_writers
 from repro.report.systems_rates import against, comparisons, ratio_span
 from repro.report.systems_tables import rate_table, step_table
-from repro.report.tables import Group
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import Selection
 from repro.spec.claim import Metric
@@ -30,10 +29,6 @@ PAGE = PACKAGE.parent / "docs" / "systems.md"
 
 
 Of = Callable[..., Checked]
-
-
-def alone(checked: Checked) -> Group:
-    return {"nvidia_h200": checked}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +67,7 @@ def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: O
     changed = dataclasses.replace(
         checked, evidence=dataclasses.replace(checked.evidence, records=records)
     )
-    lines = rate_table(alone(changed), EXPECTED)
+    lines = rate_table(changed, EXPECTED)
     (row,) = [line for line in lines if line.startswith("| 32B | 256 |")]
     assert f"| not run: {said} |" in row
     before = {(item.model, item.place): item for item in comparisons(checked, EXPECTED)}
@@ -87,7 +82,7 @@ def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: O
 
 
 def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
-    lines = [line for line in rate_table(alone(table6), EXPECTED) if line.startswith("| 7B")]
+    lines = [line for line in rate_table(table6, EXPECTED) if line.startswith("| 7B")]
     statuses = {item.name.rsplit("_", 1)[1]: item.status for item in table6.verdicts
                 if item.about == "claim"}  # fmt: skip
     rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines)}
@@ -116,7 +111,7 @@ def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
 
 def test_steps_stand_beside_the_papers_ratio_with_their_bars(tmp_path: Path) -> None:
     checked = made_up_steps(tmp_path, times(0.7, "speedup_"))
-    lines = step_table(alone(checked), EXPECTED)
+    lines = step_table(checked, EXPECTED)
     rows = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
     cells = [cell.strip() for cell in rows[0].split("|")]
     assert {"1.2 x", "at least 1.5 x", "1.40 x", "missed"} <= set(cells)
@@ -129,7 +124,7 @@ def test_a_bar_that_one_repeat_missed_shows_them_all(
         return [1.0, 0.93, 1.05] if metric.name == "update_ratio_7b_b8" else values
 
     checked = made_up_steps(tmp_path, uneven)
-    lines = step_table(alone(checked), EXPECTED)
+    lines = step_table(checked, EXPECTED)
     (row,) = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
     assert "| 1.000 x | missed |" in row
     assert "| at least 0.95 x |" in row
@@ -207,7 +202,7 @@ def test_the_papers_card_comes_first_and_others_stand_in_the_answer(
 
 def test_rates_of_one_pair_stand_once_with_every_verdict_on_them(blessed_of: Of) -> None:
     checked = blessed_of("figure11")
-    rows = [line for line in rate_table(alone(checked), EXPECTED) if line.startswith("| 14B | 16")]
+    rows = [line for line in rate_table(checked, EXPECTED) if line.startswith("| 14B | 16")]
     assert len(rows) == 2
     for row in rows:
         asked, verdicts = (row.split("|")[place].split(",") for place in (5, 7))
