@@ -6,13 +6,12 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, check_selection
-from repro.report.numbers import quantity, span
+from repro.report.numbers import span
 from repro.report.systems import BLOCKS, systems_writers
 from repro.report.systems_rates import against, comparisons, ratio_span
 from repro.report.systems_tables import rate_table, step_table
@@ -81,16 +80,6 @@ def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: O
     )
 
 
-def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
-    lines = [line for line in rate_table(table6, EXPECTED) if line.startswith("| 7B")]
-    statuses = {item.name.rsplit("_", 1)[1]: item.status for item in table6.verdicts
-                if item.about == "claim"}  # fmt: skip
-    rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines)}
-    assert set(statuses) == {"2", "8"}
-    assert all(rows[batch][6].strip() == status for batch, status in statuses.items())
-    assert rows["1"][6].strip() == ""
-
-
 def test_qlora_by_two_products_is_two_groups_beside_one_cell_of_the_paper(
     blessed_of: Of,
 ) -> None:
@@ -146,17 +135,6 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
     ]
 
 
-def test_a_question_without_ratios_is_answered_by_its_targets_first_numbers(
-    tmp_path: Path, blessed_of: Of
-) -> None:
-    checked = blessed_of("rollout_scheduling")
-    write = systems_writers(lambda: [checked], EXPECTED, tmp_path / "systems.md")["systems_short"]
-    (row,) = [line for line in write() if line.startswith("| sharing, scheduling")]
-    metric = checked.selection.target.metric(checked.selection.target.headline or "")
-    values = checked.evidence.values(metric.name)[checked.selection.target.arms[-1].name]
-    assert f"{metric.title} {quantity(median(values.values()), metric.unit)}" in row
-
-
 def test_blocks_and_page_name_the_same() -> None:
     targets = [name for block in BLOCKS.values() for name in block.targets]
     assert [find(name).name for name in targets] == targets
@@ -198,12 +176,3 @@ def test_the_papers_card_comes_first_and_others_stand_in_the_answer(
     sentences = write["systems_answer"]()
     devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
     assert devices == ["NVIDIA H200", "NVIDIA H100"]
-
-
-def test_rates_of_one_pair_stand_once_with_every_verdict_on_them(blessed_of: Of) -> None:
-    checked = blessed_of("figure11")
-    rows = [line for line in rate_table(checked, EXPECTED) if line.startswith("| 14B | 16")]
-    assert len(rows) == 2
-    for row in rows:
-        asked, verdicts = (row.split("|")[place].split(",") for place in (5, 7))
-        assert len(asked) == len(verdicts) == 2
