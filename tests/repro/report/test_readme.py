@@ -21,6 +21,7 @@ from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)
 Of = Callable[..., Checked]
+H100 = "nvidia_h100_80gb_hbm3"
 
 
 def rows(checks: list[Checked]) -> list[list[str]]:
@@ -34,28 +35,24 @@ def word(cell: str) -> str:
 
 
 def test_seven_questions_have_a_line_for_each_device_that_answers_them(
-    blessed: list[Checked], on_other_device: Of
+    blessed: list[Checked], every_blessed: list[Checked]
 ) -> None:
-    heads, *found = rows(blessed)
+    heads, *alone = rows(blessed)
+    _, *both = rows(every_blessed)
     assert heads == ["question", "paper", "run with", "measured", "verdict"]
-    assert len(found) == 7
-    systems = [on_other_device(item) for item in blessed if item.selection.tier is Tier.SYSTEMS]
-    _, *wider = rows([*blessed, *systems])
-    for alone, both in zip(found, wider, strict=True):
-        assert both[:3] == alone[:3]
-        again = f"{alone[3]}<br>{alone[3].replace('H200: ', 'H100: ')}"
-        assert both[3:] == [again if "H200" in alone[3] else alone[3], alone[4]]
-    assert sum("H200" in row[3] for row in found) >= 3
+    assert len(alone) == len(both) == 7
+    for one, two in zip(alone, both, strict=True):
+        assert one[:3] == two[:3]
+        assert one[3] in two[3].split("<br>") or not one[3]
+    assert sum("H100" in row[3] and "H200" in row[3] for row in both) == 3
 
 
-def test_verdicts_that_differ_between_devices_are_named_by_device(
-    blessed_of: Of, on_other_device: Of
-) -> None:
-    checked = blessed_of("table6")
-    worse = [dataclasses.replace(item, status="contradicted") for item in checked.verdicts]
-    other = dataclasses.replace(on_other_device(checked), verdicts=worse)
-    assert word(rows([checked, other])[1][4]) == "H200: holds<br>H100: does not"
-    assert answer_sentence(answers([checked, other], EXPECTED)).startswith("Mixed: rollouts")
+def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of: Of) -> None:
+    checked, other = blessed_of("table6"), blessed_of("table6", device=H100)
+    worse = [dataclasses.replace(item, status="contradicted") for item in other.verdicts]
+    checks = [checked, dataclasses.replace(other, verdicts=worse)]
+    assert word(rows(checks)[1][4]) == "H200: holds<br>H100: does not"
+    assert answer_sentence(answers(checks, EXPECTED)).startswith("Mixed: rollouts")
 
 
 def test_the_rollouts_span_and_statements_are_those_of_the_tables(

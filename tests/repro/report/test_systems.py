@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,8 @@ import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, check_selection
-from repro.report.numbers import span
 from repro.report.systems import BLOCKS, systems_writers
-from repro.report.systems_rates import against, comparisons, ratio_span
+from repro.report.systems_rates import comparisons
 from repro.report.systems_tables import rate_table, step_table
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import Selection
@@ -28,6 +26,7 @@ PAGE = PACKAGE.parent / "docs" / "systems.md"
 
 
 Of = Callable[..., Checked]
+H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.fixture(scope="module")
@@ -52,44 +51,13 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
 
 
 def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: Of) -> None:
-    checked = blessed_of("rollout")
-    metric, said = "tokens_per_second_32b_256", "needs 95.8 of 79.2 GiB by the plan"
-    records = dict(checked.evidence.records)
-    records["bf16_lora"] = {
-        seed: dataclasses.replace(
-            record,
-            metrics={name: one for name, one in record.metrics.items() if name != metric},
-            effects=record.effects | {"not_run": {"32b_256": said}},
-        )
-        for seed, record in records["bf16_lora"].items()
-    }
-    changed = dataclasses.replace(
-        checked, evidence=dataclasses.replace(checked.evidence, records=records)
-    )
-    lines = rate_table(changed, EXPECTED)
-    (row,) = [line for line in lines if line.startswith("| 32B | 256 |")]
-    assert f"| not run: {said} |" in row
-    before = {(item.model, item.place): item for item in comparisons(checked, EXPECTED)}
-    after = {(item.model, item.place): item for item in comparisons(changed, EXPECTED)}
-    assert before.keys() == after.keys()
-    gone = after["32b", 256]
-    assert gone.ratio is None
-    assert gone.fast == before["32b", 256].fast
-    assert span([item.ratio.value for item in after.values() if item.ratio]) == ratio_span(
-        list(after.values())
-    )
-
-
-def test_qlora_by_two_products_is_two_groups_beside_one_cell_of_the_paper(
-    blessed_of: Of,
-) -> None:
-    groups = against(comparisons(blessed_of("figure11"), EXPECTED))
-    assert set(groups) == {"nf4_lora", "nf4_lora_bitsandbytes"}
-    first, second = (
-        [(item.model, item.place, item.slow.paper) for item in items] for items in groups.values()
-    )
-    assert first == second
-    assert ("14b", 16, 45.1) in first
+    checked = blessed_of("rollout", device=H100)
+    (row,) = [r for r in rate_table(checked, EXPECTED) if r.startswith("| 32B | 256 |")]
+    assert "| not run: " in row
+    (pair,) = [p for p in comparisons(checked, EXPECTED) if (p.model, p.place) == ("32b", 256)]
+    assert pair.ratio is None
+    assert pair.fast.measured is not None
+    assert pair.slow.absent in row
 
 
 def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
@@ -154,25 +122,20 @@ def test_every_picture_of_the_tier_is_on_the_page_and_exists() -> None:
     assert linked == drawn
 
 
-def test_the_papers_card_comes_first_and_others_stand_in_the_answer(
-    tmp_path: Path, blessed: list[Checked], on_other_device: Of
+def test_the_papers_card_is_shown_and_others_stand_in_the_answer(
+    tmp_path: Path, every_blessed: list[Checked]
 ) -> None:
-    systems = [item for item in blessed if item.selection.tier is Tier.SYSTEMS]
-    both = [*systems, *(on_other_device(item) for item in systems)]
     (tmp_path / "figures").mkdir()
-    for device in ("nvidia_h100", "nvidia_h200"):
+    for device in (H100, "nvidia_h200"):
         (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
-    write = systems_writers(lambda: both, EXPECTED, tmp_path / "systems.md")
-    assert "systems_nvidia_h100_rollout_throughput.svg" in write["systems_rollout"]()[-1]
-    recorded = {item.selection.target.name for item in systems if item.evidence.count}
-    names = [name for name in BLOCKS if recorded & set(BLOCKS[name].targets)]
-    assert len(names) > 5
-    for name in names:
+    write = systems_writers(lambda: every_blessed, EXPECTED, tmp_path / "systems.md")
+    assert f"systems_{H100}_rollout_throughput.svg" in write["systems_rollout"]()[-1]
+    for name, block in BLOCKS.items():
         text = "\n".join(write[f"systems_{name}"]())
         assert "NVIDIA H100" in text, name
         assert "H200" not in text, name
         assert text.count("<details>") == text.count("</details>")
-        assert ("<details>" not in text) == BLOCKS[name].unfolded
+        assert ("<details>" not in text) == block.unfolded
     sentences = write["systems_answer"]()
     devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
-    assert devices == ["NVIDIA H200", "NVIDIA H100"]
+    assert devices == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
