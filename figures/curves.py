@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator
 
 from figures import captions
 from figures.style import GREY, Style, frame, name_ends, new_figure, styles, tidy
-from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates, rank_of
 from repro.report.verdicts import stated_bars
@@ -73,14 +73,19 @@ def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict
     curves = {}
     for arm, by_seed in checked.evidence.records.items():
         seeds = [smooth(v, window) for r in by_seed.values() if (v := r.series.get(series))]
-        steps = range(max(map(len, seeds), default=0))
-        at = [[v for of in seeds for v in of[step : step + 1] if v is not None] for step in steps]
-        if any(at):
-            means = [(step + 1, mean_interval(values)) for step, values in enumerate(at) if values]
-            curves[arm] = [
-                Point(place=step, mean=of.value, low=of.low, high=of.high) for step, of in means
-            ]
+        points = []
+        for step in range(max(map(len, seeds), default=0)):
+            known = [values[step] for values in seeds if step < len(values)]
+            measured = [value for value in known if value is not None]
+            if measured:
+                points.append(_point(step + 1, mean_interval(measured)))
+        if points:
+            curves[arm] = points
     return curves
+
+
+def _point(place: float, interval: Interval) -> Point:
+    return Point(place=place, mean=interval.value, low=interval.low, high=interval.high)
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -143,12 +148,8 @@ def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -
             for arm, values in checked.evidence.values(metric.name).items():
                 place = rank_of(arm) if by_rank else int(match[2])
                 plain, bar = _RANK.sub("", arm), bars.get((arm, metric.name))
-                interval = mean_interval([*values.values()])
-                point = Point(
-                    place=place,
-                    mean=interval.value,
-                    low=interval.low,
-                    high=interval.high,
+                point = replace(
+                    _point(place, mean_interval([*values.values()])),
                     must=None if bar is None else bar.accept[0],
                     goal=None if bar is None else bar.goal,
                     paper=printed.get((match[1], plain, place)),
@@ -164,11 +165,8 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
     for checked in checks:
         for item in comparisons(checked, expected):
             if item.slow.arm == _BASE and item.ratio is not None:
-                found.setdefault((item.model, item.fast.arm), {})[item.place] = Point(
-                    place=item.place,
-                    mean=item.ratio.value,
-                    low=item.ratio.low,
-                    high=item.ratio.high,
+                found.setdefault((item.model, item.fast.arm), {})[item.place] = replace(
+                    _point(item.place, item.ratio),
                     # For being faster alone the line at 1 stands.
                     must=None if item.required == 1 else item.required,
                     paper=item.paper,

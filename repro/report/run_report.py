@@ -25,13 +25,10 @@ from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
 
-# The flags that write one page, what they write, and the flags that they read.
-_PAGES = {
-    "html": (
-        "one page of what is blessed, or of --runs",
-        ("expected", "runs", "targets", "tier"),
-    ),
-    "readme": ("the blocks of one file from blessed records", ("expected",)),
+# The flags that write one page: what they write, and the flags that they read.
+_READ = {
+    "html": ("one page of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
+    "readme": ("the blocks of one file from blessed records", {"expected"}),
 }
 
 
@@ -159,20 +156,16 @@ def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
 
 def require_read(args: argparse.Namespace) -> None:
     """Raise `ValueError` where `report` would not read something that its line names."""
-    given = [
-        name
-        for name, value in vars(args).items()
-        if name != "command" and value is not None and value != []
-    ]
-    for page, (written, read) in _PAGES.items():
-        others = [name for name in given if name not in (page, *read)] if page in given else []
-        targets = args.targets if "targets" in others else []
-        named = [*targets, *(f"--{name}" for name in others if name != "targets")]
+    given = {name for name, value in vars(args).items() if value not in (None, [])}
+    given -= {"command"}
+    for page in given & _READ.keys():
+        written, read = _READ[page]
+        others = sorted(given - {page} - read)
+        named = [*(args.targets if "targets" in others else ()),
+                 *(f"--{name}" for name in others if name != "targets")]  # fmt: skip
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
-    changing = [f"--{name}" for name in CHANGING if name in given]
-    require(
-        bool(args.targets) or not changing, f"{', '.join(changing)}: name the targets that change"
-    )
+    changing = ", ".join(f"--{name}" for name in CHANGING if name in given)
+    require(bool(args.targets) or not changing, f"{changing}: name the targets that change")
 
 
 def main_report(args: argparse.Namespace) -> int:
