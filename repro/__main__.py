@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 from repro import __version__
 from repro.export.command_line import add_commands, add_device, add_reward
@@ -449,14 +450,24 @@ def _dose(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from repro.report.run_report import draw_figures, main_report
+    from repro.report.run_report import main_report
 
     status = _carry_out(args)
     if status not in (FINE, CONTRADICTED):
         return status
-    draw_figures(args)
+    _draw(_as_for("report", args))
     main_report(_as_for("report", args))
     return max(status, _check(_as_for("check", args)))
+
+
+def _draw(args: argparse.Namespace) -> None:
+    """Draw the pictures that a report links; the drawing code is the checkout's, not installed."""
+    from repro.run.places import PACKAGE
+
+    if (PACKAGE.parent / "figures" / "__main__.py").is_file():
+        import_module("figures.__main__").draw_reported(args)
+    else:
+        print("figures are drawn from the checkout; this installation has none")
 
 
 def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:

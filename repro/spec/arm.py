@@ -179,46 +179,6 @@ class PlantedRounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """Rollouts drawn at another temperature than the policy's: a control of exploration alone.
-
-    Not in the paper. Tokens are drawn from softmax(logits / (T * temperature)), T being the scale's
-    temperature of rollouts. What is recorded as the sampler's log-probabilities, and what the
-    gradient is taken of, stays the policy at T: only what is sampled changes, as under AQN in the
-    rollout. Evaluation is at its own temperature.
-
-    Its limits: the tokens are off-policy, and nothing corrects for it. An importance weight would
-    divide by the recorded log-probabilities, which are the policy's and not those of the
-    distribution that was drawn from; so a loss that asks for one is refused.
-
-    Attributes
-    ----------
-    temperature
-        Factor of the scale's temperature; above 1 is warmer.
-    opening_tokens
-        How many tokens from the start of each completion are drawn so; 0 draws all of them so.
-    """
-
-    temperature: float
-    opening_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < float("inf") and self.temperature != 1,
-            f"exploration.temperature is {self.temperature}; it must be above 0, finite and not 1, "
-            "1 means no exploration",
-        )
-        require(
-            self.opening_tokens >= 0,
-            f"exploration.opening_tokens is {self.opening_tokens}; it must be 0 (all) or more",
-        )
-
-    def tokens_of(self, length: int) -> int:
-        """Return how many of a completion's `length` tokens are drawn so."""
-        return min(length, self.opening_tokens) if self.opening_tokens else length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
     """One policy-gradient objective; GRPO, DAPO, Dr. GRPO and GSPO are values of it.
 
@@ -334,8 +294,6 @@ class Arm:
         A user's own reward instead of `task`; in no target.
     rounding
         A multiple of a format's rounding error on BF16 weights; a dose.
-    exploration
-        Rollouts at another temperature than the policy's; a control.
     temperature_factor
         Multiplies the scale's temperature of training: the policy itself is warmer, in rollouts and
         in every log-probability that the loss takes, so its tokens are on-policy. Entropy without a
@@ -356,7 +314,6 @@ class Arm:
     weight_noise: WeightNoise | None = field(default=None, metadata=LATER)
     reward_function: RewardFunction | None = field(default=None, metadata=LATER)
     rounding: PlantedRounding | None = field(default=None, metadata=LATER)
-    exploration: Exploration | None = field(default=None, metadata=LATER)
     temperature_factor: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
@@ -400,20 +357,4 @@ class Arm:
             self.temperature_factor == 1 or self.training != "none",
             f"arm {self.name}: an untrained arm has no rollouts; temperature_factor must be 1, not "
             f"{self.temperature_factor}",
-        )
-        self._require_explorable()
-
-    def _require_explorable(self) -> None:
-        """Raise `ValueError` where exploration has no meaning beside the other fields."""
-        if self.exploration is None:
-            return
-        require(
-            self.training != "none",
-            f"arm {self.name}: an untrained arm has no rollouts; exploration needs lora or full",
-        )
-        require(
-            self.loss.importance_cap is None and self.loss.old_policy == "trainer",
-            f"arm {self.name}: under exploration the sampler's log-probabilities are the policy's, "
-            "not those of what was drawn from; loss.importance_cap must be None and "
-            "loss.old_policy trainer",
         )
