@@ -173,6 +173,18 @@ def smoke(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def notebook(session: nox.Session) -> None:
+    """Run every cell of notebooks/smoke.ipynb; the copy with what they print is left in runs/."""
+    suite, folder = suite_python(session), ROOT / "runs"
+    python = environment_python(session, "notebook", ("nbclient>=0.10", "ipykernel>=7"))
+    shown = folder / "smoke.ipynb"
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(ROOT / "notebooks" / "smoke.ipynb", shown)
+    execute = str(Path(python).with_name("jupyter-execute"))
+    session.run(execute, "--inplace", str(shown), external=True, env={"REPRO_PYTHON": suite})
+
+
+@nox.session(venv_backend="none", default=False)
 def quantize(session: nox.Session) -> None:
     """Quantise a 16-bit checkpoint: `-- SOURCE OUT`; with `--calibrate` by AWQ, on texts.
 

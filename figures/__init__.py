@@ -3,3 +3,8 @@
 Each module draws one figure and has two functions: `rows(records) -> plain rows` and
 `draw(rows) -> Figure`. Nothing is computed while drawing, and nothing here imports torch.
 """
+
+import os
+
+# Files alone are drawn. A notebook names a backend of its own, which is not installed here.
+os.environ["MPLBACKEND"] = "agg"

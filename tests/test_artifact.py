@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -49,3 +50,10 @@ def test_hooks_are_sessions_of_every_change() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     named = {session_of(hook["entry"]) for repo in hooks["repos"] for hook in repo["hooks"]}
     assert named == {"lint", "types"} & sessions()
+
+
+def test_the_notebook_is_kept_without_what_a_run_printed() -> None:
+    book = json.loads((ROOT / "notebooks" / "smoke.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]

@@ -79,6 +79,7 @@ def test_every_change_is_checked_on_each_python_that_the_package_names() -> None
         "tests-nightly",
         "fuzz",
         "audit",
+        "notebook",
         "image",
         "lint",
         "types",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -277,6 +278,7 @@ def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> No
     assert len(operations.draw(rows).axes) == 2
 
 
-def test_drawing_needs_no_torch() -> None:
+def test_drawing_needs_no_torch_and_no_backend_of_a_notebook() -> None:
     code = "import sys, figures.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    notebook = os.environ | {"MPLBACKEND": "module://not_installed.backend_inline"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=notebook)
