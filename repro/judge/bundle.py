@@ -70,7 +70,7 @@ def unpack(bundle: Path, folder: Path) -> Selection:
         with zipfile.ZipFile(bundle) as archive:
             _unpack(archive, bundle, folder)
             words = archive.comment.decode(errors="replace").split()
-    except (zipfile.BadZipFile, EOFError, RuntimeError, zlib.error) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, UnicodeError, zlib.error) as error:
         raise ValueError(f"{bundle}: not a bundle that can be read: {error}") from error
     require(len(words) == 2, f"{bundle}: its comment is {words!r:.80}; needs a target and a tier")
     return select(words[:1], tier=words[1])[0]
