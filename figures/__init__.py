@@ -3,3 +3,8 @@
 Four kinds: `curves`, rows with `intervals`, `bars` and the `roofline`; `floors` is of the source.
 What they show is what pages say, computed in the same place. Nothing here imports torch.
 """
+
+import os
+
+# Files alone are drawn. A notebook names a backend of its own, which is not installed here.
+os.environ["MPLBACKEND"] = "agg"

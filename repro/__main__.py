@@ -80,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     _add_bless(commands)
+    _add_bundle(commands)
 
     add_commands(commands)
     _add_tune_steps(commands)
@@ -109,6 +110,19 @@ def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--add); claims stay undecided until then",
     )
     bless.set_defaults(command=_bless)
+
+
+def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "bundle",
+        help="pack a target's records for others; --verify judges such a file from scratch",
+    )
+    parser.add_argument("file", metavar="FILE", help="of the bundle")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `repro list`")
+    parser.add_argument("--tier", help=_TIERS)
+    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
+    parser.add_argument("--verify", action="store_true", help="carries nothing out; as `check`")
+    parser.set_defaults(command=_bundle)
 
 
 def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -418,6 +432,26 @@ def _bless(args: argparse.Namespace) -> int:
     from repro.judge.blessing import main_bless, main_bless_device
 
     return main_bless_device(args) if args.device else main_bless(args)
+
+
+def _bundle(args: argparse.Namespace) -> int:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from repro.judge.bundle import pack, unpack
+    from repro.run.places import runs_folder
+    from repro.run.select import select
+
+    if bool(args.target) == args.verify:
+        raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
+    if not args.verify:
+        (selection,) = select([args.target], tier=args.tier)
+        print(pack(selection, runs_folder(args.runs)[0], Path(args.file)))
+        return FINE
+    with TemporaryDirectory(prefix="bundle-") as folder:
+        judged = unpack(Path(args.file), Path(folder))
+        line = ["check", judged.target.name, "--tier", judged.tier.value, "--runs", folder]
+        return _check(build_parser().parse_args(line))
 
 
 def _tune_steps(args: argparse.Namespace) -> int:
