@@ -204,14 +204,14 @@ def packed_attention(
     query_heads: int,
     scale: float,
 ) -> Tensor:
-    """Rotate and attend inside each row of a packed pass, whatever the rows: one call a block."""
+    """Rotate and attend inside each row of a packed pass; on a GPU one call whatever the rows."""
     if _portable(qkv) and qkv.dtype in _SIXTEEN_BITS:
         from kernels import packed_attention as kernel
 
         return kernel.packed_attention(
             qkv, cos, sin, segments, query_heads=query_heads, scale=scale
         )
-    return reference_train.packed_attention(
+    return reference_train.attention_by_prompt(
         qkv, cos, sin, segments, query_heads=query_heads, scale=scale
     )
 

@@ -352,8 +352,6 @@ def write_manifest(
     source: str,
     weight_format: str,
     recipe: str,
-    *,
-    calibration: dict[str, Any] | None = None,
 ) -> None:
     """Write what made a folder, and the sums of its files.
 
@@ -367,13 +365,10 @@ def write_manifest(
         Digest of the checkpoint that was quantised, by `source_digest`.
     recipe
         The arithmetic of scales.
-    calibration
-        Data, sizes and versions of AWQ; None for rounding to nearest.
     """
     manifest = {
         "schema": MANIFEST_SCHEMA,
-        "algorithm": "rtn" if calibration is None else "awq",  # rtn: round to nearest, no data
-        "calibration": calibration,
+        "algorithm": "rtn",  # round to nearest, no data
         "recipe": recipe,
         "format": weight_format,
         "layout": stored_layouts.LAYOUTS[weight_format],
