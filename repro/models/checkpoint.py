@@ -234,13 +234,20 @@ def write_quantized(
         specs = expected_specs(model, weight_format)
         temporary.mkdir()
         copy_companions(source_path, temporary)
-        _write_config(source_path, temporary, weight_format)
         scales = SharedScales(source, default_recipe(source_path, weight_format))
         make = _Maker(scales, model, torch.device(device), weight_format)
         shards = write_shards(temporary, specs, make, max_shard_bytes)
         linears = stored_layouts.count_projections(specs)
-        digest = source_digest(source_path)
-        write_manifest(temporary, shards, linears, digest, weight_format, scales.recipe)
+        made = {
+            "algorithm": "rtn",  # round to nearest, no data
+            "recipe": scales.recipe,
+            "format": weight_format,
+            "layout": stored_layouts.LAYOUTS[weight_format],
+            "linears": linears,
+            "source_sha256": digest_of_files([source_path / "config.json", *source.files()]),
+        }
+        quantization = stored_layouts.quantization_config(weight_format)
+        write_description(source_path, temporary, shards, quantization, made)
     return Written(
         folder=out,
         shards=tuple(out / name for name in shards),
@@ -332,51 +339,33 @@ def copy_companions(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def _write_config(source: Path, target: Path, weight_format: str) -> None:
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
-    config["dtype"] = "bfloat16"
-    config["quantization_config"] = stored_layouts.quantization_config(weight_format)
-    write_json(target / "config.json", config)
-
-
-def source_digest(folder: Path) -> str:
-    """Return one SHA-256 hex digest over a checkpoint's config and shards."""
-    return digest_of_files([folder / "config.json", *TensorFolder(folder).files()])
-
-
-def write_manifest(
-    folder: Path,
+def write_description(
+    source: Path,
+    target: Path,
     shards: dict[str, str],
-    linears: int,
-    source: str,
-    weight_format: str,
-    recipe: str,
+    quantization: dict[str, Any] | None,
+    made: dict[str, Any],
 ) -> None:
-    """Write what made a folder, and the sums of its files.
+    """Write a folder's config, as its source's, and its manifest.
 
     Parameters
     ----------
     shards
         SHA-256 by name.
-    linears
-        Projections quantised.
-    source
-        Digest of the checkpoint that was quantised, by `source_digest`.
-    recipe
-        The arithmetic of scales.
+    quantization
+        The config's `quantization_config`; None for 16 bits.
+    made
+        What made the folder.
     """
-    manifest = {
-        "schema": MANIFEST_SCHEMA,
-        "algorithm": "rtn",  # round to nearest, no data
-        "recipe": recipe,
-        "format": weight_format,
-        "layout": stored_layouts.LAYOUTS[weight_format],
-        "linears": linears,
-        "source_sha256": source,
-        "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
-    }
-    write_json(folder / MANIFEST, manifest)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for key in ("torch_dtype", "quantization_config"):
+        config.pop(key, None)
+    config["dtype"] = "bfloat16"
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    write_json(target / "config.json", config)
+    sums = {"config.json": sha256_of(target / "config.json"), **shards}
+    write_json(target / MANIFEST, {"schema": MANIFEST_SCHEMA, **made, "sha256": sums})
 
 
 def verify(folder: Path, *, workers: int = 4) -> str | None:
