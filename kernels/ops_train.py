@@ -41,7 +41,7 @@ def _projected_op(kind: str, parts: int, large: Shape) -> Op:
     return Op(
         name=f"projected_{kind}",
         reference=reference_train.projected,
-        kernel="kernels.projections:projected",
+        kernel="kernels.triton.projections:projected",
         inputs=partial(_projected_inputs, kind, parts),
         shapes=((5, 64, 48), (33, 100, 84)),
         large=large,
@@ -95,7 +95,7 @@ TRAIN_OPS: tuple[Op, ...] = (
     Op(
         name="packed_attention",
         reference=_attention,
-        kernel="kernels.packed_attention:packed_attention",
+        kernel="kernels.triton.packed_attention:packed_attention",
         inputs=_attention_inputs,
         shapes=((4, 9, 4, 2, 32), (3, 40, 7, 1, 64)),
         large=(4, 256, 28, 4, 128),

@@ -1,7 +1,7 @@
 """What a packed training pass calls between its blocks' parts, in plain PyTorch, differentiable.
 
-The specification of `kernels.projections` and `kernels.packed_attention`: the same names and
-signatures, on any device and in any floating type.
+The specification of `kernels.triton.projections` and `kernels.triton.packed_attention`: the same
+names and signatures, on any device and in any floating type.
 """
 
 from __future__ import annotations

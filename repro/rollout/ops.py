@@ -135,7 +135,7 @@ class Operations:
     overlap
         Use programmatic dependent launch (kernels on Hopper and newer).
     workspace
-        That of `kernels.decode_step.attend_step`; plain torch needs none.
+        That of `kernels.triton.decode_step.attend_step`; plain torch needs none.
     """
 
     def __init__(

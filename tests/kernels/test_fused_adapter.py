@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear, reference, tuning
-from kernels.cuda import compiler
-from kernels.fused_adapter import FILES, macros
-from kernels.hopper import Adapter
+from kernels import reference, tuning
+from kernels.cuda import compiler, linear
+from kernels.cuda.fused_adapter import FILES, macros
+from kernels.cuda.hopper import Adapter
 from kernels.packing import PackedWeight, pack
 from kernels.tune import LAYERS, with_adapter
 

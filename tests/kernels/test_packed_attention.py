@@ -151,7 +151,7 @@ def test_interpreted_parts_joined_are_the_whole(
 ) -> None:
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     monkeypatch.setattr(packed_attention, "_flash", plain_flash)
     monkeypatch.setattr(packed_attention, "_flash_backward", plain_flash_backward)
@@ -184,7 +184,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     ours = with_gradient(packed_attention.packed_attention, lengths, "cuda", torch.bfloat16)
     plain = with_gradient(reference_train.packed_attention, lengths, "cuda", torch.bfloat16)
@@ -205,7 +205,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
 def test_a_hundred_new_lengths_cost_nothing() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     op = named_op("packed_attention")
     made = {

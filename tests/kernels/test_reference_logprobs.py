@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels import reference_logprobs
-from kernels.logprobs import chunk_rows
 from kernels.reference import token_logprobs
+from kernels.triton.logprobs import chunk_rows
 
 T, H, V = 23, 32, 211
 

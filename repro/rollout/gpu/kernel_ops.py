@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
+from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.rollout.ops import Operations, Primitives
 
 KERNELS = Primitives(
