@@ -211,7 +211,7 @@ def packed_attention(
         return kernel.packed_attention(
             qkv, cos, sin, segments, query_heads=query_heads, scale=scale
         )
-    return reference_train.attention_by_prompt(
+    return reference_train.packed_attention(
         qkv, cos, sin, segments, query_heads=query_heads, scale=scale
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference, reference_train
-from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.op import Arguments, Op, Shape, normal
 from kernels.segments import Segments, segments
 
 _RANK = 8
@@ -82,12 +82,6 @@ def _attention(
     return out
 
 
-def _dense_attention(arguments: Arguments) -> Dense:
-    *positional, query_heads, scale = arguments
-    whole = partial(reference_train.packed_attention, query_heads=query_heads, scale=scale)
-    return whole, tuple(positional)
-
-
 TRAIN_OPS: tuple[Op, ...] = (
     _projected_op("plain", 1, (8192, 3584, 3584)),
     _projected_op("norm", 3, (8192, 3584, 4608)),
@@ -105,6 +99,5 @@ TRAIN_OPS: tuple[Op, ...] = (
         named=("query_heads", "scale"),
         written=(0,),
         interpretable=False,
-        dense=_dense_attention,
     ),
 )
