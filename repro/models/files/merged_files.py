@@ -54,7 +54,8 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
         copy_companions(policy.folder, temporary)
         model = build_on_meta(read_description(policy.folder).config)
         specs = expected_specs(model, None)
-        shards = write_shards(temporary, specs, lambda name: merged_tensor(policy, name))
+        tensors = ((name, merged_tensor(policy, name)) for name in specs)
+        shards = write_shards(temporary, tensors)
         made = {
             "algorithm": "merged",
             "format": "bf16",
