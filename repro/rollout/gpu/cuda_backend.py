@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.eager import Steps
@@ -17,10 +18,33 @@ from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
-from repro.rollout.gpu.kernel_ops import kernel_operations
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
+from repro.rollout.ops import Operations, Primitives
 from repro.rollout.state import RowState
 from repro.spec.arm import require
+
+KERNELS = Primitives(
+    add_norm=decode_step.add_norm,
+    attend_step=decode_step.attend_step,
+    rotary_write=rotary.rotary_write,
+    prefill_attention=prefill_attention.prefill_attention,
+    add_adapter=decode_adapter.add_adapter,
+    swiglu=decode_step.swiglu,
+    adapted_swiglu=decode_adapter.adapted_swiglu,
+    choose=decode_choice.choose,
+)
+
+
+def kernel_operations(
+    slots: int, heads: tuple[int, int, int], device: torch.device, *, overlap: bool
+) -> Operations:
+    """Return the operations by kernels, for steps of at most `slots` rows.
+
+    `heads` are query heads, key heads and head dimension; `overlap` uses programmatic dependent
+    launch (Hopper and newer).
+    """
+    workspace = decode_step.StepWorkspace(slots, *heads, device)
+    return Operations(KERNELS, overlap=overlap, workspace=workspace)
 
 
 class GpuBackend:

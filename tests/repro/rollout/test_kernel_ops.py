@@ -23,7 +23,7 @@ builder = importlib.util.module_from_spec(spec); spec.loader.exec_module(builder
 from repro.rollout import backend
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.gpu.kernel_ops import kernel_operations
+from repro.rollout.gpu.cuda_backend import kernel_operations
 from repro.spec.config import SamplingConfig
 
 config = EngineConfig(slots=4, max_positions=96, max_new_tokens=9, block_size=8,
