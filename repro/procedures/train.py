@@ -19,12 +19,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from repro.data.load import load_problems
 from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.export.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
@@ -37,7 +35,7 @@ from repro.procedures.loaded_runs import (
     TrainingOutcome,
     digests_at_start,
 )
-from repro.procedures.matched_noise import plant_matched_noise
+from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -164,8 +162,7 @@ def load_arm(run: RunConfig, device: str) -> Policy:
         order=run.seed if scale.permuted else None,
         rounding=arm.rounding,
     )
-    if arm.weight_noise is not None:
-        plant_matched_noise(policy, run, load_problems(scale.data, "train"))
+    plant_arms_noise(policy, run)
     return policy
 
 
@@ -280,7 +277,7 @@ def keep_policy(policy: Policy, folder: Path) -> None:
     """Write what was trained to `folder`, in place of what is there: `adapter/`, or `model/`."""
     if policy.training == "lora":
         shutil.rmtree(folder / "adapter", ignore_errors=True)
-        write_probe(policy, save_adapter(policy, folder / "adapter"))
+        save_adapter(policy, folder / "adapter")
     else:
         shutil.rmtree(folder / "model", ignore_errors=True)
         write_merged(policy, folder / "model")

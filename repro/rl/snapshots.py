@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from repro.models.checkpoint import sha256_of
-from repro.models.files.tensor_files import TensorSpec, write_tensors
+from repro.models.files.tensor_files import write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"
@@ -147,8 +147,7 @@ def _write_files(
     """Write all files of a snapshot and force them to disk, the sums last."""
     sums = {}
     for name, values in tensors.items():
-        specs = {key: TensorSpec(dtype=t.dtype, shape=tuple(t.shape)) for key, t in values.items()}
-        sums[name] = write_tensors(folder / name, specs, values.__getitem__)
+        sums[name] = write_tensors(folder / name, values)
     (folder / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     sums[STATE] = sha256_of(folder / STATE)
     (folder / SUMS).write_text(_sums_text(sums), encoding="utf-8")

@@ -97,7 +97,6 @@ def through_head(
         output.weight,
         sent(rows.token_ids[rows.mask], hidden.device),
         temperature,
-        getattr(output, "bias", None),
     )
     mask = sent(rows.mask, hidden.device)
     return spread(logprobs, mask), spread(entropy, mask)

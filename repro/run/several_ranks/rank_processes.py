@@ -16,7 +16,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -212,7 +211,7 @@ def _work_as_rank(
     os.environ.update(variables)
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    work(pipe, log, threads, device, 1, True, body, None)
+    work(pipe, log, threads, device, True, body)
 
 
 class InPlace:
@@ -224,7 +223,6 @@ class InPlace:
 
     def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Claim]) -> None:
         self._ranks, self._threads, self._claim = ranks, threads, claim
-        self._waiting: deque[Task] = deque()
         self._stop = False
 
     def __enter__(self) -> InPlace:
@@ -235,9 +233,10 @@ class InPlace:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield the events of each task, in turn."""
-        self._waiting = deque(tasks)
-        while self._waiting and not self._stop:
-            claim = self._claim(self._waiting.popleft())
+        for waiting in tasks:
+            if self._stop:
+                return
+            claim = self._claim(waiting)
             if claim.elsewhere is not None:
                 yield Event(task=claim.elsewhere, kind="elsewhere")
             if claim.claimed is None:
@@ -245,26 +244,20 @@ class InPlace:
             task = claim.claimed
             self._ranks.texts(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text, values = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
+            kind, text = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
             # Where a signal reached another rank alone, all have stopped for it.
             self._stop = self._stop or kind == "stopped"
-            yield Event(task=task, kind=kind, text=text, values=values)
+            yield Event(task=task, kind=kind, text=text)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
 
     def stop(self) -> None:
         """Let all ranks stop after their next step."""
         self._stop = True
-
-    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Take tasks that have not begun out of the queue; return them."""
-        dropped = [task for task in self._waiting if unwanted(task)]
-        self._waiting = deque(task for task in self._waiting if task not in dropped)
-        return dropped
 
     def close(self) -> None:
         """Have nothing to end: torchrun ends the other ranks."""
@@ -283,9 +276,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     by_digest = {task.run.digest(): task for task in tasks}
     try:
         while (digest := ranks.texts("")[0]) in by_digest:
-            kind, text, _ = outcome_of(
-                by_digest[digest], threads, _quietly, lambda: bool(asked), None
-            )
+            kind, text = outcome_of(by_digest[digest], threads, _quietly, lambda: bool(asked), None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import py_compile
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,32 +119,6 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     record = carried(reverting)
     assert [state["dirty"] for state in record.sources] == [True, False]
     assert record.dirty
-    assert not is_clean(record)
-
-
-def test_files_that_decide_nothing_may_be_written(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def reading_and_compiling() -> dict[str, Any]:
-        checkout.loss.read_text()
-        py_compile.compile(str(checkout.loss))
-        (checkout.root / "repro" / "notes.txt").write_text("words")
-        return {}
-
-    record = carried(reading_and_compiling)
-    assert len(record.sources) == 1
-    assert record.dirty is False
-
-
-def test_what_is_edited_while_a_run_runs_is_a_second_state(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def editing() -> dict[str, Any]:
-        checkout.loss.write_text(WRONG)
-        return {}
-
-    record = carried(editing)
-    assert [state["dirty"] for state in record.sources] == [False, True]
     assert not is_clean(record)
 
 

@@ -172,7 +172,7 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         run(0, training="full"),
         run(1, training="full"),
         run(0, loss=DAPO),
-        run(2, rounding=PlantedRounding(format="int3")),
+        run(2, rounding=PlantedRounding(format="mxfp4")),
         untrained,
     ]
     results = train_together(
@@ -185,9 +185,9 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         assert 0 <= (one.metrics["accuracy"].value or 0.0) <= 100
     assert results[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
     assert [len(one.series.get("reward", [])) for one in results] == [3] * 7 + [0]  # type: ignore[union-attr]
-    assert results[6].effects["rounding"]["format"] == "int3"  # type: ignore[union-attr]
+    assert results[6].effects["rounding"]["format"] == "mxfp4"  # type: ignore[union-attr]
     for one in results[:7]:
-        assert one.metrics["take_off_tokens"].value  # type: ignore[union-attr]
+        assert one.metrics["take_off_steps"].value  # type: ignore[union-attr]
 
 
 def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
