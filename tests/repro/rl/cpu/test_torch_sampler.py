@@ -66,7 +66,7 @@ def test_sampled_logprobs_equal_the_trainer_s(
             norm.noise = 0.2 * torch.randn(norm.weight.shape, generator=generator)
     sampling = dataclasses.replace(SAMPLED, temperature=temperature)
     batch = TorchSampler(policy).sample(prompts, sampling, group_size=3, seeds=range(15))
-    rows = make_rows(prompts, batch.completions, group_size=3, end_token_ids={100})
+    rows = make_rows(prompts, batch.completions, group_size=3)
     with torch.no_grad():
         expected, _ = plain_logprobs(policy, rows, temperature)
     assert (rows.sampled_logprobs - expected).abs().max() < 1e-4
