@@ -130,10 +130,7 @@ class PromptSource:
 
     `prompts` are by problem's id; runs of one scale that train side by side fill them together.
 
-    Raises
-    ------
-    ValueError
-        When there are fewer problems than a rollout takes, or two share an id.
+    Raises `ValueError` when there are fewer problems than a rollout takes, or two share an id.
     """
 
     def __init__(

@@ -82,11 +82,8 @@ def make_rows(
 ) -> Rows:
     """Build rows from P * group_size completions in prompt-major order.
 
-    Raises
-    ------
-    ValueError
-        When counts do not match, a completion or prompt is empty, or a log-probability is not
-        finite.
+    Raises `ValueError` when counts do not match, a completion or prompt is empty, or a
+    log-probability is not finite.
     """
     if len(completions) != len(prompts) * group_size:
         raise ValueError(

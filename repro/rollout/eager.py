@@ -1,28 +1,14 @@
-"""How decode steps are run, and the way without captures: each as it comes."""
+"""Decode steps without captures: each as it comes."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from repro.rollout.forward import Forward
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
 
-class Steps(Protocol):
-    """Runs one decode step over slots 0 to width - 1, the draw included."""
-
-    def __call__(self, width: int, sampling: SamplingConfig) -> None:
-        """Run the step."""
-        ...
-
-    def close(self) -> None:
-        """Give back what was captured."""
-        ...
-
-
 class EagerSteps:
-    """Runs each step as it comes."""
+    """Runs each decode step as it comes, over slots 0 to width - 1, the draw included."""
 
     def __init__(self, forward: Forward, state: RowState) -> None:
         self._forward, self._state = forward, state
@@ -36,4 +22,4 @@ class EagerSteps:
         self._forward.ops.choose(logits, state, sampling)
 
     def close(self) -> None:
-        """Nothing was captured."""
+        """Give back what was captured: nothing."""

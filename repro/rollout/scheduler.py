@@ -120,10 +120,7 @@ class Scheduler:
     def add(self, rows: Sequence[Row]) -> None:
         """Queue rows at the end.
 
-        Raises
-        ------
-        ValueError
-            When a row at full length needs more blocks than the cache has.
+        Raises `ValueError` when a row at full length needs more blocks than the cache has.
         """
         for row in rows:
             needed = self.pool.blocks_for(len(row.group.prompt) - 1 + row.limit)

@@ -117,10 +117,7 @@ def group_runs(
 def kind_of(run: RunConfig) -> str:
     """Return a digest that runs of one ensemble have in common.
 
-    Raises
-    ------
-    TypeError
-        When the run has no `TrainScale`.
+    Raises `TypeError` when the run has no `TrainScale`.
     """
     scale, arm = run.scale, run.arm
     if not isinstance(scale, TrainScale):

@@ -12,7 +12,7 @@ from torch import nn
 from kernels import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.eager import Steps
+from repro.rollout.backend import Backend
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
@@ -47,16 +47,8 @@ def kernel_operations(
     return Operations(KERNELS, overlap=overlap, workspace=workspace)
 
 
-class GpuBackend:
-    """Kernels, fused projections, captured steps.
-
-    Attributes
-    ----------
-    live_noise
-        True: noise is read from buffers, so captured steps see it.
-    """
-
-    live_noise = True
+class GpuBackend(Backend):
+    """Kernels, fused projections, captured steps."""
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:
         require(
@@ -66,7 +58,6 @@ class GpuBackend:
         decoder: Any = policy.decoder
         device = policy.device
         self._config = config
-        self.cache_dtype = cache_dtype(policy, config)
         heads = (
             decoder.config.num_attention_heads,
             decoder.config.num_key_value_heads,
@@ -74,7 +65,8 @@ class GpuBackend:
         )
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
-        self.operations = kernel_operations(config.slots, heads, device, overlap=overlap)
+        operations = kernel_operations(config.slots, heads, device, overlap=overlap)
+        super().__init__(cache_dtype(policy, config), operations, live_noise=True)
         self._captures = Captures(device)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
@@ -87,7 +79,7 @@ class GpuBackend:
             return PackedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
 
-    def steps(self, forward: Forward, state: RowState) -> Steps:
+    def steps(self, forward: Forward, state: RowState) -> CapturedSteps:
         """Return captured steps."""
         return CapturedSteps(forward, state, self._captures)
 

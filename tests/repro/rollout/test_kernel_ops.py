@@ -54,7 +54,7 @@ def check(architecture):
     layer = policy.decoder.model.layers[0].self_attn
     operations = kernel_operations(4, (4, 2, layer.head_dim), policy.device, overlap=False)
     operations.workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
-    made = backend.TorchBackend(cache_dtype=torch.float32, operations=operations, live_noise=True)
+    made = backend.Backend(cache_dtype=torch.float32, operations=operations, live_noise=True)
     with mock.patch("repro.rollout.engine.backend_for", lambda policy, config: made):
         engine = Engine(policy, config)
         by_kernels = answers_of(engine, architecture)
