@@ -67,15 +67,6 @@ def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(
     require_usable(engine)
 
 
-def test_every_row_reaches_full_length_when_the_cache_holds_one(make_policy: MakePolicy) -> None:
-    engine = Engine(make_policy(), small(cache_blocks=12))
-    prompts = [[i + 1] * 11 for i in range(4)]
-    batch = engine.sample(prompts, SAMPLING, group_size=2, seeds=range(8))
-    assert [len(c.token_ids) for c in batch.completions] == [32] * 8
-    assert engine.statistics.preemptions > 0
-    require_usable(engine)
-
-
 def test_an_interrupt_returns_all_blocks(engine: Engine) -> None:
     def interrupt(statistics: Statistics) -> None:
         if statistics.decode_steps > 8:
