@@ -24,7 +24,7 @@ from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, require_finite
-from repro.rl.stacked.batch import largest_group, width_multiple
+from repro.rl.stacked.batch import largest_group
 from repro.rl.stacked.noise import AddedNoise, added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
@@ -241,7 +241,7 @@ class StackedPolicies:
         rows
             What the passes are over, in groups of `size`.
         """
-        largest = largest_group(rows, size, width_multiple(self.stack.device))
+        largest = largest_group(rows, size)
         whole = largest * max((len(own) for own in rows if own is not None), default=1) // size
         first = min(self.tokens_at_once, whole)
         result, fitting = within_memory(

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from repro.rollout.eager import EagerSteps
+from repro.rollout.backend import EagerSteps
 from repro.rollout.forward import Forward
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig

@@ -183,18 +183,6 @@ def test_training_curves(alone_once: Callable[..., Any], together: Callable[...,
     assert plain.keys() - own == alone_once(make_run(seed=0)).result.series.keys()
 
 
-def test_batches_as_wide_as_a_gpus(
-    alone_once: Callable[..., Any], together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("update", "policies"):
-        monkeypatch.setattr(f"repro.rl.stacked.{module}.width_multiple", lambda device: 32)
-    require_equal(
-        [make_run(seed=0), make_run(seed=1, weight_format="nvfp4", noise=NOISE)],
-        alone_once,
-        together,
-    )
-
-
 def test_several_updates_and_the_sampler_as_old_policy_in_float32(
     alone: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
