@@ -104,7 +104,7 @@ def through_head(
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
     """Return the context of a pass: float32 masters under 16-bit compute multiply in autocast."""
-    if policy.training != "full" or policy.compute_dtype == torch.float32:
+    if policy.training != "full" or policy.compute_dtype.itemsize > 2:
         return nullcontext()
     return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
 
