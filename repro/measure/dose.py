@@ -32,8 +32,6 @@ Source: arXiv 2510.11696 section 3.3, Eq. 8 to 12.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +67,6 @@ from repro.rl.single_run.for_policy import sampler_for
 from repro.rollout.sampler import Completion
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
-from repro.spec.whole_files import replace_text
 
 _DRAWS = 8
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
@@ -344,19 +341,15 @@ def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float])
     )
     console.print(_layers(doses, sigmas))
     console.print(summary(doses, sigmas[0]), highlight=False)
-    kls: list[Divergence] = []
     if prompts:
         changes = divergences(
             args.model, formats, sigmas,
             prompts=prompts, new_tokens=args.new_tokens, device=device,
         )  # fmt: skip
         total = len(formats) + len(sigmas)
-        kls = list(track(changes, "divergences", total=total, transient=True))
-        console.print(_kls(kls))
+        console.print(_kls(list(track(changes, "divergences", total=total, transient=True))))
     else:
         console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
-    if args.out:
-        replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
     return 0
 
 
@@ -370,15 +363,6 @@ def summary(doses: Sequence[NormDose], sigma: float) -> str:
             f"({min(ratios):.2g} to {max(ratios):.2g} over {len(ratios)} norms)."
         )
     return "\n".join(lines)
-
-
-def as_json(model: str, doses: Sequence[NormDose], kls: Sequence[Divergence]) -> dict[str, Any]:
-    """Return everything as JSON values."""
-    return {
-        "model": str(model),
-        "norms": [dataclasses.asdict(dose) for dose in doses],
-        "nats_per_token": [dataclasses.asdict(kl) for kl in kls],
-    }
 
 
 def _layers(doses: Sequence[NormDose], sigmas: Sequence[float]) -> Table:
