@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from repro.data.problem import DataError, Problem, read_level
@@ -182,7 +181,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in rows_of(_fetched(name, public, filename))]
+    rows = [dict(row) for row in _rows(_fetched(name, public, filename))]
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
@@ -210,25 +209,13 @@ def _problem(
     )
 
 
-def rows_of(data: str) -> Sequence[Any]:
-    """Return rows, read as they are asked for, of a local file or of a hub data set's train split.
-
-    A name that ends in .parquet, .json or .jsonl is a file's.
-
-    Raises
-    ------
-    DataError
-        When there is no such file.
-    """
+def _rows(path: str) -> Sequence[Any]:
+    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
     import datasets
 
     datasets.disable_progress_bars()
-    kind = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}.get(Path(data).suffix)
-    if kind is None:
-        return cast(Sequence[Any], datasets.load_dataset(data, split="train"))
-    if not Path(data).is_file():
-        raise DataError(f"{data} is not a file")
-    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=data, split="train"))
+    kind = "parquet" if path.endswith(".parquet") else "json"
+    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> str:

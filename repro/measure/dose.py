@@ -202,7 +202,6 @@ def divergences(
     prompts: int,
     new_tokens: int,
     device: torch.device | str,
-    seed: int = 0,
 ) -> Iterator[Divergence]:
     """Yield the KL of each sigma of AQN and each format, on prompts and on own completions.
 
@@ -222,7 +221,7 @@ def divergences(
     """
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)
-    rows = own_completions(policy, tokens, new_tokens, seed)
+    rows = own_completions(policy, tokens, new_tokens, seed=0)
     clean = last_hidden(policy, rows)
     by_part = partial(_by_part, policy, clean, prompts=tokens)
     for sigma in sigmas:
