@@ -49,7 +49,7 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from repro.data.generator import generate_problems
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import render
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
 from repro.models.files.tensor_files import CheckpointError, TensorFolder
@@ -254,7 +254,7 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     require(tokenizer is not None, "the checkpoint has no tokenizer; prompts need one")
     template = "tiny" if checkpoint == "tiny" else "paper"
     problems = generate_problems("train", count, seed=0)
-    return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
+    return [render(problem, template, tokenizer) for problem in problems]
 
 
 def completions_of(
