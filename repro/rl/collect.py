@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, read_texts, render_within
+from repro.data.prompts import read_texts, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -168,9 +168,7 @@ class PromptSource:
     def prompt(self, problem: Problem) -> list[int]:
         """Return a problem's prompt; raises `ValueError` naming one that is too long."""
         if problem.id not in self._prompts:
-            # transformers' tokenizers are wider than the protocol that rendering asks for.
-            tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
-            prompt = render_within(problem, self._template, tokenizer, self._longest)
+            prompt = render_within(problem, self._template, self.tokenizer, self._longest)
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 

@@ -209,7 +209,7 @@ def write_hub(
     Parameters
     ----------
     rows
-        Of each split; what it does not name has as many as the revision has, or 512.
+        Of each split; what it does not name has 512.
     """
     for name in names:
         public = PUBLIC_SETS[name]
@@ -217,7 +217,7 @@ def write_hub(
         if name == "bigmath":
             levels = [(3, 4, 5), (4, 5)]
         for split in public.files:
-            count = (rows or {}).get(split) or public.rows.get(split, 512)
+            count = (rows or {}).get(split, 512)
             for chosen in levels:
                 home = folder / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
                 path = home / public.revision / file_of(name, split, chosen)[0]
