@@ -119,14 +119,6 @@ def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
 
 
-def test_an_arm_after_one_that_went_well_has_a_process_of_its_own_too(
-    runs: Path, fake: ModuleType
-) -> None:
-    assert go(runs, fake).complete
-    assert len({process for process, _ in calls(runs)}) == 2
-    assert rates(runs, FIRST) == rates(runs, SECOND) == [11073.0, 11073.0]
-
-
 def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_beginning(
     runs: Path, fake: ModuleType
 ) -> None:
