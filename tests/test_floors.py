@@ -35,15 +35,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/export": (*_RUNS, "repro.evaluate"),
     # Of targets, the names of what the kernels are timed for.
     "repro/measure": (*_RUNS, "repro.targets"),
-    "repro/pretrain": (*_RUNS, "repro.evaluate", "repro.measure"),
     "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.export", "repro.measure"),
     "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
-    # Of targets, which arms they share: a picture of a control has those of Table 1, too. Of
-    # reports, the twelve claims as the page of learning has them.
-    "figures": ("repro.spec", "repro.evidence", "repro.targets", "repro.report"),
+    "figures": (*_VERDICTS, "repro.judge", "repro.report"),
 }
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("transformers", "peft", "vllm"),

@@ -3,10 +3,8 @@
 The samplers read the very tensors that were trained. What asks several policies at once (`Asker`)
 returns one batch per run, None for runs that idle; a single run is a list of one.
 
-Training's `repro.rl.policies.Policies` do not serve here: they carry an optimiser, which policies
-that are only asked have not, and sample as their scale's rollouts say. `SingleAsker` and
-`StackAsker` differ in what bounds a batch: rows of one sampler, or rows and prompts' tokens over
-all runs of a stack.
+`SingleAsker` and `StackAsker` differ in what bounds a batch: rows of one sampler, or rows and
+prompts' tokens over all runs of a stack.
 """
 
 from __future__ import annotations
@@ -165,7 +163,7 @@ class Evaluator:
             Which runs are asked, all by default; the others' answers are None.
         """
         alive = [True] * len(self.seeds) if alive is None else alive
-        completions = self.complete(asked, sampling, samples=samples, alive=alive)
+        completions = self._complete(asked, sampling, samples, alive)
         openings = [question.opening for question in asked for _ in range(samples)]
         texts = [self._texts(openings, own) for own in completions]
         golds = [question.problem.answer for question in asked for _ in range(samples)]
@@ -190,16 +188,13 @@ class Evaluator:
         """Add to a run what the pool has graded since its counters were `before`."""
         self.grades[number].update(self.pool.counters - before)
 
-    def complete(
+    def _complete(
         self,
         asked: Sequence[Question],
         sampling: SamplingConfig,
-        *,
         samples: int,
-        alive: Sequence[bool] | None = None,
+        alive: Sequence[bool],
     ) -> list[list[Completion]]:
-        """Sample `samples` completions of each question from each run; of runs not asked, none."""
-        alive = [True] * len(self.seeds) if alive is None else alive
         completions: list[list[Completion]] = [[] for _ in alive]
         for part in self._parts(asked, samples):
             seeds = [

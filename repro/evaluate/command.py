@@ -15,13 +15,13 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from repro.data.load import load_problems
-from repro.data.problem import Problem, digest_of_problems
+from repro.data.problem import digest_of_problems
 from repro.data.prompts import template_named, template_source
 from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
@@ -31,12 +31,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import digest_of_files, resolve, weights_digest
-from repro.models.files.adapter_files import (
-    TENSORS,
-    StoredAdapter,
-    load_adapted,
-    read_adapter,
-)
+from repro.models.files.adapter_files import TENSORS, load_adapted, read_adapter
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
@@ -49,35 +44,24 @@ from repro.spec.whole_files import replace_text
 _ROWS = 256
 _SILENT_SECONDS = 15.0
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
+Metrics = Mapping[str, Mapping[str, Estimate]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
     """What will be asked, all of it known before the weights are read.
 
-    Attributes
-    ----------
-    folder
-        Of the checkpoint.
-    adapter, stored
-        The adapter's folder and what its files say; None without one.
-    weight_format
-        Of the base weights.
-    template
-        As `TrainScale.prompt_template`.
-    problems, questions
-        By data set.
-    at
-        Each k of pass@k and maj@k.
+    `name` is the checkpoint's as it was given or as the adapter's files have it, `questions` are by
+    data set, `longest` is the longest prompt in tokens.
     """
 
+    name: str
     folder: Path
     adapter: Path | None
-    stored: StoredAdapter | None
     weight_format: WeightFormat
     template: str
-    problems: dict[str, list[Problem]]
     questions: dict[str, list[Question]]
+    longest: int
     sampling: SamplingConfig
     samples: int
     at: tuple[int, ...]
@@ -101,7 +85,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began
     metrics = {name: one.estimates() | one.at_k(asked.at) for name, one in answers.items()}
     if args.out:
-        record = _record(args, asked, policy, answers, metrics) | {"seconds": seconds}
+        record = _record(asked, policy, answers, metrics) | {"seconds": seconds}
         replace_text(Path(args.out), json.dumps(record, indent=1, sort_keys=True) + "\n")
     sys.stdout.write(f"{_table(asked, answers, metrics)}; {seconds:.1f} s once loaded\n")
     return 0
@@ -117,73 +101,63 @@ def asked_of(args: argparse.Namespace) -> Asked:
     """
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
-    named = args.checkpoint or (stored.base if stored else None)
-    sampling = sampling_of(args)
-    at = at_of(args.at, args.samples)
-    template = template_source(args.template)
-    problems = {
-        name: load_problems(data_of(name, args.limit), "test") for name in names_of(args.data)
-    }
+    template, sampling = template_source(args.template), sampling_of(args)
+    name = str(args.checkpoint or (stored and stored.base))
     revision = stored.revision if stored and not args.checkpoint else None
-    folder = resolve(cast(str, named), revision or "")
-    description = read_description(folder)
-    tokenizer = load_tokenizer(folder)
+    folder = resolve(name, revision or "")
+    description, tokenizer = read_description(folder), load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
     rendered = {
-        name: questions(of, template, tokenizer, max_prompt_tokens=args.prompt_tokens)
-        for name, of in problems.items()
+        of: questions(
+            load_problems(data_of(of, args.limit), "test"),
+            template,
+            tokenizer,
+            max_prompt_tokens=args.prompt_tokens,
+        )
+        for of in names_of(args.data)
     }
-    _require_room(rendered, sampling, description.config.max_position_embeddings)
+    longest = max(len(question.prompt) for of in rendered.values() for question in of)
+    positions = description.config.max_position_embeddings
+    require(
+        sampling.max_new_tokens <= positions - longest,
+        f"--tokens {sampling.max_new_tokens}: the longest prompt has {longest} tokens and the "
+        f"model {positions} positions; needs {positions - longest} or fewer",
+    )
     trained = stored.weight_format if stored else None
     weight_format = args.format or description.stored_format or trained or "bf16"
     return Asked(
+        name=name,
         folder=folder,
         adapter=adapter,
-        stored=stored,
         weight_format=cast(WeightFormat, weight_format),
         template=template,
-        problems=problems,
         questions=rendered,
+        longest=longest,
         sampling=sampling,
         samples=args.samples,
-        at=at,
+        at=at_of(args.at, args.samples),
         seed=args.seed,
     )
 
 
-def _require_room(
-    rendered: Mapping[str, Sequence[Question]], sampling: SamplingConfig, positions: int
-) -> None:
-    longest = max(len(question.prompt) for of in rendered.values() for question in of)
-    room = positions - longest
-    require(
-        sampling.max_new_tokens <= room,
-        f"--tokens {sampling.max_new_tokens}: the longest prompt has {longest} tokens and the "
-        f"model {positions} positions; needs {room} or fewer",
-    )
-
-
 def _load(asked: Asked, device: str) -> Policy:
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    if asked.adapter is not None:
-        return load_adapted(
-            asked.adapter,
-            checkpoint=asked.folder,
-            weight_format=asked.weight_format,
-            compute_dtype=dtype,
-            device=device,
-        )
-    return load_policy(
-        asked.folder, weight_format=asked.weight_format, compute_dtype=dtype, device=device
-    )
+    how: dict[str, Any] = {
+        "weight_format": asked.weight_format,
+        "compute_dtype": "float32" if device == "cpu" else "bfloat16",
+        "device": device,
+    }
+    if asked.adapter is None:
+        return load_policy(asked.folder, **how)
+    return load_adapted(asked.adapter, checkpoint=asked.folder, **how)
 
 
 def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     """Return the graded answers by data set."""
-    longest = max(len(q.prompt) for of in asked.questions.values() for q in of)
     tokens = asked.sampling.max_new_tokens
-    sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
+    sampler = sampler_for(
+        policy, rows=_ROWS, max_new_tokens=tokens, max_positions=asked.longest + tokens
+    )
     tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
     evaluator = Evaluator(SingleAsker(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
@@ -214,25 +188,19 @@ def _telling(name: str, completions: int) -> Callable[[int, int], None]:
 
 
 def _record(
-    args: argparse.Namespace,
-    asked: Asked,
-    policy: Policy,
-    answers: Mapping[str, Answers],
-    metrics: Mapping[str, Mapping[str, Estimate]],
+    asked: Asked, policy: Policy, answers: Mapping[str, Answers], metrics: Metrics
 ) -> dict[str, Any]:
     """Return the record as JSON values: checkpoint, questions, sampling and results."""
     commit, dirty = source_commit()
-    adapter = None
-    if asked.adapter is not None:
-        adapter = {
-            "folder": str(asked.adapter),
-            "sha256": digest_of_files([asked.adapter / TENSORS]),
-        }
+    adapter = asked.adapter and {
+        "folder": str(asked.adapter),
+        "sha256": digest_of_files([asked.adapter / TENSORS]),
+    }
     template = template_named(asked.template)
     return {
         "schema": 1,
         "checkpoint": {
-            "name": args.checkpoint or (asked.stored.base if asked.stored else None),
+            "name": asked.name,
             "folder": str(asked.folder),
             "sha256": weights_digest(policy.effects),
             "files": policy.effects["checkpoint_files"],
@@ -249,7 +217,7 @@ def _record(
             name: {
                 "problems": len(one.problems),
                 "left_out": one.dropped,
-                "sha256": digest_of_problems(asked.problems[name]),
+                "sha256": digest_of_problems([q.problem for q in asked.questions[name]]),
                 "metrics": {key: dataclasses.asdict(e) for key, e in metrics[name].items()},
             }
             for name, one in answers.items()
@@ -260,29 +228,18 @@ def _record(
     }
 
 
-def _table(
-    asked: Asked,
-    answers: Mapping[str, Answers],
-    metrics: Mapping[str, Mapping[str, Estimate]],
-) -> str:
-    """Return a line per data set: problems, then percents."""
+def _table(asked: Asked, answers: Mapping[str, Answers], metrics: Metrics) -> str:
+    """Return a line per data set: problems, then percents; the lenient reading in brackets."""
     sampled = [f"mean_at_{asked.samples}"] if asked.at else []
     sampled += [f"{kind}_at_{k}" for k in asked.at for kind in ("pass", "maj")]
-    headings = ["data", "problems", "strict", "lenient", "truncated", *sampled]
-    rows = [headings]
+    rows = [["data", "problems", "strict", "lenient", "truncated", *sampled]]
     for name, one in answers.items():
-        shown = [_shown(metrics[name], key) for key in _COLUMNS]
-        # The lenient reading stands in brackets.
-        shown += [
-            f"{_shown(metrics[name], k)} ({_shown(metrics[name], k + '_lenient')})" for k in sampled
-        ]
-        rows.append([name, str(len(one.problems)), *shown])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(headings))]
+        own = {
+            key: "-" if e.value is None else f"{e.value:.1f}" for key, e in metrics[name].items()
+        }
+        both = [f"{own[key]} ({own[key + '_lenient']})" for key in sampled]
+        rows.append([name, str(len(one.problems)), *(own[key] for key in _COLUMNS), *both])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     unit = f"percent; {asked.samples} samples per problem, temperature {asked.sampling.temperature}"
     return "\n".join([*lines, unit + (", in brackets by the lenient reading" if sampled else "")])
-
-
-def _shown(metrics: Mapping[str, Estimate], key: str) -> str:
-    value = metrics[key].value
-    return "-" if value is None else f"{value:.1f}"

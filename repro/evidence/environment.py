@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_digest
-from repro.spec.tier import SHARING_VARIABLE
 
 PACKAGES = (
     "qerl-repro",
@@ -44,7 +43,6 @@ VARIABLES = (
     "MKL_NUM_THREADS",
     "TRITON_INTERPRET",
     "CUDA_VISIBLE_DEVICES",
-    SHARING_VARIABLE,
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_CUDA_ALLOC_CONF",
     "MALLOC_TRIM_THRESHOLD_",

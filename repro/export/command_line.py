@@ -56,9 +56,8 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
         "--as",
         dest="kind",
         default="adapter",
-        choices=("adapter", "merged", *_FOUR_BITS),
-        help="PEFT's files with base and revision (default); a merged 16-bit checkpoint; or that, "
-        "rounded to 4 bits again, which moves the policy: how far is printed",
+        choices=("adapter", "merged"),
+        help="PEFT's files with base and revision (default), or a merged 16-bit checkpoint",
     )
     parser.add_argument(
         "--base", metavar="FOLDER", help="name this folder (or a GGUF file's) as the base instead"

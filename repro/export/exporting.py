@@ -1,19 +1,12 @@
 """`python -m repro export`: a trained adapter for others, compared with what was trained.
 
-=============  ====================================================================================
-`--as`         what is written
-=============  ====================================================================================
-`adapter`      PEFT's files, naming base and revision: `AutoPeftModelForCausalLM` needs no more
-`merged`       a 16-bit checkpoint folder, adapter merged into the weights that it was trained on
-`nvfp4`, ...   the merged weights rounded to 4 bits again
-=============  ====================================================================================
+`--as adapter` writes PEFT's files, naming base and revision: `AutoPeftModelForCausalLM` needs no
+more. `--as merged` writes a 16-bit checkpoint folder, the adapter merged into the weights that it
+was trained on; `quantize` rounds that to 4 bits again.
 
 An adapter trained on 4-bit codes that were made in memory names the 16-bit base that they were made
 of. Put on that, it is not the policy that was trained, and the command says how far it is from it;
 `--base` names a folder that `quantize` wrote, whose codes are those that were trained on.
-
-Rounding the merged weights again throws much of a small adapter away: the command says how far that
-moves the policy, beside how far training did.
 
 Added noise (AQN) is never in what is written: weights are those that training moved.
 
@@ -25,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +29,6 @@ from transformers import CompressedTensorsConfig
 
 from repro.evaluate.flags import adapter_folder
 from repro.export.comparing import (
-    Distance,
     distance,
     logits_of,
     probes_of,
@@ -46,14 +37,8 @@ from repro.export.comparing import (
     rounding_of,
     stock_logits,
 )
-from repro.export.probe import check_probe
-from repro.export.quantising import (
-    DTYPE,
-    check_quantized,
-    plain_policy,
-    require_reader,
-)
-from repro.models.checkpoint import resolve, write_json, write_quantized
+from repro.export.quantising import DTYPE, require_reader
+from repro.models.checkpoint import resolve
 from repro.models.files import compressed_tensors
 from repro.models.files.adapter_files import (
     base_of,
@@ -66,8 +51,6 @@ from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
 from repro.spec.arm import WeightFormat
 from repro.spec.whole_files import appearing
-
-EXPORT = "qerl_export.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,21 +91,20 @@ def main_export(args: argparse.Namespace) -> int:
         When the folder exists.
     """
     adapter, device = adapter_folder(args.adapter), device_named(args.device)
-    with appearing(Path(args.out)) as folder:
-        with released():
-            # float32 costs little on a CPU; a GPU has the 16 bits of training.
-            dtype = torch.float32 if device == "cpu" else torch.bfloat16
-            policy = load_adapted(adapter, compute_dtype=dtype, device=device)
-            trained = measure(policy)
-            said = [
-                check_probe(adapter, trained.logits, trained.rows, trained.dtype),
-                f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
-                f"each layer's output, by {trained.rounding:.2e}",
-            ]
-            write = _adapter if args.kind == "adapter" else _merged
-            said += write(policy, trained, folder, args, device)
-            del policy
-        write_json(folder / EXPORT, {"as": args.kind, "adapter": str(adapter), "said": said})
+    with appearing(Path(args.out)) as folder, released():
+        # float32 costs little on a CPU; a GPU has the 16 bits of training.
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        policy = load_adapted(adapter, compute_dtype=dtype, device=device)
+        trained = measure(policy)
+        said = [
+            f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
+            f"each layer's output, by {trained.rounding:.2e}",
+        ]
+        if args.kind == "adapter":
+            said += _adapter(policy, trained, folder, args, device)
+        else:
+            said += _merged(trained, write_merged(policy, folder), device)
+        del policy
     sys.stdout.write("\n".join((f"{args.out}: {args.kind}", *said)) + "\n")
     return 0
 
@@ -189,7 +171,12 @@ def _adapter(
         what = f"{folder} on {base}, from what was trained"
         require_same(what, own, dtype, rounding=rounding)
         return [*said, f"from what was trained: {own}"]
-    return [*said, _of_another_format(trained, distance(trained.logits, peft_logits), served)]
+    return [
+        *said,
+        f"it was trained on {trained.weight_format} codes and this base is {served}: "
+        f"{distance(trained.logits, peft_logits)} from what was trained; for the policy that was "
+        f"trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)",
+    ]
 
 
 def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
@@ -203,34 +190,7 @@ def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
 
 
-def _of_another_format(trained: Trained, difference: Distance, served: str) -> str:
-    return (
-        f"it was trained on {trained.weight_format} codes and this base is {served}: {difference} "
-        f"from what was trained, where training moved {trained.effect:.2e}; for the policy that "
-        f"was trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)"
-    )
-
-
-def _merged(
-    policy: Policy, trained: Trained, folder: Path, args: argparse.Namespace, device: str
-) -> list[str]:
-    """Write the merged weights, in 16 bits or rounded again, and compare them."""
-    if args.kind == "merged":
-        write_merged(policy, folder)
-        return [_check_merged(trained, folder, device)]
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-        merged = write_merged(policy, Path(scratch) / "merged")
-        said = [_check_merged(trained, merged, device)]
-        write_quantized(merged, folder, args.kind, device=device)
-        said.append(check_quantized(merged, folder, args.kind, device))
-    with released():
-        rounded = plain_policy(folder, args.kind, device, trained.dtype)
-        difference = distance(trained.logits, logits_of(rounded.model, trained.rows))
-        del rounded
-    return [*said, _rounded_again(trained, difference, args.kind)]
-
-
-def _check_merged(trained: Trained, folder: Path, device: str) -> str:
+def _merged(trained: Trained, folder: Path, device: str) -> list[str]:
     """Compare a merged folder, as transformers reads it, with what was trained."""
     difference = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
     require_same(
@@ -240,12 +200,4 @@ def _check_merged(trained: Trained, folder: Path, device: str) -> str:
         rounding=trained.rounding,
         effect=trained.effect,
     )
-    return f"merged in 16 bits, from what was trained: {difference}"
-
-
-def _rounded_again(trained: Trained, difference: Distance, weight_format: str) -> str:
-    share = f"{difference.mean / trained.effect:.2f}" if trained.effect else "infinitely many"
-    return (
-        f"rounded to {weight_format} again, from what was trained: {difference}; that is {share} "
-        f"times as far as training moved it ({trained.effect:.2e})"
-    )
+    return [f"merged in 16 bits, from what was trained: {difference}"]

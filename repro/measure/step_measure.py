@@ -48,8 +48,8 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.training_checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
@@ -376,18 +376,13 @@ def _memory() -> dict[str, int]:
 
 
 def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
-    """Return an engine of the planned size whose rows end at their limit alone.
-
-    It captures no prefills, as a trainer's does (`repro.rl.single_run.for_policy`): none are
-    planned.
-    """
+    """Return an engine of the planned size whose rows end at their limit alone."""
     return EngineConfig(
         slots=planned.slots,
         cache_format=planned.cache,
         max_positions=point.row_tokens,
         max_new_tokens=point.completion_tokens,
         cache_blocks=planned.cache_blocks,
-        prefill_graph_tokens=0,
         ignore_end=True,
         keeps_cache=planned.keep_cache,
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -44,13 +43,11 @@ from repro.procedures.train import load_arm, train_runs
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
-from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
-from repro.spec.tier import SHARING_VARIABLE
 
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.
 _HOST_BYTES = 64 * 2**30
@@ -99,7 +96,10 @@ def train_together(
         When asked to stop; the ensemble at hand leaves a checkpoint.
     """
     torch.set_num_threads(threads)
-    memory = take_device(device)
+    target, memory = torch.device(device), _HOST_BYTES
+    if target.type == "cuda":  # on the current device graphs are captured
+        torch.cuda.set_device(target.index or 0)
+        memory = int(torch.cuda.get_device_properties(target).total_memory)
     outcome_of: dict[str, Outcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
@@ -113,7 +113,7 @@ def train_together(
             shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
             # Captured graphs keep their memory until the last reference, cycles included, is gone.
             gc.collect()
-            if torch.device(device).type == "cuda":
+            if target.type == "cuda":
                 torch.cuda.empty_cache()
     return [outcome_of[run.digest()] for run in runs]
 
@@ -150,30 +150,6 @@ def _carry_out(
     return outcomes
 
 
-def memory_of(device: str) -> int:
-    """Return this process's bytes of a device; of the host, a number that holds every test."""
-    if torch.device(device).type == "cpu":
-        return _HOST_BYTES
-    return int(torch.cuda.get_device_properties(device).total_memory) // _shared_by()
-
-
-def take_device(device: str) -> int:
-    """Make a device the current one, on which graphs are captured, and return `memory_of` it.
-
-    Of workers that share a device, none can take what another counts on.
-    """
-    target = torch.device(device)
-    if target.type == "cuda":
-        torch.cuda.set_device(target.index or 0)
-        torch.cuda.set_per_process_memory_fraction(1 / _shared_by())
-    return memory_of(device)
-
-
-def _shared_by() -> int:
-    """Return the number of worker processes that share the device, this one included."""
-    return int(os.environ.get(SHARING_VARIABLE, "1"))
-
-
 def _folder_of(group: Sequence[RunConfig], folder: Path) -> Path:
     return folder / f"ensemble-{digest_of([run.digest() for run in group])[:16]}"
 
@@ -197,7 +173,7 @@ class _Ensemble:
         problems = ProblemSets.of(scale, trains=stack.masters is not None)
         longest = _longest_prompt(problems, scale, stack)
         positions = longest + OPENING_TOKENS + scale.longest_completion
-        self.sampler = StackSampler(stack, positions, sharing_of(runs))
+        self.sampler = StackSampler(stack, positions)
         share = evaluation_share(memory)
         self.tokens_at_once = footprint(runs, longest, share).tokens_at_once(len(runs), memory)
         self._retries = retries()

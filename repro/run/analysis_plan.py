@@ -8,9 +8,7 @@ metric, seed or arm can be exchanged after the numbers are known without the pag
 (labels, statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/<tier>/plans/`), and
-`bless` keeps the one that was written first as a line of `expected/plans.tsv`. `plan --freeze`
-writes them before any run, with one digest to be tagged or posted, which shows that the plans are
-at least as old as the tag or post.
+`bless` keeps the one that was written first as a line of `expected/plans.tsv`.
 """
 
 from __future__ import annotations
@@ -209,33 +207,9 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
         # Another start may write it at the same time.
         with contextlib.suppress(FileExistsError):
             if not path.exists():
-                written.append(_write(name, Tier(tier), path))
+                (target,) = (item for item in TARGETS if item.name == name)
+                written.append(write_new(path, plan_text_of(target, Tier(tier))))
     return written
-
-
-def _write(name: str, tier: Tier, path: Path) -> Path:
-    (target,) = (item for item in TARGETS if item.name == name)
-    return write_new(path, plan_text_of(target, tier))
-
-
-def freeze(selections: Sequence[Selection], folder: Path) -> str:
-    """Write the plans of selections, and of all that read their runs; return lines to be stamped.
-
-    A line per plan as `sha256sum` has them (digest, file), and below the digest of these lines: in
-    a tag, a post or a time stamp it shows that the plans are no younger than that.
-    """
-    lines = []
-    for selection in selections:
-        readers = {key.removeprefix(PLAN_INPUT) for run in selection.plan()
-                   for key in plan_inputs(run)}  # fmt: skip
-        for name in sorted(readers or {selection.target.name}):
-            digest = plan_digest(name, selection.tier)
-            path = _plan_path(name, selection.tier, digest, folder)
-            if not path.exists():
-                _write(name, selection.tier, path)
-            lines.append(f"{digest}  {path}")
-    lines = list(dict.fromkeys(lines))
-    return "\n".join([*lines, f"{digest_of(sorted(line[:64] for line in lines))}  all of these"])
 
 
 def carried_plans(

@@ -27,7 +27,7 @@ _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
     "dose": "repro.procedures.dose:measure_dose",
-    "pretrain": "repro.pretrain.recorded_run:pretrain_policy",
+    "pretrain": "repro.procedures.pretrain:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",
     "throughput": "repro.measure.throughput:measure_throughput",
     "checkpoint_path": "repro.measure.checkpoint_path:measure_checkpoint",

@@ -3,28 +3,30 @@
 Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
 queue hands one after another, the longest first, to one worker process per device, which sees its
 own device alone (`CUDA_VISIBLE_DEVICES`). How long one is, is counted and not estimated: training
-steps times the rows of a step. Where there are fewer ensembles than workers, the longest are
-halved. Several workers to a device share its memory equally, and it gets as many ensembles.
+steps times the rows of a step.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
-is done, so nothing that finished is done again. A device that no longer answers is left out
-(`repro.run.device_health`), and its runs go to the others.
+is done, so nothing that finished is done again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from repro.evidence.record import run_folder
-from repro.run.carry_out import is_ensemble
+from repro.run.carry_out import carried_together, is_ensemble
 from repro.run.worker import Task
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, TrainScale, digest_of
+from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
+# Without a device, runs are few and small.
+_HOST_BYTES = 64 * 2**30
 # Whose runs, or ensembles, take a device each.
 SPREAD_TIERS = REAL_CHECKPOINTS
 Group = tuple[RunConfig, ...]
@@ -63,9 +65,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(
-    tier: Tier, named: str | None, workers: int | None = None, *, together: bool = False
-) -> int:
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
     """Return the runs or ensembles side by side that a plan is of, on any machine.
 
     Parameters
@@ -74,8 +74,6 @@ def planned_workers(
         Devices by number or name, which need not be here; None takes those that are, at least one.
     workers
         How many are asked for; None takes one per device.
-    together
-        Whether they carry out ensembles, of which several may share a device.
 
     Raises
     ------
@@ -90,7 +88,7 @@ def planned_workers(
         require(devices > 0, f"--devices {named}: needs a number such as 2, or 0,1")
         _require_spread(tier, named, devices)
     planned = workers or devices or 1
-    require_workers(tier, planned, devices, together=together)
+    require_workers(tier, planned, devices)
     return planned
 
 
@@ -115,7 +113,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
     )
 
 
-def require_workers(tier: Tier, workers: int, devices: int, *, together: bool = False) -> None:
+def require_workers(tier: Tier, workers: int, devices: int) -> None:
     """Raise `ValueError` where runs side by side would share a device that one of them fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
@@ -123,86 +121,48 @@ def require_workers(tier: Tier, workers: int, devices: int, *, together: bool = 
     )
     most = max(1, devices)
     require(
-        workers <= most or together or tier not in REAL_CHECKPOINTS,
+        workers <= most or tier not in REAL_CHECKPOINTS,
         f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, out of "
         f"{devices}; needs at most {most}",
     )
 
 
-def sharing(workers: int, devices: int) -> int:
-    """Return how many of the workers share a device, at most."""
-    return -(-workers // max(1, devices))
+def fitting_memory() -> int:
+    """Return the bytes that an ensemble may fill: the smallest device's, or the host's."""
+    return min((device.memory_bytes for device in cuda_devices()), default=_HOST_BYTES)
 
 
-def fitting_memory(memory_bytes: int, shared_by: int = 1) -> int:
-    """Return the memory that an ensemble may fill: what is planned, or a worker's of a device.
-
-    Where there is no device, what is planned stands for one's memory.
-    """
-    devices = [device.memory_bytes for device in cuda_devices()] or [memory_bytes]
-    return min(memory_bytes, min(devices) // shared_by)
-
-
-def ensemble_tasks(
-    pending: Sequence[RunConfig],
-    runs: Path,
-    *,
-    devices: int,
-    memory: Mapping[str, int],
-    grouping: Grouping | None = None,
-    shared_by: int = 1,
+def tasks_of(
+    pending: Sequence[RunConfig], runs: Path, *, workers: int, grouping: Grouping | None = None
 ) -> list[Task]:
-    """Return the tasks of runs that go many at once, longest first; other runs get a task each.
+    """Return the tasks of runs without a record, longest first: ensembles, then the other runs.
 
     Parameters
     ----------
-    pending
-        Runs without a record.
     runs
         Folder of the records.
-    devices
-        How many will be filled.
-    memory
-        By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping
         What makes ensembles of runs and of the memory of one; None takes the suite's own.
-    shared_by
-        How many workers share each device.
     """
     together = [run for run in pending if is_ensemble(run)]
-    alone = [run for run in pending if not is_ensemble(run)]
     if together and grouping is None:
         from repro.rl.stacked.grouping import group_runs
 
-        grouping = group_runs
-    groups: list[Group] = []
-    for checkpoint in dict.fromkeys(run.scale.checkpoint for run in together):
-        fitting = fitting_memory(memory[checkpoint], shared_by)
-        alike = [run for run in together if run.scale.checkpoint == checkpoint]
-        groups += [tuple(group) for group in (grouping(alike, fitting) if grouping else ())]
-
-    return [_task(group, runs) for group in spread(groups, devices * shared_by)] + [
-        Task(run=run, folder=run_folder(run, runs), runs=runs)
-        for run in sorted(alone, key=rows_of, reverse=True)
+        grouping = partial(group_runs, devices=workers)
+    groups = grouping(together, fitting_memory()) if together and grouping else ()
+    groups = sorted(groups, key=lambda group: sum(map(rows_of, group)), reverse=True)
+    alone = sorted((run for run in pending if not is_ensemble(run)), key=_place)
+    return [_task(tuple(group), runs) for group in groups] + [
+        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
+        for group in carried_together(alone)
     ]
 
 
-def spread(groups: Sequence[Group], workers: int) -> list[Group]:
-    """Return the groups longest first, the longest halved until every worker has one.
-
-    A half keeps a seed's runs together as far as it goes: arms are compared within a seed.
-    """
-    parts = sorted(groups, key=_rows_of_group, reverse=True)
-    while parts and len(parts) < workers and len(parts[0]) > 1:
-        by_seed = sorted(parts.pop(0), key=lambda run: run.seed)
-        middle = len(by_seed) // 2
-        parts += [tuple(by_seed[:middle]), tuple(by_seed[middle:])]
-        parts.sort(key=_rows_of_group, reverse=True)
-    return parts
-
-
-def _rows_of_group(group: Group) -> int:
-    return sum(map(rows_of, group))
+def _place(run: RunConfig) -> tuple[bool, int]:
+    """Return what runs are ordered by: others' baselines first, then the longest."""
+    scale, arm = run.scale, run.arm
+    is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
+    return not (is_baseline and arm.training == "lora"), -rows_of(run)
 
 
 def rows_of(run: RunConfig) -> int:

@@ -20,33 +20,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.form import without_controls
-from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.evidence.record import failed_record, find_record, read_record
 from repro.run.analysis_plan import write_plans
-from repro.run.carry_out import carried_together, is_ensemble, launched_ranks
+from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
-from repro.run.device_health import Answers, device_answers
 from repro.run.device_queue import (
     RETRIES,
     Grouping,
     devices_of,
-    ensemble_tasks,
     require_workers,
-    rows_of,
-    sharing,
+    tasks_of,
 )
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, preflight, startable
+from repro.run.preflight import disk_refusal, files_refusal, refusal
 from repro.run.progress import Display
-from repro.run.repeated import RepeatedFailures
 from repro.run.select import (
     Selection,
     parse_arms,
@@ -66,10 +61,8 @@ from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.runlog.trackers import require_side_by_side
 from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepScale
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
@@ -155,16 +148,13 @@ def main_run(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         if others:
             console.print(others, highlight=False, markup=False)
-        together = [run for run in plan if is_ensemble(run)]
-        if together:
-            require_side_by_side(options.trackers)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
-        require_workers(selection.tier, workers, len(groups), together=bool(together))
-        left = startable(run for run in plan if find_record(run, folder) is None)
+        require_workers(selection.tier, workers, len(groups))
+        left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
@@ -177,7 +167,6 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
         batch.runs.update({run.digest(): run for run in plan})
-        batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
     options.pass_on()
     how = Rankwise(ranks=ranks, stall=args.stall_timeout, joined=joined)
     return _carry_out(batches, folder, args.threads, console, how)
@@ -196,7 +185,6 @@ class _Batch:
     workers: int
     devices: tuple[str, ...]
     runs: dict[str, RunConfig] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
 
 
 def _carry_out(
@@ -211,7 +199,7 @@ def _carry_out(
         each = threads or default_threads(tier, batch.workers * how.ranks)
         if how.joined is not None and not how.joined.first:
             plan = list(batch.runs.values())
-            if follow(how.joined, _tasks(plan, folder, 1, 1, {}, None), each):
+            if follow(how.joined, tasks_of(plan, folder, workers=1), each):
                 return INTERRUPTED
             continue
         for path in write_plans(list(batch.runs.values()), folder):
@@ -223,7 +211,6 @@ def _carry_out(
             threads=each,
             console=console,
             devices=batch.devices,
-            memory=batch.memory,
             how=how,
         )
         if how.joined is not None:
@@ -248,10 +235,8 @@ def execute(
     threads: int,
     console: Console,
     devices: Sequence[str] = (),
-    memory: Mapping[str, int] = MappingProxyType({}),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
-    answers: Answers = device_answers,
     how: Rankwise = ONE_RANK,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
@@ -264,9 +249,7 @@ def execute(
         Processes side by side, and threads in each.
     devices : sequence of str
         Devices that the workers fill, one each; see `repro.run.device_queue`.
-    memory : mapping of str to int
-        By checkpoint: bytes that an ensemble of its runs may fill of a device.
-    grouping, carry_out, answers : callable
+    grouping, carry_out : callable
         In place of the suite's own, for tests.
     how
         By how many processes each run is carried out.
@@ -289,8 +272,7 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    shared_by = sharing(workers, len(devices)) if devices else 1
-    tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
+    tasks = tasks_of(pending, runs, workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
@@ -305,7 +287,6 @@ def execute(
         devices=devices,
         retries=_retries,
         carry_out=carry_out,
-        answers=answers if devices and how.ranks == 1 else None,
         alone=plan[0].tier == Tier.SYSTEMS.value,
         claim=claims.take,
     )
@@ -314,10 +295,10 @@ def execute(
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
-            faults, dropped = _follow(pool, tasks, claims, counts, display, console)
+            faults = _follow(pool, tasks, claims, counts, display)
         finally:
             restore()
-    left = len(pending) - counts["finished"] - counts["failed"] - dropped
+    left = len(pending) - counts["finished"] - counts["failed"]
     if faults:
         raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
@@ -337,10 +318,9 @@ def _follow(
     claims: Claims,
     counts: dict[str, int],
     display: Display,
-    console: Console,
-) -> tuple[list[str], int]:
-    """Follow tasks to their end; return faults of disks, and how many runs were not started."""
-    failures, faults, dropped = RepeatedFailures(), [], 0
+) -> list[str]:
+    """Follow tasks to their end; return faults of disks."""
+    faults = []
     for event in pool.execute(tasks):
         _conclude(event, counts)
         if event.kind in ("finished", "failed", "stopped", "disk"):
@@ -348,16 +328,12 @@ def _follow(
         if event.kind == "disk":
             faults.append(event.text)
         display.show(event, _shown(event))
-        alike = failures.note(event)
-        if alike is not None:
-            dropped += sum(len(task.every) for task in pool.drop(alike.covers))
-            console.print(without_controls(alike.sentence), highlight=False, markup=False)
-    return faults, dropped
+    return faults
 
 
 def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
-    refused = {run.digest(): why for run in plan if (why := preflight(run, fetch=True).refusal)}
+    refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
     arms: dict[str, list[str]] = {}
     for run in plan:
         if run.digest() in refused:
@@ -365,31 +341,6 @@ def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
             named += [run.arm.name] if run.arm.name not in named else []
     sentences = [f"Not run: {', '.join(names)}: {why}." for why, names in arms.items()]
     return [run for run in plan if run.digest() not in refused], sentences
-
-
-def _tasks(
-    pending: Sequence[RunConfig],
-    runs: Path,
-    devices: int,
-    shared_by: int,
-    memory: Mapping[str, int],
-    grouping: Grouping | None,
-) -> list[Task]:
-    if any(is_ensemble(run) for run in pending):
-        return ensemble_tasks(
-            pending, runs, devices=devices, memory=memory, grouping=grouping, shared_by=shared_by
-        )
-    return [
-        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(sorted(pending, key=_place))
-    ]
-
-
-def _place(run: RunConfig) -> tuple[bool, int]:
-    """Return what runs are ordered by: others' baselines first, then the longest."""
-    scale, arm = run.scale, run.arm
-    is_baseline = isinstance(scale, StepScale) and arm.weight_format == scale.baseline
-    return not (is_baseline and arm.training == "lora"), -rows_of(run)
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:

@@ -15,20 +15,15 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record, find_record, read_record
+from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
-from repro.measure.rollout_plan import not_fitting
-from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
-from repro.run.preflight import is_published, memory_of, preflight, startable
-from repro.run.run_disk import disk_bytes
+from repro.run.preflight import disk_bytes, is_published, memory_of, refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
-from repro.spec.shapes import shape_of_checkpoint
-from repro.spec.throughput import ThroughputScale
-from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+from repro.spec.tier import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +70,7 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    lines += [*_model_lines(left or runs), *_one_run_lines(left or runs, needs)]
+    lines += _one_run_lines(left or runs, needs)
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
@@ -88,26 +83,13 @@ def plan_text(
         f"  memory    {size(memory)}",
         f"  downloads {fetched}",
     ]
-    lines += _preflight_lines(left)
+    refused = _refusals(left)
+    lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
-    writing = left if missing else startable(left)
+    writing = [run for run in left if missing or refusal(run) is None]
     lines += _disk_lines(disk_bytes(writing, needs, workers), free_bytes(folder))
-    lines += _not_fitting_lines(left)
-    lines += _measured_lines(selection, runs, folder)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
-
-
-def _model_lines(runs: list[RunConfig]) -> list[str]:
-    """Return the sizes of each published checkpoint that its config, or its name, tells."""
-    scales = [run.scale for run in runs if isinstance(run.scale, TrainScale)]
-    names = sorted({scale.checkpoint for scale in scales if is_published(scale)})
-    return [
-        f"  model     {Path(name).name}: {shape.parameters() / 1e6:.4g} million parameters, "
-        f"{shape.layers} blocks of width {shape.hidden}"
-        for name in names
-        if (shape := shape_of_checkpoint(name)) is not None
-    ]
 
 
 def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
@@ -127,60 +109,18 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
     return [f"  one run   {', '.join(parts)}"]
 
 
-def _measured_lines(selection: Selection, runs: list[RunConfig], folder: Path) -> list[str]:
-    """Return a line per recorded run on a published checkpoint: time, and peak against the plan.
-
-    The time is of the whole run, loading and evaluation included, in the process that ended it: of
-    a run that went on from a checkpoint it is less. The planned peak depends on the device, so that
-    without one it is not compared; a record's is the allocator's, without the driver's context.
-    """
-    if selection.tier not in REAL_CHECKPOINTS:
-        return []
-    lines = []
-    for run in runs:
-        path = find_record(run, folder)
-        if path is None:
-            continue
-        record = read_record(path)
-        peak = record.value("peak_bytes")
-        room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
-        taken = f"{_seconds_of(record):.0f} s"
-        if peak and cuda_devices():
-            taken += f"; peak {size(int(peak))} ({100 * (peak / room - 1):+.1f} % against the plan)"
-        lines.append(f"  measured  {run.arm.name} seed {run.seed}: {taken}")
-    return lines
-
-
 def _seconds_of(record: Record) -> float:
     begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
     return (ended - begun).total_seconds()
 
 
-def _preflight_lines(left: list[RunConfig]) -> list[str]:
-    """Return a line per reason why arms cannot work here, and one on what is not here yet."""
+def _refusals(left: list[RunConfig]) -> dict[str, list[str]]:
+    """Return by reason the arms that cannot work here."""
     refused: dict[str, list[str]] = {}
-    unchecked: dict[str, None] = {}
     for run in {run.arm.name: run for run in left}.values():
-        found = preflight(run)
-        if found.refusal:
-            refused.setdefault(found.refusal, []).append(run.arm.name)
-        unchecked |= dict.fromkeys(found.unchecked)
-    lines = [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
-    later = f"  later     {'; '.join(unchecked)}: looked at when they are here, before the weights"
-    return [*lines, later] if unchecked else lines
-
-
-def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
-    """Return a line per point of an arm that does not fit this device, if there is one."""
-    devices = cuda_devices()
-    arms = {run.arm.name: run for run in left if isinstance(run.scale, ThroughputScale)}
-    if not devices:
-        return []
-    return [
-        f"  not run   {cell} of {name}: {sentence}"
-        for name, run in arms.items()
-        for cell, sentence in not_fitting(run.scale, run.arm, devices[0].memory_bytes).items()
-    ]
+        if (reason := refusal(run)) is not None:
+            refused.setdefault(reason, []).append(run.arm.name)
+    return refused
 
 
 def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]:

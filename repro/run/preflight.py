@@ -1,10 +1,10 @@
 """Whether a run can work here, said in a sentence before anything large is downloaded or loaded.
 
-A run on a published checkpoint takes hours, and most of what stops one can be known beforehand: a
-package that is not installed, a step that no card of this size holds, a data set without the split
-that the scale asks for, a prompt longer than the scale allows, a hub that does not answer. Each is
-looked at here from the run's own configuration, the cheapest first. `plan` looks at what is on this
-machine; `run` also fetches the small files (config, tokenizer, problems) that the rest needs.
+A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
+`refusal` looks at the run's own configuration, for `plan` and `run` alike: a package that is not
+installed, a step that no card of this size holds, a data set without the split that the scale asks
+for. `files_refusal` is for `run` alone, since it fetches the small files (config, tokenizer,
+problems): a hub that does not answer, a prompt longer than the scale allows.
 
 Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
 the tokenizer; so prompts are rendered here as the run will render them.
@@ -16,69 +16,52 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import is_local, require_declared
-from repro.data.problem import Problem
+from repro.data.load import require_declared
 from repro.models.training_memory import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
-from repro.run.run_disk import disk_bytes
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import hub_cache, is_hub_name, local_folders
+from repro.spec.hub import hub_cache, is_hub_name
 from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
+from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.tier import cuda_devices
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
-    """What can be said of a run beforehand.
-
-    Attributes
-    ----------
-    refusal
-        Why it cannot work here; None where nothing speaks against it.
-    unchecked
-        What could not be looked at yet, since it is not on this machine.
-    """
-
-    refusal: str | None
-    unchecked: tuple[str, ...] = ()
+# What a run writes beside what it trained: its record and metrics.jsonl, some hundreds of steps.
+_RECORD_BYTES = 500_000
 
 
-def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
-    """Return what can be said of a run before it starts.
-
-    Parameters
-    ----------
-    fetch
-        Whether config, tokenizer and problems are fetched where they are not here.
-    """
+def refusal(run: RunConfig) -> str | None:
+    """Return why a run cannot work here by its configuration alone, or None."""
     scale = run.scale
     refusals = [missing_package(run)]
-    if not isinstance(scale, TrainScale):
-        return Preflight(refusal=refusals[0])
-    common, published = dataclasses.replace(scale, seeds=()), is_published(scale)
+    if isinstance(scale, TrainScale):
+        refusals += [_noise_refusal(run), *_data_refusals(dataclasses.replace(scale, seeds=()))]
+        try:
+            refusals += [memory_of(run.arm, scale)[1]] if is_published(scale) else []
+        except ValueError as error:  # a config.json without a decoder's sizes
+            refusals.append(str(error))
+    return "; ".join(dict.fromkeys(filter(None, refusals))) or None
+
+
+def files_refusal(run: RunConfig) -> str | None:
+    """Return why a published checkpoint or the prompts do not serve, or None; may fetch them."""
+    if not isinstance(run.scale, TrainScale) or not is_published(run.scale):
+        return None
     try:
-        too_large = memory_of(run.arm, scale)[1] if published else None
-    except ValueError as error:  # a config.json without a decoder's sizes
-        too_large = str(error)
-    refusals += [_noise_refusal(run), *_data_refusals(common), too_large]
-    unchecked: tuple[str, ...] = ()
-    if published and not any(refusals):  # the rest reads files and imports torch
-        refusal, unchecked = _checkpoint_and_prompts(common, fetch)
-        refusals += [refusal, _format_refusal(common, run.arm.weight_format)]
-    reasons = "; ".join(dict.fromkeys(filter(None, refusals)))
-    return Preflight(refusal=reasons or None, unchecked=unchecked)
-
-
-def startable(runs: Iterable[RunConfig]) -> list[RunConfig]:
-    """Return the runs against which nothing speaks: of the others no disk is taken."""
-    return [run for run in runs if preflight(run).refusal is None]
+        stored = _checked_files(dataclasses.replace(run.scale, seeds=()))
+    except ValueError as error:
+        return str(error)
+    if stored in (None, run.arm.weight_format):
+        return None
+    return (
+        f"{run.scale.checkpoint} stores {stored} codes; {run.arm.weight_format} weights need the "
+        "16-bit checkpoint"
+    )
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -145,6 +128,29 @@ def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
     )
 
 
+def disk_bytes(runs: Iterable[RunConfig], needs: Needs, workers: int) -> int:
+    """Return at most what runs write, `workers` of them at a time, completions aside.
+
+    A run leaves what it trained in float32, 4 bytes a parameter. Meanwhile it keeps three
+    checkpoints of it (the third last goes when the newest is whole) with two moments each, 36.
+    """
+    trained = [_trained_parameters(run) for run in runs]
+    left = [needs.disk_bytes if count is None else _RECORD_BYTES + 4 * count for count in trained]
+    working = sorted((36 * (count or 0) for count in trained), reverse=True)
+    return sum(left) + sum(working[:workers])
+
+
+def _trained_parameters(run: RunConfig) -> int | None:
+    """Return how many parameters a run trains; None where its model's shape is not known."""
+    if not isinstance(run.scale, TrainScale):
+        return None
+    shape = shape_of_checkpoint(run.scale.checkpoint) or shape_by_name(run.scale.checkpoint)
+    if shape is None:
+        return None
+    of_kind = {"none": 0, "full": shape.parameters()}
+    return of_kind.get(run.arm.training, shape.adapter_parameters(run.arm.lora_rank))
+
+
 def disk_refusal(needs: Needs, runs: Sequence[RunConfig], workers: int, folder: Path) -> str | None:
     """Return why downloads, or what runs write, do not fit the disks, or None."""
     absent = sum(item.nbytes for item in needs.downloads if not item.present())
@@ -169,82 +175,37 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _checkpoint_and_prompts(scale: TrainScale, fetch: bool) -> tuple[str | None, tuple[str, ...]]:
-    """Return why checkpoint or prompts do not serve, or None; and what could not be looked at."""
-    folder = _small_files(scale)
-    try:
-        if folder is None and fetch:
-            from repro.models.checkpoint import resolve
+def _checked_files(scale: TrainScale) -> str | None:
+    """Return the format in which a checkpoint stores its weights, None for 16 bits.
 
-            folder = resolve(scale.checkpoint, scale.revision, weights=False)
-        if folder is None:
-            return None, (f"{scale.checkpoint}: config, tokenizer and prompt lengths",)
-        return None, _check_prompts(scale, folder, fetch)
-    except ValueError as error:
-        return str(error), ()
-
-
-def _small_files(scale: TrainScale) -> Path | None:
-    """Return the folder of a checkpoint's config and tokenizer where it is on this machine."""
-    folder = Path(scale.checkpoint).expanduser()
-    if folder.is_dir():
-        return folder
-    folders = local_folders(scale.checkpoint)
-    named = [item for item in folders if item.name == scale.revision] or folders
-    return next((item for item in named if (item / "tokenizer_config.json").is_file()), None)
-
-
-def _format_refusal(scale: TrainScale, weight_format: str) -> str | None:
-    """Return why a checkpoint that is here cannot be loaded in a format, or None."""
+    Raises
+    ------
+    ValueError
+        When config, tokenizer or problems cannot be read, prompts are too long or problems too few.
+    """
+    from repro.data.prompts import render
+    from repro.models.checkpoint import resolve
     from repro.models.loading import read_description
+    from repro.models.policy import load_tokenizer
 
-    folder = _small_files(scale)
-    if folder is None:
-        return None
-    try:
-        stored = read_description(folder).stored_format
-    except ValueError as error:
-        return str(error)
-    if stored in (None, weight_format):
-        return None
-    return f"{folder} stores {stored} codes; {weight_format} weights need the 16-bit checkpoint"
-
-
-def _check_prompts(scale: TrainScale, folder: Path, fetch: bool) -> tuple[str, ...]:
-    """Return what is not here; raise `ValueError` for prompts too long and problems too few."""
-    unchecked = []
+    folder = resolve(scale.checkpoint, scale.revision, weights=False)
+    tokenizer: Any = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} holds no tokenizer")
     for read in reads_of(scale):
-        where = f"{read.name} problems of {read.data.source}"
-        if not fetch and not is_local(read.data, read.split):
-            unchecked.append(where)
-            continue
         problems = problems_of(read.data, read.split)
         if read.split == "train" and len(problems) < scale.prompts_per_rollout:
             raise ValueError(
                 f"there are {len(problems)} training problems; a rollout takes "
                 f"{scale.prompts_per_rollout} (prompts_per_rollout)"
             )
-        longest = _longest(problems, scale.prompt_template, folder)
+        longest = max(
+            len(render(problem, scale.prompt_template, tokenizer)) for problem in problems
+        )
         if longest > read.max_prompt_tokens:
             raise ValueError(
-                f"{where}: the longest prompt has {longest} tokens with the tokenizer of {folder}; "
-                f"max_prompt_tokens there is {read.max_prompt_tokens}"
+                f"{read.name} problems of {read.data.source}: the longest prompt has {longest} "
+                f"tokens with the tokenizer of {folder}; max_prompt_tokens there is "
+                f"{read.max_prompt_tokens}"
             )
-    return tuple(unchecked)
-
-
-def _longest(problems: Sequence[Problem], template: str, folder: Path) -> int:
-    """Return the tokens of the longest prompt."""
-    from repro.data.prompts import render
-
-    tokenizer = _tokenizer(folder)
-    if tokenizer is None:
-        raise ValueError(f"{folder} holds no tokenizer")
-    return max(len(render(problem, template, tokenizer)) for problem in problems)
-
-
-@functools.lru_cache(maxsize=4)
-def _tokenizer(folder: Path) -> Any:
-    from repro.models.policy import load_tokenizer
-
-    return load_tokenizer(folder)
+    return read_description(folder).stored_format

@@ -2,7 +2,7 @@
 
 A worker takes tasks from its pipe, carries out their runs by their procedures, and says how each
 ended. It ends with its task where nothing may be left behind for the next one: when tasks are
-measurements (`alone`), and when its device no longer answers.
+measurements (`alone`), and when its device's context is spoilt.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from typing import Any, Literal
 from repro.evidence.procedure import WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.run import carry_out as recording
-from repro.run.device_health import DEAD, Answers
 from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig
-from repro.spec.tier import REAL_CHECKPOINTS, SHARING_VARIABLE, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 EventKind = Literal[
     "started",
@@ -72,8 +71,8 @@ class Event:
     other processes are gone. `values` are progress numbers (`step`, `steps`, `reward`, ...).
     `text` is the phase, or the reason of a failure.
     `disk` is a task whose place cannot be written; `elsewhere` one that was recorded meanwhile.
-    `last` says that the worker ends with this event: it takes one task alone, or its device no
-    longer answers, and a process cannot have it again.
+    `last` says that the worker ends with this event: it takes one task alone, or can compute no
+    more on its device.
     """
 
     task: Task
@@ -111,10 +110,8 @@ def work(
     log: Path,
     threads: int,
     device: str | None,
-    shared_by: int,
     alone: bool,
     carry_out: CarryOut | None,
-    answers: Answers | None,
 ) -> None:
     """Run tasks from `pipe` until None comes; the first one only where tasks run `alone`."""
     # A group's signal (Ctrl-C, a cluster's cancel, `timeout`) reaches its workers, too. Their
@@ -128,21 +125,15 @@ def work(
         # driver's own tool, whose numbers a record has.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-        if shared_by > 1:
-            os.environ[SHARING_VARIABLE] = str(shared_by)
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
-    fresh = True
     while (task := inbox.next_task()) is not None:
         if is_segmented(task.run):
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        if fresh and answers is not None and not answers():
-            os._exit(DEAD)
-        fresh = False
         if _carry_out(task, pipe, threads, inbox.stop, carry_out, alone):
             return
 

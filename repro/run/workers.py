@@ -2,11 +2,10 @@
 
 Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
-run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
-longer answers, costs its run only: the parent reports how it ended and starts another, on another
-device if one is idle. A device that answers no fresh process gets no more work. Each measurement
-has one worker. An interrupt is handled by the parent: workers ignore Ctrl-C, are asked to stop at
-the next step, and get `grace` seconds to write a checkpoint.
+run's own folder. A worker that dies (out of memory, a crash in native code), or whose device's
+context is spoilt, costs its run only: the parent reports how it ended and starts another. Each
+measurement has one worker. An interrupt is handled by the parent: workers ignore Ctrl-C, are asked
+to stop at the next step, and get `grace` seconds to write a checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.
@@ -28,7 +27,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from repro.run.device_health import DEAD, Answers
 from repro.run.shared_work import Claim
 from repro.run.worker import STOPPING, CarryOut, Event, EventKind, Task, work
 
@@ -56,14 +54,11 @@ class WorkerPool:
     grace : float
         Seconds that a worker gets to write its checkpoint after `stop`.
     devices : sequence of str
-        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone, and where there are more
-        workers than devices, takes its share of the memory. Empty hides none.
+        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone. Empty hides none.
     retries : callable
         How often a task goes back into the queue after its worker, or a rank of it, died.
     carry_out : callable
         What a worker does with a task's runs; None takes `repro.run.carry_out.carry_out`.
-    answers : callable
-        Whether its device computes, asked in a fresh worker before its first task; None asks not.
     alone : bool
         Whether a worker ends after its task, so that the next one finds nothing left of it.
     claim : callable
@@ -80,7 +75,6 @@ class WorkerPool:
         devices: Sequence[str] = (),
         retries: Callable[[Task], int] = lambda task: 0,
         carry_out: CarryOut | None = None,
-        answers: Answers | None = None,
         alone: bool = False,
         claim: Callable[[Task], Claim] | None = None,
     ) -> None:
@@ -91,13 +85,11 @@ class WorkerPool:
         self._threads = threads
         self._grace = grace
         self._devices: list[str | None] = list(devices) or [None]
-        self._each = -(-count // len(self._devices))
         self._retries = retries
         self._alone = alone
         self._claim = claim or (lambda task: Claim(claimed=task))
-        self._work = alone, carry_out, answers
+        self._work = alone, carry_out
         self._workers: list[_Worker] = []
-        self._waiting: deque[Task] = deque()
         self._asked_to_stop = False
         self._stopping = False
 
@@ -109,7 +101,7 @@ class WorkerPool:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield every worker's events until all tasks have finished, failed or stopped."""
-        waiting = self._waiting = deque(tasks)
+        waiting = deque(tasks)
         self._workers = [
             self._start(self._devices[place % len(self._devices)])
             for place in range(min(self._count, len(waiting)))
@@ -130,16 +122,6 @@ class WorkerPool:
         Safe to call from a signal handler: the pipes are used by `execute` alone.
         """
         self._asked_to_stop = True
-
-    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Take tasks that have not begun out of the queue; return them.
-
-        To be called between two events of `execute`, by whoever reads them.
-        """
-        dropped = [task for task in self._waiting if unwanted(task)]
-        for task in dropped:
-            self._waiting.remove(task)
-        return dropped
 
     def _stop(self) -> None:
         self._stopping = True
@@ -162,7 +144,7 @@ class WorkerPool:
             worker.process.kill()
 
     def _start(self, device: str | None) -> _Worker:
-        own = self._log, self._threads, device, self._each, *self._work
+        own = self._log, self._threads, device, *self._work
         process, pipe = start_process(lambda end: (end, *own), work, "repro-worker")
         return _Worker(process=process, pipe=pipe, device=device)
 
@@ -218,22 +200,15 @@ class WorkerPool:
         code = worker.process.exitcode
         worker.pipe.close()
         self._workers.remove(worker)
-        if code == DEAD and worker.device in self._devices:
-            self._devices.remove(worker.device)
         if worker.task is not None:
-            yield self._dead(worker, worker.task, code, waiting)
+            yield self._dead(worker.task, code, waiting)
         self._replace(worker, waiting)
 
-    def _dead(self, worker: _Worker, task: Task, code: int | None, waiting: deque[Task]) -> Event:
+    def _dead(self, task: Task, code: int | None, waiting: deque[Task]) -> Event:
         """Return the fate of a task whose worker died; it may go back into the queue."""
         text = f"the worker process ended by {ending_of(code)} while it carried out this run"
-        if code == DEAD:
-            text = f"device {worker.device} does not answer, and gets no more work"
-        if self._asked_to_stop or not self._devices:
+        if self._asked_to_stop:
             return Event(task=task, kind="stopped", text=text)
-        if code == DEAD:  # the run had not begun
-            waiting.appendleft(task)
-            return Event(task=task, kind="returned", text=text)
         failed = Event(task=task, kind="failed", text=text)
         return self._given_back(failed, waiting) or failed
 
@@ -246,12 +221,9 @@ class WorkerPool:
         return dataclasses.replace(failed, kind="returned", last=False)
 
     def _replace(self, died: _Worker, waiting: deque[Task]) -> None:
-        """Start a worker in place of one that died, on another device if one is idle."""
-        busy = [worker.device for worker in self._workers]
-        free = [device for device in self._devices if busy.count(device) < self._each]
-        if waiting and free and not self._stopping:
-            best = min(free, key=lambda device: (busy.count(device), device == died.device))
-            self._workers.append(self._start(best))
+        """Start a worker in place of one that died."""
+        if waiting and not self._stopping:
+            self._workers.append(self._start(died.device))
 
 
 def start_process(

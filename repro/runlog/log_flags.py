@@ -19,7 +19,7 @@ def add_log_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags by which training keeps more than metrics.jsonl."""
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
     group.add_argument(
-        "--log", metavar="A,B", help="trackers: tensorboard, wandb, trackio (else $REPRO_LOG)"
+        "--log", metavar="A,B", help="trackers: tensorboard, wandb (else $REPRO_LOG)"
     )
     group.add_argument(
         "--completions", action="store_true", help="completions, as one Parquet file per rollout"

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from repro.evidence.procedure import WARNING, Progress
 from repro.runlog.stream import StepLines, read_lines
-from repro.runlog.trackers import ADAPTERS, Tracker, name_of, parse_trackers
+from repro.runlog.trackers import TRACKERS, Tracker, name_of, parse_trackers
 from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 
@@ -51,7 +51,7 @@ class LogOptions:
     Attributes
     ----------
     trackers
-        Names in `repro.runlog.trackers.ADAPTERS`.
+        Names in `repro.runlog.trackers.TRACKERS`.
     completions
         Whether completions are written.
     stop_idle
@@ -111,7 +111,7 @@ class RunLogger:
         with ExitStack() as opening:
             for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
                 for name in self.options.trackers:
-                    tracker = ADAPTERS[name].open(run, folder)
+                    tracker = TRACKERS[name](run, folder)
                     opening.callback(tracker.close)
                     self._trackers[number].append(tracker)
             self._open = opening.pop_all()

@@ -4,7 +4,6 @@
 tensorboard  event files in the run's folder (`tensorboard --logdir runs`)
 wandb        Weights & Biases; without network by `WANDB_MODE=offline`, `wandb sync`
              later; the project is `$WANDB_PROJECT`, else `qerl-repro`
-trackio      a local database (`trackio show`); the project is `qerl-repro`
 ===========  ======================================================================
 
 Easy to get wrong: a resumed run does some steps again. They are not sent again
@@ -16,15 +15,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from repro.spec.arm import require, unknown
 from repro.spec.config import RunConfig
-
-PROJECT = "qerl-repro"
 
 
 class Tracker(Protocol):
@@ -37,25 +33,6 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Hand over what is left."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """How a tracker is opened.
-
-    Attributes
-    ----------
-    package
-        What must be importable; its distribution has the same name.
-    open
-        From a run and its folder to a tracker.
-    together
-        Whether one process can follow several runs at once.
-    """
-
-    package: str
-    open: Callable[[RunConfig, Path], Tracker]
-    together: bool = True
 
 
 class _TensorBoard:
@@ -73,23 +50,11 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _OfRun:
-    """A tracker whose module has one object per run."""
-
-    _run: Any
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _WandB(_OfRun):
+class _WandB:
     def __init__(self, run: RunConfig, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = importlib.import_module("wandb").init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=os.environ.get("WANDB_PROJECT", "qerl-repro"),
             name=name_of(run),
             group=run.target,
             id=run.digest()[:16],
@@ -99,25 +64,17 @@ class _WandB(_OfRun):
             config=run.resolved(),
         )
 
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
 
-class _Trackio(_OfRun):
-    def __init__(self, run: RunConfig, folder: Path) -> None:
-        del folder
-        self._run = importlib.import_module("trackio").init(
-            project=PROJECT,
-            name=f"{name_of(run)}-{run.digest()[:8]}",
-            group=run.target,
-            resume="allow",
-            embed=False,
-            config=run.resolved(),
-        )
+    def close(self) -> None:
+        self._run.finish()
 
 
-ADAPTERS: dict[str, Adapter] = {
-    "tensorboard": Adapter(package="tensorboard", open=_TensorBoard),
-    "wandb": Adapter(package="wandb", open=_WandB),
-    # Opening a second run ends the first.
-    "trackio": Adapter(package="trackio", open=_Trackio, together=False),
+# By their packages' names; each is opened from a run and its folder.
+TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandB,
 }
 
 
@@ -138,21 +95,10 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
     require(text is None or bool(names), "--log names no tracker; leave it out for none")
     for name in names:
-        if name not in ADAPTERS:
-            raise ValueError(f"--log {name}: {unknown('tracker', name, list(ADAPTERS))}")
-        package = ADAPTERS[name].package
+        if name not in TRACKERS:
+            raise ValueError(f"--log {name}: {unknown('tracker', name, list(TRACKERS))}")
         require(
-            importlib.util.find_spec(package) is not None,
-            f"--log {name}: the package {package} is not installed; pip install {package}",
+            importlib.util.find_spec(name) is not None,
+            f"--log {name}: the package {name} is not installed; pip install {name}",
         )
     return names
-
-
-def require_side_by_side(names: Sequence[str]) -> None:
-    """Raise `ValueError` where a tracker follows one run per process and several go together."""
-    alone = [name for name in names if not ADAPTERS[name].together]
-    require(
-        not alone,
-        f"--log {','.join(alone)}: it follows one run per process, and this tier carries out many "
-        f"at once; use {' or '.join(name for name in ADAPTERS if ADAPTERS[name].together)}",
-    )

@@ -34,7 +34,7 @@ class Needs:
         Peak memory of a run (device memory where the tier has a device), or what an ensemble of
         runs may fill of a device.
     disk_bytes
-        Disk for what one run leaves, where it is not counted from shapes (`repro.run.run_disk`).
+        Disk for what one run leaves, where it is not counted from shapes (`repro.run.preflight`).
     downloads
         Fetched from the hub once for all runs.
     """

@@ -153,7 +153,7 @@ SHAPES: dict[str, DecoderShape] = {
 }
 
 
-# Of the policy in the package (`repro.pretrain.recipes`).
+# Of the policy in the package (`repro.procedures.pretrain`).
 TINY = DecoderShape(
     name="tiny",
     hidden=128,

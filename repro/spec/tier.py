@@ -90,9 +90,6 @@ _MEANING = {
     Tier.PAPER: "the paper's own number, on the paper's checkpoints and data",
 }
 
-# Set for worker processes that share a device: how many do.
-SHARING_VARIABLE = "REPRO_DEVICE_SHARED_BY"
-
 # What a run of a real checkpoint needs depends on its size and format: the memory plan says so per
 # run (`repro.run.preflight`). Cards sold as 24 GB report 22.0 to 23.7 GiB.
 _MINIMUM_BYTES = {

@@ -16,7 +16,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -212,7 +211,7 @@ def _work_as_rank(
     os.environ.update(variables)
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    work(pipe, log, threads, device, 1, True, body, None)
+    work(pipe, log, threads, device, True, body)
 
 
 class InPlace:
@@ -224,7 +223,6 @@ class InPlace:
 
     def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Claim]) -> None:
         self._ranks, self._threads, self._claim = ranks, threads, claim
-        self._waiting: deque[Task] = deque()
         self._stop = False
 
     def __enter__(self) -> InPlace:
@@ -235,9 +233,10 @@ class InPlace:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield the events of each task, in turn."""
-        self._waiting = deque(tasks)
-        while self._waiting and not self._stop:
-            claim = self._claim(self._waiting.popleft())
+        for waiting in tasks:
+            if self._stop:
+                return
+            claim = self._claim(waiting)
             if claim.elsewhere is not None:
                 yield Event(task=claim.elsewhere, kind="elsewhere")
             if claim.claimed is None:
@@ -259,12 +258,6 @@ class InPlace:
     def stop(self) -> None:
         """Let all ranks stop after their next step."""
         self._stop = True
-
-    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Take tasks that have not begun out of the queue; return them."""
-        dropped = [task for task in self._waiting if unwanted(task)]
-        self._waiting = deque(task for task in self._waiting if task not in dropped)
-        return dropped
 
     def close(self) -> None:
         """Have nothing to end: torchrun ends the other ranks."""

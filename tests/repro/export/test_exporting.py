@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from repro.__main__ import main
@@ -27,7 +27,6 @@ from repro.models.files.adapter_files import (
     save_adapter,
 )
 from repro.models.files.merged_files import merged_tensor, write_merged
-from repro.models.files.tensor_files import CheckpointError
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.procedures.train import keep_policy
@@ -91,7 +90,6 @@ def test_an_adapter_loads_here_as_it_was_trained(weight_format: str, run_of: Run
     [
         ("adapter", "as peft reads it: mean KL"),
         ("merged", "merged in 16 bits, from what was trained: mean KL"),
-        ("nvfp4", "times as far as training moved it"),
     ],
 )
 def test_every_kind_of_export_is_compared_and_says_so(
@@ -101,9 +99,8 @@ def test_every_kind_of_export_is_compared_and_says_so(
     assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
     printed = capsys.readouterr().out
     assert said in printed
-    assert "from the end of training: " in printed
+    assert "training moved the policy by" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert json.loads((tmp_path / "out" / "qerl_export.json").read_text())["as"] == kind
 
 
 def test_an_adapter_of_codes_made_in_memory_says_how_far_its_base_is_from_them(
@@ -181,27 +178,7 @@ def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
     assert again.tokenizer is not None
 
 
-def test_a_base_that_was_not_trained_on_is_noticed_and_leaves_nothing(
-    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
-    shutil.copytree(run_of("bf16"), run)
-    shutil.copytree(TINY_FOLDER, other)
-    tensors = load_file(other / "model.safetensors")
-    tensors["model.norm.weight"] *= 1.3
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((run / "adapter" / CONFIG).read_text())
-    (run / "adapter" / CONFIG).write_text(
-        json.dumps(config | {"base_model_name_or_path": str(other)})
-    )
-    assert main(["export", str(run), str(tmp_path / "out")]) == 2
-    assert "the base is not the one trained on" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
-
-
-@pytest.mark.parametrize("kind", ["merged", "nvfp4"])
 def test_a_merge_that_lost_the_adapter_leaves_nothing(
-    kind: str,
     run_of: Runs,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -214,56 +191,9 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
         return folder
 
     monkeypatch.setattr(exporting, "write_merged", without_adapter)
-    assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", kind]) == 2
+    assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", "merged"]) == 2
     assert "merged, from what was trained: mean KL" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_bad_arguments_are_a_sentence(
-    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "out")
-    assert main(["export", str(tmp_path), out]) == 2
-    assert f"{tmp_path} holds no {CONFIG}" in capsys.readouterr().err
-    assert main(["export", str(run_of("bf16")), out, "--as", "merged", "--base", "x"]) == 2
-    assert "--as merged merges into the one trained on" in capsys.readouterr().err
-    assert main(["export", str(run_of("bf16")), str(tmp_path)]) == 2
-    assert "exists; a checkpoint is never written over another" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"target_modules": ["lm_head"]}, "target_modules"),
-        ({"use_dora": True}, "use_dora is True"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
-        ({"r": None}, "rank r is None"),
-    ],
-)
-def test_an_adapter_that_is_not_plain_lora_is_refused(
-    changes: dict[str, object], words: str, run_of: Runs, tmp_path: Path
-) -> None:
-    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
-    config = json.loads((tmp_path / "a" / CONFIG).read_text())
-    (tmp_path / "a" / CONFIG).write_text(json.dumps(config | changes))
-    with pytest.raises(CheckpointError, match=words):
-        read_adapter(tmp_path / "a")
-
-
-def test_an_adapter_of_another_shape_or_with_tensors_missing_is_refused(
-    run_of: Runs, tmp_path: Path
-) -> None:
-    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
-    tensors = load_file(tmp_path / "a" / TENSORS)
-    first = sorted(tensors)[0]
-    save_file({**tensors, first: tensors[first][:1].contiguous()}, tmp_path / "a" / TENSORS)
-    with pytest.raises(CheckpointError, match="needed is a float"):
-        load_adapted(tmp_path / "a")
-    del tensors[first]
-    save_file(tensors, tmp_path / "a" / TENSORS)
-    with pytest.raises(CheckpointError, match="is missing"):
-        load_adapted(tmp_path / "a")
 
 
 def test_an_adapter_of_another_program_loads_on_16_bit_weights(
@@ -272,24 +202,6 @@ def test_an_adapter_of_another_program_loads_on_16_bit_weights(
     shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
     (tmp_path / "a" / ORIGIN).unlink()
     assert load_adapted(tmp_path / "a").weight_format == "bf16"
-
-
-def test_an_adapter_on_fewer_projections_loads_as_peft_reads_it(tmp_path: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
-    config = LoraConfig(
-        r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        stock = get_peft_model(plain, config)
-        for name, parameter in stock.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
-    stock.save_pretrained(tmp_path)
-    ours = load_adapted(tmp_path, checkpoint=TINY_FOLDER)
-    rows = probes_of(ours)
-    difference = distance(logits_of(stock.eval(), rows), logits_of(ours.model, rows))
-    assert difference.mean < 1e-6
 
 
 @pytest.mark.parametrize(

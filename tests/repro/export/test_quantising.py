@@ -56,21 +56,6 @@ def test_what_does_not_say_the_same_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [("nosuch", "it is neither a folder"), ("{out}", "exists; a checkpoint is never")],
-)
-def test_bad_arguments_are_a_sentence(
-    source: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    if source == "{out}":
-        out.mkdir()
-        source = "tiny"
-    assert main(["quantize", source, str(out)]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_a_quantised_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
     assert main(["quantize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2

@@ -16,7 +16,7 @@ from repro.models.policy import Policy
 from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
 from repro.rl import collect, loss, micro_batches, receipts, step, trainer
-from repro.rl.single_run import optimizers, passes
+from repro.rl.single_run import optimizers, packed
 from repro.rl.stacked import policies as stacked
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
@@ -32,7 +32,7 @@ OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_los
 # The passes of one policy by itself, and of an ensemble: once per step.
 SINGLE = (step.accumulate_step, optimizers.scheduled_step)
 STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step)
-WATCHED = (*PER_ROLLOUT, *PER_RUN, *OFTEN, *SINGLE, *STACKED, passes.row_logprobs)
+WATCHED = (*PER_ROLLOUT, *PER_RUN, *OFTEN, *SINGLE, *STACKED, packed.packed_logprobs)
 
 
 def calls_in(work: Callable[[], Any]) -> Counter[CodeType]:
@@ -98,4 +98,4 @@ def test_a_measured_step_is_the_trainers_step(policy: Policy, pool: GraderPool) 
     counted = calls_in(lambda: measured_at(bench_of(scale, pool), NVFP4, point, policy))
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
     # Two micro-batches of two rows in a timed step, one in a warm-up; no pass beside them.
-    assert counted[passes.row_logprobs.__code__] == 2 * scale.steps + scale.warm_up
+    assert counted[packed.packed_logprobs.__code__] == 2 * scale.steps + scale.warm_up

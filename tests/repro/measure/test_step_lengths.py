@@ -165,8 +165,6 @@ def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None
         assert sum(plan_memory(shape).rollout.values()) < 0.98 * point.budget_bytes
     # Where memory ends after all, half as many rows are a wave of whole groups, too.
     assert step_measure.first_wave(point, dataclasses.replace(plain, slots=4))[0].prompts == 1
-    with pytest.raises(ValueError, match="one_wave needs rows of full length"):
-        dataclasses.replace(point, lengths="spread")
 
 
 @pytest.mark.usefixtures("host_clock")

@@ -20,10 +20,8 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl import step
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
-from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
@@ -49,8 +47,6 @@ def device(request: pytest.FixtureRequest) -> str:
     if torch.cuda.is_available():
         return "cuda"
     request.getfixturevalue("host_clock")
-    # The pass of a GPU, so that a CPU takes everything but the kernels through the same code.
-    request.getfixturevalue("monkeypatch").setattr(step, "row_logprobs", packed_logprobs)
     return "cpu"
 
 

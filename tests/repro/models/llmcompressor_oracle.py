@@ -1,6 +1,6 @@
 """Write llmcompressor_facts.json: what llm-compressor stores of the checkpoints made of bits.
 
-    <environment of `nox -s quantize`>/bin/python -m tests.repro.models.llmcompressor_oracle
+    <environment with llmcompressor 0.14>/bin/python -m tests.repro.models.llmcompressor_oracle
 
 from the root of the checkout. llm-compressor is no dependency of the suite, so the tests compare
 with these digests; the tests against compressed-tensors, which it calls, need no file.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any
 
-from repro.procedures.loaded_runs import LoadedRuns, ProblemSets
+from repro.procedures.loaded_runs import ProblemSets
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -47,19 +45,3 @@ def test_accuracy_over_sets_asks_the_problems_of_them_all() -> None:
     over_sets = dataclasses.replace(SCALE, accuracy_over="sets")
     problems = ProblemSets.of(over_sets, trains=False)
     assert problems.test == problems.further["small"]
-
-
-def test_progress_shows_the_mean_over_the_runs_that_have_a_value() -> None:
-    evaluation: Any = SimpleNamespace(scale=SCALE)
-    problems = ProblemSets(train=[], development=[], test=[], further={})
-    unused: Any = None
-    loaded_runs = LoadedRuns(
-        runs=[], loaded=unused, sampler=unused, problems=problems, evaluation=evaluation,
-        tallies=[], effects=[],
-    )  # fmt: skip
-    told: list[dict[str, float]] = []
-    hooks = loaded_runs.hooks(lambda text, values: told.append(values), None)
-    assert hooks.evaluate is None
-    assert hooks.on_step is not None
-    hooks.on_step(1, [{"reward": 0.0, "entropy": None}, None, {"reward": 1.0, "entropy": None}])
-    assert told == [{"step": 1.0, "steps": 2.0, "reward": 0.5}]

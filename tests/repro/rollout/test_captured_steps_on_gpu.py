@@ -129,7 +129,7 @@ def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_st
         return Engine(
             policy,
             EngineConfig(slots=8, max_positions=4096, max_new_tokens=40, ignore_end=True,
-                         prefill_graph_tokens=0, keeps_cache=keeps),
+                         keeps_cache=keeps),
         )  # fmt: skip
 
     keeping, giving = engine(keeps=True), engine(keeps=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence.plans import KeptPlan, keep_plans, plan_line
 from repro.evidence.record import Record, failed_record
-from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import check_selection
 from repro.judge.gathering import gather
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
-from repro.spec.config import RunConfig, digest_of
+from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import planned_record
@@ -101,28 +98,6 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     assert plans.write_plans(find_smoke(), tmp_path) == []
 
 
-def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, planned_record: Maker) -> None:
-    ends = {"nvfp4_lora_aqn": 10.0}
-
-    def made(run: RunConfig) -> Record:
-        return planned_record(run, ends.get(run.arm.name, 0.0))
-
-    def verdict() -> Verdict:
-        checked = check_selection(selected("study"), tmp_path, tmp_path / "nothing blessed")
-        return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
-
-    write("study", tmp_path, made)
-    whole = verdict()
-    assert (whole.status, whole.n) == ("reproduced", 10)
-    for arm in ("nvfp4_lora_aqn", "bf16_lora"):
-        for seed in range(5, 10):
-            (tmp_path / "mini" / "study" / arm / f"seed-{seed}.json").unlink()
-    half = verdict()
-    assert (half.status, half.n) == ("inconclusive", 5)
-    for arm in ("nvfp4_lora_aqn", "bf16_lora"):
-        assert f"5 of 10 planned seeds of {arm} have no record (5, 6, 7, 8, 9)" in half.sentence
-
-
 def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
     """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
     plan = plans.analysis_plan(find("study_schedules"), Tier.MINI)
@@ -168,25 +143,6 @@ def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
         assert bool(plan.post_hoc(claim, [record])) is late
 
 
-def test_a_plan_is_frozen_with_one_digest_to_post(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["plan", "study_schedules", "--tier", "mini", "--freeze", "--runs", str(tmp_path)]
-    assert main(line) == 0
-    *plans_of, every = capsys.readouterr().out.splitlines()
-    digest, path = next(item for item in plans_of if "study_schedules-" in item).split()
-    assert digest == plans.plan_digest("study_schedules", Tier.MINI)
-    assert json.loads(Path(path).read_text(encoding="utf-8"))["digest"] == digest
-    assert re.fullmatch(r"[0-9a-f]{64}  all of these", every)
-    # Frozen again, before or after runs, the same lines are printed and no file is touched.
-    before = Path(path).read_bytes()
-    assert main(line) == 0
-    assert capsys.readouterr().out.splitlines() == [*plans_of, every]
-    assert Path(path).read_bytes() == before
-    assert main(["plan", "study_schedules", "--tier", "mini", "--runs", str(tmp_path)]) == 0
-    assert "study_schedules at the mini tier" in capsys.readouterr().out
-
-
 def find_smoke() -> list:  # type: ignore[type-arg]
     (selection,) = select(["table1"], tier="smoke")
     return selection.plan(1)
@@ -210,29 +166,3 @@ def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> 
     evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
-
-
-def test_an_arm_that_no_target_knows_is_refused_by_all_that_read_its_folder(
-    tmp_path: Path, planned_record: Maker
-) -> None:
-    write("study", tmp_path, planned_record, seeds=1)
-    folder = tmp_path / "mini" / "study"
-    (folder / "bf16_lora").rename(folder / "nobodys")
-    for name in ("study", "study_rewards"):
-        (refused,) = gather(selected(name), tmp_path).refused
-        assert refused[0].parent.name == "nobodys"
-
-
-@pytest.mark.parametrize("field", ["checkpoint", "test_problems"])
-def test_arms_that_saw_other_inputs_are_not_compared(
-    tmp_path: Path, planned_record: Maker, field: str
-) -> None:
-    def spoil(run: object) -> Record:
-        record = planned_record(run)
-        if record.arm == "aqn_linear":
-            return dataclasses.replace(record, inputs=record.inputs | {field: "0" * 64})
-        return record
-
-    write("study_schedules", tmp_path, spoil)
-    checked = check_selection(selected("study_schedules"), tmp_path, expected_folder(None))
-    assert any("different" in why for _, why in checked.evidence.refused)

@@ -14,13 +14,10 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import Record, find_record, iterate_records, read_record
-from repro.run import execute as execution
 from repro.run.device_queue import (
-    Grouping,
-    ensemble_tasks,
     fitting_memory,
     rows_of,
-    spread,
+    tasks_of,
     visible_devices,
 )
 from repro.run.execute import Outcome, execute
@@ -31,12 +28,10 @@ from repro.targets import find
 from tests.planted import planted
 from tests.repro.planned import TOGETHER
 
-# Carries out runs by writing records at once; dies or fails where files in the folder say so. A
-# device dies in its first task where a file says so.
+# Carries out runs by writing records at once; dies or fails where files in the folder say so.
 FAKE = """
-import json, os, sys, time
+import json, os, sys
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from repro.evidence.record import failed_record, find_record, record_of
 
@@ -49,42 +44,13 @@ def lose():
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)
     lost()
 
-HEALTH = Path(__file__).parent
-
-def device():
-    return os.environ["CUDA_VISIBLE_DEVICES"]
-
-def answers():
-    dead = (HEALTH / f"dead-{device()}").exists()
-    if dead:
-        (HEALTH / "refused").touch()
-    return not dead
-
-def wait_for(path):
-    for _ in range(3000):
-        if path.exists():
-            return
-        time.sleep(0.02)
-    raise TimeoutError(f"{path} did not come in a minute")
-
 def carry_out(runs, folder, records, progress, should_stop, threads):
     now = datetime.now(UTC)
-    started = records / "calls.jsonl"
-    if (HEALTH / f"dies-{device()}").exists():
-        if (HEALTH / "both-work").exists():
-            wait_for(started)
-        (HEALTH / f"dead-{device()}").touch()
-        lose()
-    with started.open("a") as file:
-        file.write(json.dumps([device(), [r.digest() for r in runs]]))
-        file.write("\\n")
+    with (records / "calls.jsonl").open("a") as file:
+        device = os.environ["CUDA_VISIBLE_DEVICES"]
+        file.write(json.dumps([device, [r.digest() for r in runs]]) + "\\n")
     with (records / "workers").open("a") as file:
         file.write(f"{os.getpid()}\\n")
-    with (records / "sharing").open("a") as file:
-        file.write(os.environ.get("REPRO_DEVICE_SHARED_BY", "1") + "\\n")
-    if (HEALTH / "both-work").exists():
-        # Nothing is done before the dying device's next process was asked and did not answer.
-        wait_for(HEALTH / "refused")
     for run in runs:
         if find_record(run, records) is not None:
             continue
@@ -120,7 +86,7 @@ def runs_of(seeds: int = 2) -> list[RunConfig]:
 
 
 def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
-    assert memory_bytes == 100
+    del memory_bytes
     return [tuple(runs[place : place + 2]) for place in range(0, len(runs), 2)]
 
 
@@ -130,20 +96,16 @@ def go(
     fake: Any,
     devices: int,
     said: TextIO | None = None,
-    workers: int | None = None,
-    grouping: Grouping = in_pairs,
 ) -> Outcome:
     return execute(
         runs,
         folder,
-        workers=workers or devices,
+        workers=devices,
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
-        memory={runs[0].scale.checkpoint: 100},
-        grouping=grouping,
+        grouping=in_pairs,
         carry_out=fake.carry_out,
-        answers=fake.answers,
     )
 
 
@@ -205,107 +167,32 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
     assert said in failed.outcome["reason"]
 
 
-def test_a_dead_devices_runs_go_to_the_other(folder: Path, fake: Any) -> None:
-    runs, said = runs_of(4), io.StringIO()
-    (fake.HEALTH / "dies-1").touch()
-    (fake.HEALTH / "both-work").touch()
-    outcome = go(runs, folder, fake, devices=2, said=said)
-    assert (outcome.finished, outcome.failed, outcome.left) == (12, 0, 0)
-    assert {device for device, _ in calls(folder)} == {"0"}
-    carried = [digest for _, digests in calls(folder) for digest in digests]
-    assert sorted(carried) == sorted(run.digest() for run in runs)
-    assert "again" in said.getvalue()
-    assert "illegal memory access" in said.getvalue()
-    assert "device 1 does not answer, and gets no more work" in said.getvalue()
-
-
-def test_a_device_that_never_answers_gets_no_work(folder: Path, fake: Any) -> None:
-    runs, said = runs_of(), io.StringIO()
-    (fake.HEALTH / "dead-0").touch()
-    outcome = go(runs, folder, fake, devices=2, said=said)
-    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
-    assert {device for device, _ in calls(folder)} == {"1"}
-    assert "device 0 does not answer, and gets no more work" in said.getvalue()
-
-
-def test_without_a_device_left_the_runs_are_left_for_the_next_start(
-    folder: Path, fake: Any
-) -> None:
-    runs = runs_of()
-    for device in ("0", "1"):
-        (fake.HEALTH / f"dead-{device}").touch()
-    outcome = go(runs, folder, fake, devices=2)
-    assert (outcome.finished, outcome.failed, outcome.left) == (0, 0, 6)
-    for device in ("0", "1"):
-        (fake.HEALTH / f"dead-{device}").unlink()
-    assert go(runs, folder, fake, devices=2).finished == 6
-
-
-def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
-    folder: Path, fake: Any
-) -> None:
-    runs = runs_of(1)[:2]
-    (fake.HEALTH / "dies-0").touch()
-    outcome = go(runs, folder, fake, devices=2)
-    assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 0)
-    assert {device for device, _ in calls(folder)} == {"1"}
-
-
-def test_the_longest_are_halved_until_every_worker_has_one() -> None:
-    runs = tuple(plan(TOGETHER, Tier.MINI, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"]))
-    assert [len(group) for group in spread([runs[:15], runs], 2)] == [60, 15]
-    assert [len(group) for group in spread([runs], 4)] == [15] * 4
-    assert [len(group) for group in spread([runs], 3)] == [30, 15, 15]
-    assert spread([], 2) == []
-    first, second = spread([tuple(runs_of(2))], 2)
-    assert [{run.seed for run in part} for part in (first, second)] == [{0}, {1}]
-    every = sorted(run.digest() for run in runs)
-    for workers in (1, 2, 8, 80):
-        parts = spread([runs[:9], runs[9:]], workers)
-        assert sorted(run.digest() for group in parts for run in group) == every
-
-
 def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
     few = tuple(plan(TOGETHER, Tier.MINI, 2, ["bf16_lora"]))
     untrained = tuple(plan(TOGETHER, Tier.MINI, 9, ["bf16"]))
     scale = few[0].scale
     steps = dataclasses.replace(few[0], scale=dataclasses.replace(scale, steps=scale.steps + 1))
     rows = dataclasses.replace(few[0], scale=dataclasses.replace(scale, group_size=17))
-    assert spread([untrained, (steps,), few, (rows,)], 1) == [(rows,), few, (steps,), untrained]
+    every = [untrained, (steps,), few, (rows,)]
+    tasks = tasks_of(
+        [run for group in every for run in group], tmp_path, workers=1, grouping=lambda *_: every
+    )
+    assert [task.every for task in tasks] == [(rows,), few, (steps,), untrained]
     assert rows_of(few[0]) == scale.steps * scale.prompts_per_rollout * scale.group_size
     assert rows_of(untrained[0]) == 0
     apart = [
         dataclasses.replace(run, scale=dataclasses.replace(run.scale, together=False))
         for run in (untrained[0], few[0], steps)
     ]
-    tasks = execution._tasks(apart, tmp_path, 1, 1, {}, None)
+    tasks = tasks_of(apart, tmp_path, workers=1)
     assert [task.run for task in tasks] == apart[::-1]
 
 
 def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
     runs = plan(find("table3_arms"), Tier.SYSTEMS)
-    tasks = execution._tasks(runs, tmp_path, 1, 1, {}, None)
+    tasks = tasks_of(runs, tmp_path, workers=1)
     assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
     assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
-
-
-def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
-    small = runs_of(1)
-    large = [
-        dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint="larger"))
-        for run in small
-    ]
-    asked = []
-
-    def grouping(batch_of_runs: Sequence[RunConfig], memory: int) -> list[tuple[RunConfig, ...]]:
-        asked.append((batch_of_runs[0].scale.checkpoint, memory))
-        return [tuple(batch_of_runs)]
-
-    memory = {"tiny": 100, "larger": 130}
-    tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, memory=memory, grouping=grouping)
-    assert asked == [("tiny", 100), ("larger", 130)]
-    assert [len(task.every) for task in tasks] == [3, 3]
-    assert len({task.folder for task in tasks}) == 2
 
 
 def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,29 +211,4 @@ def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
     sizes = (80, 24)
     devices = [CudaDevice(name="d", capability=(9, 0), memory_bytes=size) for size in sizes]
     monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: tuple(devices))
-    assert fitting_memory(100) == 24
-    assert fitting_memory(10) == 10
-    assert [fitting_memory(some, shared_by=2) for some in (100, 10)] == [12, 10]
-    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
-    assert [fitting_memory(100, shared_by) for shared_by in (1, 2)] == [100, 50]
-
-
-def test_workers_that_share_a_device_share_its_memory_and_are_told_so(
-    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
-    told = {}
-    for workers in (1, 2):
-        folder, filled = tmp_path / f"runs-{workers}", []
-
-        def grouping(
-            runs: Sequence[RunConfig], memory: int, filled: list[int] = filled
-        ) -> list[tuple[RunConfig, ...]]:
-            filled.append(memory)
-            return [tuple(runs)]
-
-        folder.mkdir()
-        outcome = go(runs_of(4), folder, fake, devices=1, workers=workers, grouping=grouping)
-        assert (outcome.finished, outcome.left) == (12, 0)
-        told[workers] = filled, set((folder / "sharing").read_text().split()), len(calls(folder))
-    assert told == {1: ([100], {"1"}, 1), 2: ([50], {"2"}, 2)}
+    assert fitting_memory() == 24

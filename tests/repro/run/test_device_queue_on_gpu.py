@@ -1,4 +1,4 @@
-"""The queue on real devices: a killed worker, an error that spoils a context, a missing device."""
+"""The queue on real devices: a killed worker, and an error that spoils a context."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
-from repro.procedures.together import memory_of, take_device
-from repro.run.carry_out import carry_out
-from repro.run.device_health import device_answers
 from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
-from repro.spec.tier import SHARING_VARIABLE
 from tests.planted import planted
 from tests.repro.rl.stacked.conftest import SCALE, make_run
 
@@ -78,7 +73,6 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> N
         threads=2,
         devices=("0", "1"),
         retries=lambda task: 1,
-        answers=device_answers,
     )
     with pool:
         for event in pool.execute(tasks):
@@ -109,7 +103,6 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
         threads=1,
         console=Console(file=said, width=200),
         devices=devices,
-        memory={runs[0].scale.checkpoint: 8 * 2**30},
         grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
         **({"workers": len(devices)} | how),
     )
@@ -124,33 +117,3 @@ def test_an_error_that_spoils_a_context_is_survived(tmp_path: Path, spoiling: Mo
     assert (folder / "spoilt").read_text(encoding="utf-8") == "0"
     assert "again" in text
     assert "CUDA error" in text
-
-
-def test_a_device_that_is_not_there_leaves_its_runs_to_the_other(tmp_path: Path) -> None:
-    runs = runs_of(2)
-    text = go(runs, tmp_path, ("0", str(DEVICES + 7)), carry_out=carry_out)
-    assert f"device {DEVICES + 7} does not answer" in text
-    for run in runs:
-        record = read_record(find_record(run, tmp_path) or tmp_path)
-        assert record.environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0"
-        assert violations(record) == []
-
-
-def test_two_workers_share_a_device_and_its_memory(tmp_path: Path) -> None:
-    runs = runs_of(4)
-    go(runs, tmp_path, ("0",), workers=2, carry_out=carry_out)
-    records = [read_record(find_record(run, tmp_path) or tmp_path) for run in runs]
-    assert all(record.ok for record in records)
-    assert {record.environment["variables"][SHARING_VARIABLE] for record in records} == {"2"}
-
-
-def test_a_worker_of_two_gets_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = memory_of("cuda")
-    assert take_device("cuda") == whole
-    monkeypatch.setenv(SHARING_VARIABLE, "2")
-    try:
-        assert take_device("cuda") == whole // 2
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            torch.empty(whole // 2 + 2**30, dtype=torch.uint8, device="cuda")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)

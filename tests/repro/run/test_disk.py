@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
-import resource
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +14,16 @@ import pytest
 from rich.console import Console
 
 from repro.__main__ import main
-from repro.evidence.record import Record
 from repro.run import plan as planning
-from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
+from repro.run.disk import DiskError, free_bytes, is_disk_fault, sentence_of
 from repro.run.execute import execute
-from repro.run.run_disk import disk_bytes
-from repro.spec.config import RunConfig
+from repro.run.preflight import disk_bytes
+from repro.spec.shapes import SHAPES
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
-from tests.repro.run.test_shared_work import ROOT, runs_of
+from tests.repro.run.test_shared_work import runs_of
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
 Printed = pytest.CaptureFixture[str]
@@ -104,41 +98,6 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
     assert not list(folder.rglob("*.lock"))
 
 
-@pytest.mark.nightly
-def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    line = [sys.executable, "-m", "repro", *RUN, "--limit", "8", "--runs", str(tmp_path / "runs")]
-    done = subprocess.run(line, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True,
-                          check=False, timeout=240)  # fmt: skip
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert "step-00000002" in done.stderr
-    assert "would be larger than this process may write" in done.stderr
-    left = {path.name: path for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-    assert sorted(left) == ["metrics.jsonl", "workers.log"]
-    # The steps of before are kept, each as a whole line.
-    lines = left["metrics.jsonl"].read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
-
-
-@pytest.mark.parametrize("call", ["fsync", "link", "chmod"])
-def test_a_record_that_cannot_be_written_leaves_no_temporary(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    made_up_record: Callable[[RunConfig], Record],
-    call: str,
-) -> None:
-    record = made_up_record(runs_of()[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, failing(errno.ENOSPC))
-        patch.setattr(os, "replace", failing(errno.ENOSPC))
-        with pytest.raises(OSError, match="No space left"):
-            record.write(tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_the_plan_compares_what_it_needs_with_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
@@ -162,34 +121,26 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(
     assert f"  disk      {needed}\n" in capsys.readouterr().out
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a disk of 10 MB of its own, where this user may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(mount, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_small_disk_is_refused_by_what_its_arms_need_and_nothing_is_left_on_it(
-    small_disk: Path, capsys: Printed
+def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["table1", "--tier", "smoke", "--seeds", "1", "--runs", str(small_disk / "runs")]
-    assert main(["plan", *line, "--arms", "bf16_full"]) == 0
-    assert "It does not fit" in capsys.readouterr().out
-    assert main(["run", *line, "--arms", "bf16_full"]) == 2
+    monkeypatch.setattr("repro.run.preflight.free_bytes", lambda folder: 10_000_000)
+    line = ["run", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path / "runs")]
+    assert main([*line, "--arms", "bf16_full"]) == 2
     said = capsys.readouterr().err
-    assert "the records and checkpoints need 31.7 MB in" in said
-    assert "10.5 MB are free" in said
-    assert list(small_disk.iterdir()) == []
-    assert main(["plan", *line, "--arms", "bf16"]) == 0
-    assert "It does not fit" not in capsys.readouterr().out
+    assert "the records and checkpoints need" in said
+    assert "10 MB are free" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take() -> None:
+    table1 = find("table1")
+    runs = plan(table1, Tier.PAPER, 1, ["bf16", "bf16_lora", "nvfp4_lora"])
+    needs = table1.needs_at(Tier.PAPER)
+    trained = SHAPES["7b"].adapter_parameters(table1.arm("bf16_lora").lora_rank)
+    one, two = (disk_bytes(runs, needs, workers) for workers in (1, 2))
+    assert two - one == 36 * trained
+    assert one == pytest.approx((36 + 2 * 4) * trained, rel=0.01)
 
 
 def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> None:
@@ -205,8 +156,3 @@ def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> N
     assert sentence_of(gone, None) == f"{tmp_path}/a/b cannot be used: it does not exist"
     assert sentence_of(ConnectionError("the hub does not answer")) == "the hub does not answer"
     assert sentence_of(TimeoutError()) == "TimeoutError"
-
-
-def test_a_folder_that_can_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    require_writable(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []

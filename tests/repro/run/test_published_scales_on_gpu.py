@@ -87,7 +87,7 @@ def test_every_arm_leaves_a_record_that_counts(selection: Selection, records: Pa
     assert record.effects["linears"] == {"nvfp4": 14}
 
 
-@pytest.mark.parametrize("kind", ["adapter", "merged", "nvfp4"])
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
 def test_what_was_trained_is_exported_and_asked(
     kind: str,
     selection: Selection,
@@ -98,7 +98,7 @@ def test_what_was_trained_is_exported_and_asked(
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
     trained, out = run_folder(run, records), tmp_path / "out"
     assert main(["export", str(trained), str(out), "--as", kind]) == 0, capsys.readouterr().err
-    assert "from the end of training: " in capsys.readouterr().out
+    assert "training moved the policy by" in capsys.readouterr().out
     named = ["--adapter", str(out)] if kind == "adapter" else [str(out)]
     asked = ["evaluate", *named, "--data", "gsm8k", "--limit", "4", "--tokens", "48"]
     assert main(asked) == 0, capsys.readouterr().err

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import py_compile
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Record, read_record
-from repro.rl.runs import RunStates
-from repro.rl.snapshots import Snapshot, read_newest
-from repro.rl.stacked.ensemble_checkpoint import save_ensemble
-from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.runs import RunStates, TrainState
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -126,32 +122,6 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     assert not is_clean(record)
 
 
-def test_files_that_decide_nothing_may_be_written(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def reading_and_compiling() -> dict[str, Any]:
-        checkout.loss.read_text()
-        py_compile.compile(str(checkout.loss))
-        (checkout.root / "repro" / "notes.txt").write_text("words")
-        return {}
-
-    record = carried(reading_and_compiling)
-    assert len(record.sources) == 1
-    assert record.dirty is False
-
-
-def test_what_is_edited_while_a_run_runs_is_a_second_state(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def editing() -> dict[str, Any]:
-        checkout.loss.write_text(WRONG)
-        return {}
-
-    record = carried(editing)
-    assert [state["dirty"] for state in record.sources] == [False, True]
-    assert not is_clean(record)
-
-
 def test_a_commit_that_leaves_the_source_as_it_was_is_no_second_state(
     checkout: Checkout, carried: Callable[..., Record]
 ) -> None:
@@ -172,44 +142,25 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     parameters = {"a": nn.Parameter(torch.zeros(2))}
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["a"].grad = torch.ones(2)
-    optimizer.step()  # a checkpoint without moments is refused
-    state = TrainState(digest="d", step=1, draws=1, series={}, effects={})
+    optimizer.step()
+    runs = [TrainState(digest=d, step=1, draws=1, series={}, effects={}) for d in ("a", "b")]
+    state = RunStates(step=1, runs=runs, failures=[None, None])
     save_checkpoint(tmp_path / "steps", state, parameters, optimizer)
     checkout.loss.write_text(WRONG)
     second = checkout.commit()
     forget()
 
     def going_on() -> dict[str, Any]:
-        state = load_checkpoint(tmp_path / "steps", "d", parameters, optimizer)
+        state = load_checkpoint(tmp_path / "steps", ["a", "b"], parameters, optimizer)
         assert state is not None
-        return state.effects
+        assert state.runs[0].effects == state.runs[1].effects
+        return state.runs[1].effects
 
     record = carried(going_on)
     assert [state["commit"] for state in record.sources] == [first, second]
     assert record.commit == second
     assert "sources" not in record.effects
     assert not is_clean(record)
-
-
-def test_every_run_of_an_ensembles_checkpoint_carries_the_source(
-    checkout: Checkout, tmp_path: Path
-) -> None:
-    runs = [TrainState(digest=d, step=3, draws=3, series={}, effects={}) for d in ("a", "b")]
-    state = RunStates(step=3, runs=runs, failures=[None, None])
-    values = torch.zeros(2, 1)
-    masters = SimpleNamespace(values=values, leaves={"a": values})
-    stack: Any = SimpleNamespace(masters=masters)
-    optimizer: Any = SimpleNamespace(first=values.clone(), second=values.clone(), steps=3)
-    save_ensemble(tmp_path / "steps", state, stack, optimizer)
-
-    def runs_of(snapshot: Snapshot) -> list[dict[str, Any]]:
-        return snapshot.value("runs", list)
-
-    newest_state = read_newest(tmp_path / "steps", runs_of)
-    assert newest_state is not None
-    commit = checkout.git("rev-parse", "HEAD")
-    carried = [run["effects"]["sources"] for run in newest_state[0]]
-    assert [[state["commit"] for state in states] for states in carried] == [[commit]] * 2
 
 
 def test_a_commit_that_does_not_exist_is_not_clean(

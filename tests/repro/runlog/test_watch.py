@@ -17,7 +17,7 @@ from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
 from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
-from repro.runlog.trackers import ADAPTERS, Adapter, name_of
+from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -208,7 +208,7 @@ class Failing:
 def test_a_tracker_that_fails_is_left_after_one_warning(
     constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ADAPTERS, "failing", Adapter(package="json", open=Failing))
+    monkeypatch.setitem(TRACKERS, "failing", Failing)
     runs, told = idle_runs(constant, 1, 6), []
     options = LogOptions(trackers=("failing",))
     with RunLogger(runs, [tmp_path], options, lambda text, values: told.append(text)) as logger:

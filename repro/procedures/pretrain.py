@@ -1,0 +1,332 @@
+"""Pre-train the tiny policy from nothing, in minutes on two cores: `run pretrain-tiny`.
+
+Next-token prediction over whole documents (`repro.data.tiny_corpus`). The number of steps is fixed
+and the schedule depends on the step alone, so that the policy is a function of recipe, seed and
+threads. A run that is stopped begins again.
+
+Beside the record stays `policy`, in bfloat16 with its tokenizer; the package's policy is such a
+folder.
+
+Easy to get wrong: judging by the loss, which is flat for a long time while greedy accuracy rises
+from nothing to its end value; taking the float32 masters for the policy.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from repro.data.generator import generate_problems
+from repro.data.problem import Problem
+from repro.data.prompts import template_named
+from repro.data.tiny_corpus import CorpusConfig, iterate_documents
+from repro.data.tiny_tokenizer import build_tokenizer
+from repro.evaluate.asking import Evaluator, SingleAsker
+from repro.evaluate.grades import Answers
+from repro.evaluate.questions import questions
+from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.record import Estimate
+from repro.measure.memory_use import peak_bytes, reset_peak
+from repro.models.checkpoint import digest_of_files
+from repro.models.loading import SUMMARY_FILE
+from repro.models.policy import load_policy
+from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.spec.config import (
+    PretrainScale,
+    RunConfig,
+    SamplingConfig,
+    derive_seed,
+    digest_of,
+)
+from repro.spec.whole_files import appearing, replace_text
+
+# Documents that are sorted together, and steps whose mean loss is recorded.
+_POOL_DOCUMENTS, _STRETCH = 4096, 50
+_IGNORED = -100
+# Limits of prompts and completions are those of the smoke tier.
+TEMPLATE, PROMPT_TOKENS, NEW_TOKENS = "tiny", 1280, 64
+# Completions per problem at temperature 1.
+SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A Qwen2 shape with tied embeddings, its corpus, the optimiser and the schedule.
+
+    AdamW with decay on matrices only and the gradient clipped by its global norm; a linear warm-up,
+    a flat stretch, and from the share `flat_until` of the steps a linear fall to the share
+    `final_share` of the rate. Hidden and intermediate sizes are multiples of 64, the largest block
+    of the 4-bit formats. A batch has at most `tokens_per_batch` tokens, padding included.
+    """
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    key_value_heads: int = 2
+    intermediate_size: int = 384
+    initializer_range: float = 0.05
+    rope_theta: float = 10_000.0
+    steps: int = 3000
+    tokens_per_batch: int = 2560
+    learning_rate: float = 2e-3
+    warmup_steps: int = 100
+    flat_until: float = 0.6
+    final_share: float = 0.02
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.05
+    max_grad_norm: float = 1.0
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        fall_from = self.flat_until * self.steps
+        fallen = max(0.0, (step - fall_from) / (self.steps - fall_from))
+        return self.learning_rate * warm * (1.0 - (1.0 - self.final_share) * fallen)
+
+
+RECIPE = Recipe()
+
+
+def pretrain_policy(
+    run: RunConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Pre-train, write and measure the policy; see `repro.evidence.procedure.Procedure`.
+
+    The scale's own number of threads is used, since it is part of the result; `threads` is not.
+    """
+    del threads
+    scale: PretrainScale = run.scale
+    reset_peak()
+    began = time.perf_counter()
+    tokenizer = build_tokenizer(RECIPE.corpus.generator)
+    model = new_model(RECIPE, tokenizer, run.seed)
+    with _threads(scale.threads):
+        losses, tokens = train(model, tokenizer, RECIPE, run.seed, progress, should_stop)
+    seconds = time.perf_counter() - began
+    progress("measuring", {})
+    policy = folder / "policy"
+    write_policy(policy, model, tokenizer)
+    problems = generate_problems(
+        "development", scale.quality_problems, seed=run.seed, config=RECIPE.corpus.generator
+    )
+    with GraderPool(workers=1) as pool:
+        asker = SingleAsker(TorchSampler(load_policy(policy, weight_format="bf16")))
+        shown = accuracies(Evaluator(asker, tokenizer, pool, [run.seed], "quality"), problems)
+    stretches = [losses[at : at + _STRETCH] for at in range(0, len(losses), _STRETCH)]
+    loss = [sum(part) / len(part) for part in stretches]
+    weights = digest_of_files(sorted(policy.glob("*.safetensors")))
+    recipe = dataclasses.asdict(RECIPE)
+    summary = {
+        "name": "tiny",
+        "seed": run.seed,
+        "config": recipe | {"threads": scale.threads},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": tokens,
+        "train_seconds": seconds,
+        "weights_sha256": weights,
+        "loss": loss,
+        "accuracies": {name: estimate.value for name, estimate in shown.items()},
+    }
+    replace_text(policy / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
+    costs = {
+        "train_seconds": Estimate(
+            value=seconds, unit="seconds", method="steps with the making of their batches"
+        ),
+        "peak_bytes": Estimate(
+            value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"
+        ),
+    }
+    kept = ("parameters", "tokens", "weights_sha256")
+    effects = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
+    inputs = {"recipe": digest_of(recipe), "tokenizer": digest_of(tokenizer.get_vocab())}
+    return Measured(metrics=shown | costs, series={"loss": [*loss]}, effects=effects, inputs=inputs)
+
+
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """Return a freshly initialised float32 model for the tokenizer's vocabulary."""
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.key_value_heads,
+        max_position_embeddings=tokenizer.model_max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    # transformers initialises from the global generator; keep that from leaking either way.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "init"))
+        return Qwen2ForCausalLM(shape).float()
+
+
+def batches_of(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Iterator[list[list[int]]]:
+    """Yield batches of documents' token ids, each with its end token, without end.
+
+    Documents of like length share a batch, so that little is padded.
+    """
+    documents = iterate_documents(derive_seed(seed, "corpus"), recipe.corpus)
+    rng = random.Random(derive_seed(seed, "batches"))
+    while True:
+        pool = list(islice(documents, _POOL_DOCUMENTS))
+        texts = [document.prompt + document.completion for document in pool]
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        rows = sorted(([*ids, tokenizer.eos_token_id] for ids in encoded["input_ids"]), key=len)
+        batches: list[list[list[int]]] = [[]]
+        for row in rows:
+            if batches[-1] and (len(batches[-1]) + 1) * len(row) > recipe.tokens_per_batch:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        yield from batches
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    seed: int,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+) -> tuple[list[float], int]:
+    """Train a model in place; return each step's loss, nats per token, and the tokens read.
+
+    Raises
+    ------
+    Stopped
+        When asked to stop.
+    FloatingPointError
+        When a loss is not finite.
+    """
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        betas=(recipe.beta1, recipe.beta2),
+        fused=True,
+    )
+    losses, tokens = list[float](), 0
+    for step, rows in enumerate(islice(batches_of(recipe, tokenizer, seed), recipe.steps)):
+        if should_stop():
+            raise Stopped
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate_at(step)
+        optimizer.zero_grad(set_to_none=True)
+        loss = mean_loss(model, rows)
+        loss.backward()
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(f"the loss of pre-training step {step} is {losses[-1]}")
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+        optimizer.step()
+        tokens += sum(map(len, rows))
+        recent = losses[-_STRETCH:]
+        shown = {"step": step + 1.0, "steps": float(recipe.steps)}
+        progress("pre-training", shown | {"loss": sum(recent) / len(recent)})
+    return losses, tokens
+
+
+def mean_loss(model: Qwen2ForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the mean next-token loss of documents, (), float32, nats, by transformers' pass."""
+    # Padding stands on the right, where causal attention cannot see it, and needs no mask.
+    targets = pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=_IGNORED
+    )  # (B, T)
+    logits = model(input_ids=targets.clamp(min=0), use_cache=False).logits[:, :-1]  # (B, T - 1, V)
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets[:, 1:].flatten(), ignore_index=_IGNORED
+    )
+
+
+def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the model in bfloat16 with its tokenizer, in place of what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with appearing(folder) as partial:
+        rounded: Any = copy.deepcopy(model).eval()
+        nn.Module.to(rounded, torch.bfloat16).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        for path in partial.iterdir():
+            path.chmod(0o644)
+
+
+def accuracies(
+    evaluator: Evaluator, problems: Sequence[Problem], samples: int = SAMPLES
+) -> dict[str, Estimate]:
+    """Return a policy's accuracies: one that is worth training knows more than it shows.
+
+    Greedily (what it shows), greedily with the working forced (what it knows, the ceiling of
+    training), and sampled. Greedy accuracy rests on one near-tie, whether to work or not, and can
+    move by tens of points while no skill changes: `working_rate` is the share of answers that work.
+    """
+    prefix = template_named(TEMPLATE).working_prefix or ""
+    greedy, forced = _ask(evaluator, problems), _ask(evaluator, problems, opening=prefix)
+    drawn = _ask(evaluator, problems, samples=samples, temperature=1.0)
+    return {
+        "accuracy_greedy": greedy.estimates()["accuracy"],
+        "accuracy_forced_working": forced.estimates()["accuracy"],
+        "accuracy_sampled": drawn.estimates()["accuracy"],
+        f"pass_at_{samples}": drawn.at_k((samples,))[f"pass_at_{samples}"],
+        "working_rate": drawn.estimates()["working_rate"],
+    }
+
+
+def _ask(
+    evaluator: Evaluator,
+    problems: Sequence[Problem],
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    opening: str = "",
+) -> Answers:
+    asked = questions(
+        problems, TEMPLATE, evaluator.tokenizer, max_prompt_tokens=PROMPT_TOKENS, opening=opening
+    )
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=NEW_TOKENS)
+    (answers,) = evaluator.ask(asked, sampling, samples=samples)
+    return cast(Answers, answers)  # the one run is alive
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

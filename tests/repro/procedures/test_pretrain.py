@@ -1,0 +1,188 @@
+"""Pre-training: a function of recipe and seed, and a whole checkpoint with its measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
+
+from repro.data.generator import generate_problems
+from repro.data.tiny_corpus import iterate_documents
+from repro.data.tiny_tokenizer import build_tokenizer
+from repro.evaluate.asking import Evaluator, SingleAsker
+from repro.evidence.environment import capture_environment
+from repro.evidence.procedure import Measured, Stopped
+from repro.evidence.record import read_record
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_policy
+from repro.procedures import pretrain
+from repro.procedures.pretrain import Recipe, accuracies, batches_of, mean_loss, new_model, train
+from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.run.carry_out import keep, procedure_named
+from repro.spec.config import RunConfig, derive_seed
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+SMALL = Recipe(
+    hidden_size=64,
+    layers=2,
+    heads=2,
+    key_value_heads=1,
+    intermediate_size=64,
+    steps=12,
+    tokens_per_batch=600,
+    warmup_steps=2,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(SMALL.corpus.generator)
+
+
+def small_run() -> RunConfig:
+    (run,) = plan(find("pretrain_tiny"), Tier.SMOKE)
+    scale = dataclasses.replace(run.scale, quality_problems=5, threads=1)
+    return dataclasses.replace(run, scale=scale)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Measured, Path]]:
+    """Carry out the run by a small recipe; yield its result and its policy."""
+    folder = tmp_path_factory.mktemp("small")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "RECIPE", SMALL)
+        patch.setattr(pretrain, "NEW_TOKENS", 12)
+        measured = procedure_named("pretrain")(
+            small_run(),
+            folder=folder,
+            progress=lambda *at: None,
+            should_stop=lambda: False,
+            threads=3,
+        )
+        yield measured, folder / "policy"
+
+
+def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_reports(
+    small: tuple[Measured, Path], tmp_path: Path
+) -> None:
+    measured, folder = small
+    stored = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in stored
+    policy = load_policy(
+        folder, weight_format="nvfp4", training="lora", lora_rank=4, lora_alpha=4.0, seed=0
+    )
+    assert policy.effects["linears"] == {"nvfp4": 14}
+    assert set(measured.metrics) == {metric.name for metric in find("pretrain_tiny").metrics}
+    path = keep(small_run(), measured, datetime.now(UTC), tmp_path, capture_environment())
+    record = read_record(path)
+    summary = json.loads((folder / "pretraining.json").read_text())
+    assert summary["accuracies"]["accuracy_greedy"] == record.value("accuracy_greedy")
+    assert summary["weights_sha256"] == record.effects["weights_sha256"]
+    assert summary["loss"] == record.series["loss"]
+
+
+def trained(tokenizer: PreTrainedTokenizerFast, seed: int, recipe: Recipe = SMALL) -> Any:
+    model = new_model(recipe, tokenizer, seed)
+    losses, _ = train(model, tokenizer, recipe, seed, lambda *at: None, lambda: False)
+    return losses, model.state_dict()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_gives_others(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    first = trained(tokenizer, 3)
+    torch.manual_seed(99)
+    again, other = trained(tokenizer, 3), trained(tokenizer, 4)
+    assert first[0] == again[0] != other[0]
+    assert all(torch.equal(value, again[1][name]) for name, value in first[1].items())
+
+
+def test_the_loss_falls_and_one_that_is_not_finite_ends_the_run(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    losses, _ = trained(tokenizer, 0, dataclasses.replace(SMALL, steps=60))
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+    with pytest.raises(FloatingPointError, match="step 1 is nan"):
+        trained(tokenizer, 0, dataclasses.replace(SMALL, learning_rate=float("nan")))
+
+
+def test_a_run_that_is_stopped_leaves_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "RECIPE", SMALL)
+    with pytest.raises(Stopped):
+        pretrain.pretrain_policy(
+            small_run(),
+            folder=tmp_path,
+            progress=lambda *at: None,
+            should_stop=lambda: True,
+            threads=1,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_document_is_in_a_batch_once_whole_and_with_its_end(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    seen: list[str] = []
+    for batch in batches_of(SMALL, tokenizer, 7):
+        assert len(batch) * max(map(len, batch)) <= SMALL.tokens_per_batch
+        assert {row.index(tokenizer.eos_token_id) - len(row) for row in batch} == {-1}
+        seen += [tokenizer.decode(row, skip_special_tokens=True) for row in batch]
+        if len(seen) >= 4096:
+            break
+    documents = islice(iterate_documents(derive_seed(7, "corpus"), SMALL.corpus), 4096)
+    assert sorted(seen) == sorted(d.prompt + d.completion for d in documents)
+
+
+def test_padding_has_neither_loss_nor_influence(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = new_model(SMALL, tokenizer, 0)
+    rows = [[9, 30, 270, 271, 40, 1], [50, 60, 1]]
+    total = torch.zeros(())
+    for row in rows:
+        logprobs = model(input_ids=torch.tensor([row])).logits[0, :-1].log_softmax(-1)
+        total = total - logprobs[torch.arange(len(row) - 1), row[1:]].sum()
+    torch.testing.assert_close(mean_loss(model, rows), total / (5 + 2))
+
+
+def test_the_learning_rate_warms_up_stays_and_falls() -> None:
+    recipe = Recipe(steps=1000, learning_rate=1.0, warmup_steps=100, final_share=0.02)
+    rates = [recipe.learning_rate_at(step) for step in range(1000)]
+    assert rates[0] == pytest.approx(0.01)
+    assert rates[99] == rates[600] == max(rates) == 1.0
+    assert rates[800] == pytest.approx(0.51)
+    assert rates[999] == pytest.approx(0.02, abs=0.003)
+
+
+def test_the_packaged_policy_is_of_this_recipe() -> None:
+    stated = json.loads((TINY_FOLDER / "pretraining.json").read_text())["config"]
+    ours = json.loads(json.dumps(dataclasses.asdict(Recipe())))
+    assert {name: stated[name] for name in ours} == ours
+
+
+@pytest.mark.nightly
+def test_the_packaged_policy_shows_half_of_what_it_knows() -> None:
+    policy = load_policy("tiny", weight_format="bf16")
+    with GraderPool(workers=1) as pool:
+        asker = SingleAsker(TorchSampler(policy))
+        evaluator = Evaluator(asker, policy.tokenizer, pool, [0], "quality")
+        shown = accuracies(evaluator, generate_problems("test", 200, seed=0), samples=2)
+    for name, least, most in (
+        ("accuracy_greedy", 30, 60),
+        ("accuracy_forced_working", 85, 100),
+        ("accuracy_sampled", 10, 35),
+    ):
+        assert least <= (shown[name].value or 0) <= most, name
