@@ -151,8 +151,6 @@ def test_measurements_do_not_go_side_by_side(
         ("systems", "step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
         ("systems", "throughput", None, None),
         ("paper", "train", None, "expandable_segments:True"),
-        ("mini", "train", None, "expandable_segments:True"),
-        ("smoke", "train", None, None),
     ],
 )
 def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(
