@@ -1,4 +1,4 @@
-"""Time the engine's decode step, its prefill, and one small step of reinforcement learning.
+"""Time the engine's decode step and its prefill; `test_lengths` times whole steps.
 
 On a GPU: four blocks of Qwen2.5-7B's shape with random NVFP4 weights and an adapter of rank 32;
 `ratio_to_bf16` is the time of the same with bfloat16 weights, in the same session, over it. On a
@@ -7,8 +7,7 @@ CPU a tiny shape in plain PyTorch, and the rows say so.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +16,14 @@ import torch
 
 from benchmarks.device_time import CLOCK, Limits, device_type, record_rounds
 from kernels import timing
-from repro.measure.step_training import RandomPrompts, begin, train_scale
 from repro.models.shapes import random_policy, shape_config
-from repro.reward.score import Rewards
-from repro.rl.collect import Asked
-from repro.rl.runs import RunStates
-from repro.rl.single_run.policy import SinglePolicy, single_policy
-from repro.rl.trainer import Training, iterate, prepare
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.arm import WeightFormat
-from repro.spec.config import RunConfig, SamplingConfig
-from repro.spec.step_scale import StepPoint, StepScale
-from repro.targets.table1 import NVFP4_LORA
+from repro.spec.config import SamplingConfig
 
 _ROUNDS = 7
-# More than a session times, so that the schedule of the learning rate does not end.
-_MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +38,6 @@ class Size:
     position: int
     prompts: int
     prompt_tokens: int
-    group: int
     new_tokens: int
 
 
@@ -62,7 +50,6 @@ LARGE = Size(
     position=1024,
     prompts=8,
     prompt_tokens=512,
-    group=8,
     new_tokens=64,
 )
 TINY = Size(
@@ -82,7 +69,6 @@ TINY = Size(
     position=24,
     prompts=2,
     prompt_tokens=16,
-    group=2,
     new_tokens=8,
 )
 SIZE = LARGE if device_type() == "cuda" else TINY
@@ -92,11 +78,9 @@ TIMED = pytest.mark.benchmark(timer=CLOCK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """An engine and the training of its policy."""
+    """An engine, and what is timed on it."""
 
     engine: Engine
-    training: Training[SinglePolicy]
-    state: RunStates
     size: Size
 
     @property
@@ -115,7 +99,7 @@ class Timed:
 
 
 def build(size: Size, weight_format: WeightFormat, device: str) -> Timed:
-    """Return a policy with random weights, ready to be sampled from and to be trained."""
+    """Return a policy with random weights, ready to be sampled from."""
     policy = random_policy(
         size.shape,
         weight_format=weight_format,
@@ -132,23 +116,7 @@ def build(size: Size, weight_format: WeightFormat, device: str) -> Timed:
     )
     engine = Engine(policy, config)
     fill_cache(engine, 0)
-    point = StepPoint(
-        name="learning", model="7b", prompts=size.prompts, group=size.group,
-        prompt_tokens=size.prompt_tokens, completion_tokens=size.new_tokens,
-    )  # fmt: skip
-    run = RunConfig(
-        target="benchmark", target_version=1, tier="systems", procedure="step_time",
-        arm=dataclasses.replace(NVFP4_LORA, weight_format=weight_format, lora_rank=size.rank),
-        scale=train_scale(point, StepScale(points=(point,), steps=_MOST_STEPS)), seed=0,
-    )  # fmt: skip
-    policies = single_policy(run, policy, engine, micro_tokens=16384)
-    training = prepare(policies, [RandomPrompts(policy, point, 0)], paid_by_turns)
-    return Timed(
-        engine=engine,
-        training=training,
-        state=begin(training),
-        size=size,
-    )
+    return Timed(engine=engine, size=size)
 
 
 @pytest.fixture(scope="module")
@@ -187,24 +155,6 @@ def prefill(timed: Timed) -> float:
         )
 
     return timing.seconds_of(work, timed.engine.device)
-
-
-def learning_step(timed: Timed) -> float:
-    """Return the seconds of one of the trainer's iterations: rollout, passes, update, refresh."""
-    return timing.seconds_of(lambda: iterate(timed.training, timed.state), timed.engine.device)
-
-
-def paid_by_turns(asked: Sequence[Asked | None]) -> list[Rewards | None]:
-    """Pay every second completion, so that no row is idle; nothing is graded."""
-    (one,) = asked
-    assert one is not None
-    count = len(one[0])
-    total: list[float | None] = [float(i % 2) for i in range(count)]
-    rewards = Rewards(
-        accuracy=total, format=[0.0] * count, total=total, lenient_accuracy=total,
-        statuses=["ok"] * count,
-    )  # fmt: skip
-    return [rewards]
 
 
 def _record(
@@ -267,12 +217,3 @@ def test_prefill(
     if limits is not None:
         work = _work(quantized, size.prompts * size.prompt_tokens)
         benchmark.extra_info |= limits.shares(median, *work)
-
-
-@TIMED
-@ROW
-def test_learning_step(
-    size: Size, device: str, quantized: Timed, sixteen_bits: Timed | None, benchmark: Any
-) -> None:
-    """Bound by many things in turn, so no share of one limit is given."""
-    _record(benchmark, device, learning_step, quantized, sixteen_bits)

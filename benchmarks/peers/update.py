@@ -77,6 +77,11 @@ class Batch:
     advantages: Tensor
     tokens: int
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        tensors = ("input_ids", "attention_mask", "mask", "advantages")
+        return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
+
     @property
     def completions(self) -> Tensor:
         """(b, T) int64."""
@@ -99,12 +104,12 @@ def pad_rows(rows: StepRows, micro: int, device: torch.device) -> list[Batch]:
         before = prompts[start : start + micro]
         batches.append(
             Batch(
-                input_ids=torch.cat([before, completions], dim=1).to(device),
-                attention_mask=torch.cat([torch.ones_like(before), mask], dim=1).to(device),
-                mask=mask.to(device),
-                advantages=rows.advantages[start : start + micro].to(device),
+                input_ids=torch.cat([before, completions], dim=1),
+                attention_mask=torch.cat([torch.ones_like(before), mask], dim=1),
+                mask=mask,
+                advantages=rows.advantages[start : start + micro],
                 tokens=rows.completion_tokens,
-            )
+            ).to(device)
         )
     return batches
 
@@ -341,10 +346,8 @@ def choose_rows(update: Update, steps: list[StepRows]) -> tuple[int, dict[int, f
     tried: dict[int, float | None] = {}
     best: tuple[float, int] | None = None
     while rows >= 1:
-        widest = max(
-            (batch for step in steps for batch in pad_rows(step, rows, torch.device("cpu"))),
-            key=lambda batch: batch.input_ids.numel(),
-        )
+        batches = [batch for step in steps for batch in pad_rows(step, rows, torch.device("cpu"))]
+        widest = max(batches, key=lambda batch: batch.input_ids.numel()).to(update.device)
         compared = compared or max(rows, min(every, _COMPARED_ROWS))
         trial = pad_rows(steps[0], rows, update.device)[: compared // rows]
         fits, seconds = within_memory(lambda: _try(update, widest, trial), update)  # noqa: B023
@@ -365,7 +368,7 @@ def choose_rows(update: Update, steps: list[StepRows]) -> tuple[int, dict[int, f
 def _try(update: Update, widest: Batch, trial: list[Batch]) -> float:
     """Return the seconds of a trial's passes, after a step on the widest micro-batch."""
     # The optimiser's moments are there from its first step on.
-    update.step([on_device(widest, update.device)])
+    update.step([widest])
 
     def once() -> float:
         seconds = measured.seconds_of(lambda: update.passes(trial), update.device)
@@ -374,17 +377,6 @@ def _try(update: Update, widest: Batch, trial: list[Batch]) -> float:
 
     first = once()
     return min(first, once()) if first < _REPEATED_SECONDS else first
-
-
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch on a device."""
-    return replace(
-        batch,
-        input_ids=batch.input_ids.to(device),
-        attention_mask=batch.attention_mask.to(device),
-        mask=batch.mask.to(device),
-        advantages=batch.advantages.to(device),
-    )
 
 
 def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str, Any]:

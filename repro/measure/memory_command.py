@@ -6,20 +6,16 @@ Stated in decimal gigabytes (10^9 bytes), as cards and the paper are; a budget m
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import re
 import sys
 from typing import Any, get_args
 
 from repro.models.memory_plan import (
-    FILLED_SHARE,
     MemoryPlan,
     StepShape,
     alternatives,
     checkpoint_bytes,
     fit_slots,
-    fit_update,
     plan_memory,
 )
 from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
@@ -29,24 +25,16 @@ _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 # The flags of a step: their defaults, and how they are read.
 _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "format": ("nvfp4", {"choices": WEIGHT_FORMATS, "help": "of the weights (default: nvfp4)"}),
-    "rank": (32, {**_COUNT, "help": "LoRA rank (default: 32)"}),
-    "prompts": (1, {**_COUNT, "help": "of a step (default: 1)"}),
-    "group": (8, {**_COUNT, "help": "completions of each (default: 8)"}),
-    "prompt_tokens": (256, {**_COUNT, "help": "default: 256"}),
-    "completion_tokens": (2048, {**_COUNT, "help": "default: 2048"}),
-    "budget": ("80GB", {"metavar": "SIZE", "help": "80GB (the default), 40GiB and the like"}),
-    "slots": (None, {**_COUNT, "help": "rows sampled at once (default: as many as fit)"}),
-    "micro_tokens": (None, {**_COUNT, "help": "tokens of a micro-batch (default: fits)"}),
-    "optimizer": ("adamw", {"choices": get_args(OptimizerName), "help": "default: adamw"}),
-    "cache": ("compute", {"choices": get_args(CacheName), "help": "default: compute"}),
-    "no_checkpointing": (
-        False,
-        {"action": "store_true", "help": "keep all activations, whatever fits"},
-    ),
-    "json": (False, {"action": "store_true", "help": "print JSON"}),
+    "format": ("nvfp4", {"choices": WEIGHT_FORMATS}),
+    "rank": (32, _COUNT),
+    "prompts": (1, _COUNT),
+    "group": (8, _COUNT),
+    "prompt_tokens": (256, _COUNT),
+    "completion_tokens": (2048, _COUNT),
+    "budget": ("80GB", {"metavar": "SIZE"}),
+    "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
+    "cache": ("compute", {"choices": get_args(CacheName)}),
 }
-_STEP = {name: default for name, (default, _) in _FLAGS.items()}
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")
 
@@ -76,8 +64,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 1 when it does not.",
         argument_default=argparse.SUPPRESS,
     )
-    for name, (_, reading) in _FLAGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", **reading)
+    for name, (default, reading) in _FLAGS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", help=f"default: {default}", **reading)
 
 
 def asks_for_bytes(args: argparse.Namespace) -> bool:
@@ -94,70 +82,29 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
     given = [name for name, value in vars(args).items() if value is not None and value is not False]
     flags = {name: f"--{name.replace('_', '-')}" for name in given if name not in _NO_FLAGS}
     if asks:
-        others = [flag for name, flag in flags.items() if name not in _STEP and name != "model"]
+        others = [flag for name, flag in flags.items() if name not in _FLAGS and name != "model"]
         require(not others, f"plan memory --model takes no {', '.join(others)}")
     else:
-        own = [flag for name, flag in flags.items() if name in _STEP]
+        own = [flag for name, flag in flags.items() if name in _FLAGS]
         require(not own, f"{', '.join(own)}: only with plan memory --model SIZE")
     return asks
 
 
 def main_memory(args: argparse.Namespace) -> int:
     """Print the plan; return 0 when the step fits its budget, 1 when it does not."""
-    flags: dict[str, Any] = _STEP | {
-        name: value for name, value in vars(args).items() if name in _STEP
-    }
-    budget = parse_bytes(flags["budget"])
-    shape = shape_named(args.model)
-    rows = flags["prompts"] * flags["group"]
-    row_tokens = flags["prompt_tokens"] + flags["completion_tokens"]
-    slots, micro_tokens = flags["slots"], flags["micro_tokens"]
-    step = StepShape(
+    given = {name: getattr(args, name, default) for name, (default, _) in _FLAGS.items()}
+    budget = parse_bytes(given.pop("budget"))
+    shape, weight_format = shape_named(args.model), given.pop("format")
+    largest = StepShape(
+        **given,
         shape=shape,
-        weight_format=flags["format"],
-        rank=flags["rank"],
-        prompts=flags["prompts"],
-        group=flags["group"],
-        prompt_tokens=flags["prompt_tokens"],
-        completion_tokens=flags["completion_tokens"],
-        slots=rows if slots is None else slots,
-        micro_tokens=row_tokens if micro_tokens is None else micro_tokens,
-        optimizer=flags["optimizer"],
-        cache=flags["cache"],
-        kept_blocks=shape.layers if flags["no_checkpointing"] else 0,
+        weight_format=weight_format,
+        slots=given["prompts"] * given["group"],
+        micro_tokens=given["prompt_tokens"] + given["completion_tokens"],
     )
-    if slots is None:
-        step = fit_slots(step, budget)
-    if micro_tokens is not None:
-        step = dataclasses.replace(step, micro_tokens=micro_tokens)
-    elif slots is not None and not flags["no_checkpointing"]:
-        step = fit_update(step, int(budget * FILLED_SHARE))
-    plan = plan_memory(step)
-    text = json.dumps(plan_json(plan, budget), indent=1) if flags["json"] else _text(plan, budget)
-    sys.stdout.write(text + "\n")
+    plan = plan_memory(fit_slots(largest, budget))
+    sys.stdout.write(_text(plan, budget) + "\n")
     return 0 if plan.peak <= budget else 1
-
-
-def plan_json(plan: MemoryPlan, budget: int) -> dict[str, Any]:
-    """Return the plan as JSON values."""
-    step = dataclasses.asdict(plan.step)
-    return {
-        "step": step | {"shape": plan.step.shape.name},
-        "rollout": plan.rollout,
-        "update": plan.update,
-        "peak": plan.peak,
-        "budget": budget,
-        "fits": plan.peak <= budget,
-        "checkpoint_bytes": checkpoint_bytes(plan.step.shape, plan.step.weight_format),
-        "changes": [
-            {"change": words, "peak": plan_memory(changed).peak}
-            for words, changed in alternatives(plan.step)
-        ],
-    }
-
-
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:8.2f}"
 
 
 def _text(plan: MemoryPlan, budget: int) -> str:
@@ -172,9 +119,9 @@ def _text(plan: MemoryPlan, budget: int) -> str:
         f"{'GB (10^9 bytes)':<16}{'rollout':>8}{'update':>9}",
     ]
     for part, nbytes in plan.rollout.items():
-        lines.append(f"{part:<16}{_gigabytes(nbytes)}{_gigabytes(plan.update[part]):>9}")
+        lines.append(f"{part:<16}{nbytes / 1e9:8.2f}{plan.update[part] / 1e9:9.2f}")
     totals = sum(plan.rollout.values()), sum(plan.update.values())
-    lines.append(f"{'total':<16}{_gigabytes(totals[0])}{_gigabytes(totals[1]):>9}")
+    lines.append(f"{'total':<16}{totals[0] / 1e9:8.2f}{totals[1] / 1e9:9.2f}")
     verdict = "fits" if plan.peak <= budget else "does not fit"
     lines += [
         "",

@@ -1,11 +1,10 @@
 """Tokens per second of a rollout on real shapes with random weights: Tables 5 to 9, Fig. 11.
 
-The runs of one loaded model are carried out together: the seeds of an arm, which are repeats, and
-the arms that differ by their adapter's rank alone. Each shape is loaded once, the adapters are
-exchanged, an arm's steps are captured once, and every seed then times each batch under device
-events, with prompts and random numbers of its own. Weights are the same for all (their values do
-not matter to time). The protocol: prompts of random tokens, the adapter on (A and B random), every
-row to its limit, no prompt shared, prefill counted.
+The seeds of an arm are carried out together, for they are repeats: each shape is loaded once, a
+batch's steps are captured once, and every seed then times it under device events, with prompts and
+random numbers of its own. Weights are the same for all (their values do not matter to time). The
+protocol: prompts of random tokens, the adapter on (A and B random), every row to its limit, no
+prompt shared, prefill counted.
 
     tokens_per_second_<point>_<batch>      new tokens of all rows over the whole rollout's time
     prefill_seconds_<point>_<batch>        the rollout of one token
@@ -44,11 +43,10 @@ from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
-from repro.models.shapes import exchange_adapter, random_policy
+from repro.models.shapes import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import fill_cache
-from repro.spec.arm import require
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 
@@ -66,13 +64,12 @@ def measure_seeds(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> list[Measured]:
-    """Sample every point and batch of the scale with each arm's policy, once per seed.
+    """Sample every point and batch of the scale with the arm's policy, once per seed.
 
     Parameters
     ----------
     runs
-        Of one loaded model (`repro.spec.throughput.loaded_base`); they differ by seed, and by the
-        rank of the adapter.
+        Of one arm; they differ by seed.
 
     Returns
     -------
@@ -93,19 +90,20 @@ def measure_seeds(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
             "this machine has none"
         )
-    arms = _arms(runs)
-    _measure_arms(arms, progress, should_stop)
-    for arm in arms:
-        arm.name_points_left_out()
+    arm = _at_hand(runs)
+    scale: ThroughputScale = arm.run.scale
+    for shape, points in groupby(scale.points, key=lambda point: point.shape):
+        left = [point for point in points if arm.fitting(point)]
+        if left:
+            require_clean()
+            _measure_shape(shape, left, arm, progress, should_stop)
+            release()
+    arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
-    measured = {
-        (arm.run.arm.name, repeat.seed): Measured(
-            metrics=repeat.metrics, effects=arm.effects | _receipt(repeat, rates)
-        )
-        for arm in arms
+    return [
+        Measured(metrics=repeat.metrics, effects=arm.effects | _receipt(repeat, rates))
         for repeat in arm.repeats
-    }
-    return [measured[run.arm.name, run.seed] for run in runs]
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,58 +147,41 @@ class _ArmAtHand:
                 self.not_run[point.name] = self.not_run[cell_of(point, min(point.batches))]
 
 
-def _measure_arms(
-    arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
+def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
+    """Return the arm of the runs, with what is known not to fit."""
+    run = runs[0]
+    products: Products = "bitsandbytes" if run.arm.name in run.scale.bitsandbytes else "own"
+    effects = {
+        "linears": {},
+        "adapter_modules": 0,
+        "products": products,
+        "repeats_together": len(runs),
+        "not_run": not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1]),
+        "timed_retries": {},
+    }
+    repeats = [Repeat(seed=run.seed) for run in runs]
+    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects)
+
+
+def _measure_shape(
+    shape: str,
+    points: Sequence[ThroughputPoint],
+    arm: _ArmAtHand,
+    progress: Progress,
+    should_stop: Callable[[], bool],
 ) -> None:
-    """Measure all points, each shape loaded once."""
-    scale: ThroughputScale = arms[0].run.scale
-    for shape, group in groupby(scale.points, key=lambda point: point.shape):
-        points = list(group)
-        policy: Policy | None = None
-        for arm in arms:
-            left = [point for point in points if arm.fitting(point)]
-            if not left:
-                continue
-            cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
-            if policy is None:
-                require_clean()
-            loaded, policy = policy, None
-            with arm.fit_or_left_out(*cells):
-                policy = _exchanged(loaded, arm.run) if loaded else _policy(arm.run, shape)
-            del loaded
-            if policy is None:
-                continue
-            _count(policy, arm.run, arm.effects)
-            for point in left:
-                number = 1 + scale.points.index(point)
-                numbers = {"step": float(number), "steps": float(len(scale.points))}
-                progress(f"{point.name}: {arm.run.arm.label}", numbers)
-                _point(point, policy, arm, should_stop)
-        del policy
-        release()
-
-
-def _arms(runs: Sequence[RunConfig]) -> list[_ArmAtHand]:
-    """Return the arms of the runs, in order, each with what is known not to fit."""
-    seeds: dict[str, list[int]] = {}
-    for run in runs:
-        seeds.setdefault(run.arm.name, []).append(run.seed)
-    arms, total = [], torch.cuda.mem_get_info()[1]
-    for name, numbers in seeds.items():
-        first = next(run for run in runs if run.arm.name == name)
-        foreign = name in first.scale.bitsandbytes
-        products: Products = "bitsandbytes" if foreign else "own"
-        effects = {
-            "linears": {},
-            "adapter_modules": 0,
-            "products": products,
-            "repeats_together": len(runs),
-            "not_run": not_fitting(first.scale, first.arm, total),
-            "timed_retries": {},
-        }
-        repeats = [Repeat(seed=seed) for seed in numbers]
-        arms.append(_ArmAtHand(run=first, products=products, repeats=repeats, effects=effects))
-    return arms
+    """Load a shape and measure those of its points that may fit."""
+    every = arm.run.scale.points
+    policy: Policy | None = None
+    with arm.fit_or_left_out(*(cell_of(p, batch) for p in points for batch in arm.fitting(p))):
+        policy = _policy(arm.run, shape)
+    if policy is None:
+        return
+    _count(policy, arm.effects)
+    for point in points:
+        numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
+        progress(f"{point.name}: {arm.run.arm.label}", numbers)
+        _point(point, policy, arm, should_stop)
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:
@@ -212,18 +193,6 @@ def _policy(run: RunConfig, shape: str) -> Policy:
         seed=derive_seed("throughput", shape),
         device="cuda",
     )
-
-
-def _exchanged(policy: Policy, run: RunConfig) -> Policy:
-    """Return the loaded model with the adapter of another run's arm."""
-    exchanged = exchange_adapter(
-        policy,
-        lora_rank=run.arm.lora_rank,
-        lora_alpha=run.arm.lora_alpha,
-        seed=derive_seed("throughput", run.arm.lora_rank),
-    )
-    release()
-    return exchanged
 
 
 def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
@@ -300,16 +269,9 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
     return engine
 
 
-def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:
-    """Count the model's linear layers, and require the arm's adapter with a nonzero B."""
+def _count(policy: Policy, effects: dict[str, Any]) -> None:
+    """Count the model's linear layers, and those that an adapter changes: B is not zero."""
     for kind, count in linears_of(policy).items():
         effects["linears"][kind] = effects["linears"].get(kind, 0) + count
-    for name, layer in adapter_layers(policy.model):
-        A, B, _ = layer.adapter()
-        require(
-            len(A) == run.arm.lora_rank,
-            f"the adapter of {name} has rank {len(A)}; arm {run.arm.name} has {run.arm.lora_rank}",
-        )
-        if not bool(B.any()):
-            raise RuntimeError(f"B of {name} is zero: an adapter that does nothing is no adapter")
-        effects["adapter_modules"] += 1
+    adapters = [layer.adapter() for _, layer in adapter_layers(policy.model)]
+    effects["adapter_modules"] += sum(bool(B.any()) for _, B, _ in adapters)

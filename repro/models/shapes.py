@@ -10,7 +10,6 @@ higher), so everything is random, LoRA's B included, which is zero in a fresh ad
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import is_projection
 from repro.models.fused_weights import pack_projections
 from repro.models.loading import build_on_meta
-from repro.models.lora import adapter_layers, attach_adapter, base_linear
+from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
@@ -132,28 +131,6 @@ def random_policy(
     if full:
         set_trainable(policy, norms_trained=False)
     return policy
-
-
-def exchange_adapter(policy: Policy, *, lora_rank: int, lora_alpha: float, seed: int) -> Policy:
-    """Return a policy of the same base tensors with another random adapter, A and B both drawn.
-
-    `policy` is of no more use: its projections have lost their adapters.
-
-    Raises
-    ------
-    ValueError
-        When `policy` has no adapter.
-    """
-    decoder: Any = policy.decoder
-    layers = list(adapter_layers(policy.model))
-    require(bool(layers), "the policy has no adapter to exchange")
-    for name, layer in layers:
-        decoder.set_submodule(name, base_linear(layer))
-    # peft leaves its configuration on the model, and would go on with the old rank.
-    decoder.__dict__.pop("peft_config", None)
-    generator = torch.Generator(policy.device).manual_seed(derive_seed(seed, "random adapter"))
-    adapted = _with_random_adapter(decoder, lora_rank, lora_alpha, seed, generator)
-    return replace(policy, model=adapted.eval(), effects=dict(policy.effects))
 
 
 def _with_random_adapter(

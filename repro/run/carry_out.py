@@ -21,7 +21,6 @@ from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, find_record, record_of, run_folder
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.throughput import loaded_base
 from repro.spec.tier import Tier, cuda_devices
 
 _PROCEDURES = {
@@ -35,8 +34,8 @@ _PROCEDURES = {
     "step_time": "repro.measure.step_time:measure_steps",
 }
 
-# Procedures whose runs of one loaded model are carried out together, for loading is what takes
-# long. Each takes several runs that differ by seed, and by arm as far as `loaded_base` lets them.
+# Procedures whose runs of one arm are carried out together, for loading is what takes long. Each
+# takes several runs that differ by seed.
 _TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
 
 
@@ -49,9 +48,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     """Return the runs in the groups in which they are carried out, in the order of their first."""
     groups: dict[str, list[RunConfig]] = {}
     for run in runs:
-        shared = run
-        if run.procedure in _TOGETHER:
-            shared = dataclasses.replace(run, seed=0, arm=loaded_base(run.arm, run.scale))
+        shared = dataclasses.replace(run, seed=0) if run.procedure in _TOGETHER else run
         groups.setdefault(shared.digest(), []).append(run)
     return [tuple(group) for group in groups.values()]
 

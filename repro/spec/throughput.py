@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from repro.spec.arm import Arm, require
+from repro.spec.arm import require
 from repro.spec.resolve import LATER
 
 
@@ -109,14 +109,3 @@ class ThroughputScale:
     def whole_batches(self, arm: str, point: str) -> tuple[int, ...]:
         """Return the batches of a point that an arm also rolls out whole."""
         return tuple(batch for name, where, batch in self.whole if (name, where) == (arm, point))
-
-
-def loaded_base(arm: Arm, scale: ThroughputScale) -> Arm:
-    """Return what of an arm decides the model to load: all but its adapter's size and its name.
-
-    Arms that agree in it are measured on one loaded model, their adapters exchanged. bitsandbytes'
-    products lay the codes out in another way, and may fail where this project's do not, so they
-    have a model of their own.
-    """
-    products = "bitsandbytes" if arm.name in scale.bitsandbytes else "own"
-    return replace(arm, name=products, label="", lora_rank=1, lora_alpha=1.0)

@@ -29,14 +29,6 @@ def test_spread_lengths_have_the_stated_mean_variation_and_cap() -> None:
     assert (min(drawn) >= 1, max(drawn)) == (True, 900)
 
 
-def test_lengths_are_new_in_every_step_and_the_same_for_every_way() -> None:
-    sizes = Sizes()
-    first, second = (draw_lengths("spread", step, 0, sizes) for step in (1, 2))
-    assert first != second
-    assert first == draw_lengths("spread", 1, 0, sizes)
-    assert first != draw_lengths("spread", 1, 1, sizes)
-
-
 def test_equal_lengths_have_as_many_tokens_as_spread_ones() -> None:
     sizes = Sizes()
     for step in range(5):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
-from benchmarks.device_time import DeviceClock, Limits
+from benchmarks.device_time import Limits
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,13 +72,6 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_compariso
     done = timed(tmp_path, "--benchmark-compare")
     assert "Comparing against benchmarks from" in done.stdout + done.stderr
     assert list(tmp_path.rglob("*.json")) == [path]
-
-
-def test_the_clock_moves_by_what_is_added_alone() -> None:
-    clock = DeviceClock()
-    assert clock() == clock() == 0.0
-    clock.add(0.25)
-    assert clock() == 0.25
 
 
 def test_the_binding_limit_is_the_larger_share() -> None:

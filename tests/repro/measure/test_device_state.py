@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +21,31 @@ from repro.measure.device_state import (
 )
 from repro.spec.tier import GIB
 
-# Answers as the driver's tool does; `pids` names who computes.
-TOOL = """#!{python}
-import os, sys
-pids, active = {pids!r}, {active!r}
-device, query = sys.argv[2], sys.argv[3]
-assert sys.argv[1] == "-i" and device == "GPU-6a2f"
-about, fields = query.removeprefix("--query-").split("=")
-if about == "compute-apps":
-    for pid in pids:
-        print((str(os.getppid()) if pid == "own" else pid) + ", 1024 MiB")
-    sys.exit()
-row = []
-for field in fields.split(","):
-    family, _, name = field.partition(".")
-    if family.endswith("counters"):
-        row.append("1500 us")
-    elif family.startswith("clocks_"):
-        row.append("Active" if name in active else "Not Active")
-    else:
-        row.append(field + "!")
-print(", ".join(row))
-"""
-
 Install = Callable[..., None]
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    def install(
-        pids: tuple[str, ...] = ("own",),
-        active: tuple[str, ...] = (),
-    ) -> None:
-        import sys
+def driver(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return what lets a made-up driver's tool answer: who computes, and what lowers the clocks."""
 
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(TOOL.format(python=sys.executable, pids=pids, active=active))
-        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    def install(pids: tuple[str, ...] = ("own",), active: tuple[str, ...] = ()) -> None:
+        def asked(fields: Sequence[str], *, device: str, about: str = "gpu") -> list[Any]:
+            assert device == "GPU-6a2f"
+            if about == "compute-apps":
+                own = str(os.getpid())
+                named = [own if pid == "own" else pid for pid in pids]
+                return [{"pid": pid, "used_memory": "1024 MiB"} for pid in named]
+            return [{field: answer(field) for field in fields}]
+
+        def answer(field: str) -> str:
+            family, _, name = field.partition(".")
+            if family.endswith("counters"):
+                return "1500 us"
+            if family.endswith("reasons"):
+                return "Active" if name in active else "Not Active"
+            return f"{field}!"
+
+        monkeypatch.setattr(states, "ask_driver_tool", asked)
 
     return install
 

@@ -119,14 +119,6 @@ def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone
     assert "OutOfMemoryError" in failed[0].outcome["reason"]
 
 
-def test_an_arm_after_one_that_went_well_has_a_process_of_its_own_too(
-    runs: Path, fake: ModuleType
-) -> None:
-    assert go(runs, fake).complete
-    assert len({process for process, _ in calls(runs)}) == 2
-    assert rates(runs, FIRST) == rates(runs, SECOND) == [11073.0, 11073.0]
-
-
 def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_beginning(
     runs: Path, fake: ModuleType
 ) -> None:
@@ -159,8 +151,6 @@ def test_measurements_do_not_go_side_by_side(
         ("systems", "step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
         ("systems", "throughput", None, None),
         ("paper", "train", None, "expandable_segments:True"),
-        ("mini", "train", None, "expandable_segments:True"),
-        ("smoke", "train", None, None),
     ],
 )
 def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from repro.measure.rollout_plan import cell_of, not_fitting, planned_bytes
-from repro.run.plan import plan_text
-from repro.run.select import Selection
 from repro.spec.arm import Arm
-from repro.spec.target import plan
-from repro.spec.tier import GIB, CudaDevice, Tier
+from repro.spec.tier import GIB, Tier
 from repro.targets.rollout import POINTS, ROLLOUT
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
@@ -53,18 +49,3 @@ def test_each_row_has_a_cache_of_its_own() -> None:
     three_blocks = 4 * 28 * 512 * 32 * 3
     assert three_blocks < grown < 3 * three_blocks
     assert cell_of(point, 40) == "7b_40"
-
-
-def test_the_plan_lists_what_does_not_fit_the_device_at_hand(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    device = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=H100)
-    selection = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
-    runs = plan(ROLLOUT, Tier.SYSTEMS)
-    line = "not run   32b_256 of bf16_lora: needs 95.5 of 79.2 GiB by the plan"
-    monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: ())
-    assert line not in plan_text(selection, runs, tmp_path, tmp_path)
-    monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: (device,))
-    text = plan_text(selection, runs, tmp_path, tmp_path)
-    assert text.count(line) == 1
-    assert text.count("\n  not run ") == 1

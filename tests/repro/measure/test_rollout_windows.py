@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from kernels import dispatch
-from repro.evidence.receipts import violations
-from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
 from repro.measure.rollout_cells import Cell, Repeat, windows_of
-from repro.models.lora import adapter_layers
-from repro.models.policy import Policy
-from repro.models.shapes import exchange_adapter
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.gpu.fused_linears import PackedGroup, takes_packed
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
-from repro.run.carry_out import carry_out
-from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
-from repro.targets.speed import at_rank
-from repro.targets.table1 import NVFP4_LORA
 from tests.repro.measure.test_throughput_repeats import (
     HOW,
     loaded,
@@ -115,29 +104,6 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
     assert not any("window_gain_7b_1" in measured.metrics for measured in results)
 
 
-def ranked_runs() -> list[RunConfig]:
-    scale = ThroughputScale(points=(POINT, dataclasses.replace(POINT, name="14b", shape="b")))
-    return [
-        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
-        for run in runs_of(scale, 2)
-        for rank in (16, 32)
-    ]
-
-
-def test_every_rank_and_seed_gets_a_record_that_counts(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
-    runs = ranked_runs()
-    how = (HOW["progress"], HOW["should_stop"], HOW["threads"])
-    paths = carry_out(runs, tmp_path / "work", tmp_path, *how)
-    for path, run in zip(paths, runs, strict=True):
-        record = read_record(path)
-        assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
-        assert violations(record) == []
-        assert record.effects["timing"]["seconds"] > 0
-
-
 @pytest.mark.usefixtures("host_clock")
 def test_timed_steps_run_from_the_position_they_are_given(
     monkeypatch: pytest.MonkeyPatch,
@@ -190,52 +156,3 @@ def test_the_filled_cache_holds_no_zeros_and_depends_on_the_seed() -> None:
     fill_rows(engine, 2, 0)
     assert int(engine.state.tokens.max()) < 512
     assert len(set(engine.state.uniforms[:2].flatten().tolist())) > 100
-
-
-@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4", "bf16"])
-def test_an_exchanged_adapter_is_of_the_new_rank_on_the_same_base(weight_format: Any) -> None:
-    policy = small_policy(weight_format, 16)
-    before = {name: layer.get_base_layer() for name, layer in adapter_layers(policy.model)}
-    other = exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1)
-    layers = dict(adapter_layers(other.model))
-    assert list(layers) == list(before)
-    for name, layer in layers.items():
-        A, B, scaling = layer.adapter()
-        assert (A.shape[0], B.shape[1], scaling) == (64, 64, 1.0)
-        assert bool(A.any())
-        assert bool(B.any())
-        assert layer.get_base_layer() is before[name]
-    assert other.effects["base_bytes"] == policy.effects["base_bytes"]
-    again = exchange_adapter(other, lora_rank=16, lora_alpha=16.0, seed=1)
-    assert {len(layer.adapter()[0]) for _, layer in adapter_layers(again.model)} == {16}
-
-
-@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
-def test_packed_weights_serve_the_next_adapter(
-    weight_format: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
-    policy = small_policy(weight_format, 16)
-
-    def groups(policy: Policy) -> list[PackedGroup]:
-        packed_groups = []
-        for layer in cast(Any, policy.decoder).model.layers:
-            at, mlp = layer.self_attn, layer.mlp
-            for members in ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)):
-                assert takes_packed(members)
-                packed_groups.append(PackedGroup(members, overlap=False, beside=None))
-        return packed_groups
-
-    first = groups(policy)
-    second = groups(exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1))
-    for old, new in zip(first, second, strict=True):
-        assert old.weight.packs.data_ptr() == new.weight.packs.data_ptr()
-        assert old.weight.shape == new.weight.shape
-    assert second[0]._factors.b is not None
-    assert second[0]._factors.b.shape[1] == 64
-
-
-def test_a_policy_without_an_adapter_has_none_to_exchange() -> None:
-    policy = small_policy("bf16", 0)
-    with pytest.raises(ValueError, match="no adapter to exchange"):
-        exchange_adapter(policy, lora_rank=16, lora_alpha=16.0, seed=0)

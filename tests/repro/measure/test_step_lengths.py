@@ -20,7 +20,6 @@ from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
-from repro.spec.resolve import plain_values
 from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
     BF16,
@@ -106,23 +105,6 @@ def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_ot
     assert seen[1] == [4] * 8
 
 
-@pytest.mark.usefixtures("host_clock")
-def test_spread_rows_that_are_sampled_in_part_are_filled_to_their_own_lengths(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = completion_lengths(monkeypatch)
-    t, _, _ = prepared(policy, pool, dataclasses.replace(SPREAD, sampled_tokens=9))
-    (source,) = t.sources
-    prompts = [source.prompt(problem) for problem in source.draw(0)]
-    sampling = t.scale.rollout
-    seeds = range(8)
-    batch = t.policies.sampler.sample(prompts, sampling, group_size=4, seeds=seeds)
-    lengths = SPREAD.drawn_lengths(0)
-    assert [len(completion.token_ids) for completion in batch.completions] == lengths
-    assert seen == [[min(9, length) for length in lengths]]
-    assert all(len(c.token_ids) == len(c.sampled_logprobs) for c in batch.completions)
-
-
 def test_a_spread_point_knows_the_equal_one_beside_it() -> None:
     for spread, equal in zip(LENGTH_POINTS[::2], LENGTH_POINTS[1::2], strict=True):
         assert equal_twin(spread, LENGTH_POINTS) is equal
@@ -149,16 +131,6 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
         series = measured.series[f"{name}_over_equal_few_spread"]
         assert series == pytest.approx([1.2, 1.3, 1.1])
     assert not [name for name in measured.metrics if name.endswith("over_equal_few_equal")]
-
-
-def test_the_cache_is_planned_for_twice_the_mean_and_a_full_points_record_is_as_before() -> None:
-    scale = StepScale(points=LENGTH_POINTS)
-    planned = step_measure.step_shape(LENGTH_POINTS[-1], "bf16", 32, scale, 80 * 10**9)
-    assert planned.completion_tokens == 600
-    config = step_measure.engine_config(LENGTH_POINTS[-1], planned)
-    assert (config.max_positions, config.max_new_tokens) == (2198, 2048)
-    assert not {"lengths", "mean_tokens"} & set(plain_values(TABLE3_POINTS[0]))
-    assert plain_values(SPREAD_POINTS[0])["lengths"] == "spread"
 
 
 @pytest.mark.parametrize("target", [STEP_LENGTHS, STEP_LENGTHS_32B], ids=lambda t: t.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.speed import FIGURE11, TABLE9
 
 EXPECTED = Path(__file__).parents[3] / "expected"
 PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
@@ -58,33 +58,18 @@ def test_every_bar_names_a_metric_and_an_arm_of_its_target(name: str) -> None:
         assert bar.goal is None or bar.holds(bar.goal)
 
 
-def test_the_bars_stand_above_what_vllm_reaches() -> None:
-    bars = {(b.arm, b.metric): b for b in load_bars(EXPECTED, "systems", "rollout", "nvidia_h200")}
-    for point in ("7b", "32b"):
-        for batch in (1, 8, 64, 256):
-            ours = bars["nvfp4_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
-            of_vllm = bars["bf16_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
-            assert ours is not None
-            assert of_vllm is not None
-            assert ours > of_vllm
-
-
-def test_a_point_without_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match="throughput point 7b: it needs batches"):
-        ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=())
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"batches": ()}, "throughput point 7b: it needs batches"),
         ({"windows": -1}, "windows is -1 and window_steps 16"),
         ({"windows": 2, "window_steps": 0}, "windows is 2 and window_steps 0"),
         ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(values: dict[str, int], words: str) -> None:
+def test_a_point_that_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ThroughputPoint(name="7b", shape="qwen2.5-7b", **values)  # type: ignore[arg-type]
+        ThroughputPoint(name="7b", shape="qwen2.5-7b", **values)
 
 
 @pytest.mark.parametrize("windows", [0, 4])
@@ -116,11 +101,3 @@ def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_
 def test_recorded_runs_keep_their_digests(name: str, digest: str) -> None:
     runs = plan(find(name), Tier.SYSTEMS)
     assert hashlib.sha256("".join(run.digest() for run in runs).encode()).hexdigest() == digest
-
-
-def test_figure_11_is_held_to_the_papers_own_factor_too() -> None:
-    asked = [(claim.bound, "bitsandbytes" in claim.arms[1]) for claim in FIGURE11.claims]
-    assert {pair: asked.count(pair) for pair in asked} == {
-        (margin, foreign): 6 for margin in (1.0, 2.0) for foreign in (False, True)
-    }
-    assert {claim.bound for claim in TABLE9.claims} == {1.0}

@@ -17,8 +17,6 @@ from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB
-from repro.targets.speed import at_rank
-from repro.targets.table1 import NVFP4_LORA
 from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of
 
 __all__ = ["loaded"]  # a fixture
@@ -140,30 +138,6 @@ def test_weights_that_do_not_fit_cost_their_own_shape(
     results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert set(results[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
     assert "tokens_per_second_q_1" in results[0].metrics
-
-
-def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
-    loaded: list[str], exhausts: Exhausts, tmp_path: Path
-) -> None:
-    exhausts(lambda rows, tokens: rows == 3)
-    runs = [
-        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
-        for run in runs_of(SCALE, 1)
-        for rank in (32, 16)
-    ]
-    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
-    assert [list(measured.effects["not_run"]) for measured in results] == [["p_3"], ["p_3"]]
-
-
-def test_another_error_than_memory_stays_an_error(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fails(*how: Any, **more: Any) -> float:
-        raise RuntimeError("an illegal memory access was encountered")
-
-    monkeypatch.setattr(rollout_cells, "timed", fails)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
 
 
 def test_retries_are_counted_under_the_clock_and_not_at_the_start(

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import violations
-from repro.evidence.record import find_record, read_record
+from repro.evidence.record import read_record
 from repro.measure import device_state, throughput
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
@@ -22,8 +21,7 @@ from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import find
-from repro.targets.speed import at_rank
-from repro.targets.table1 import BF16_LORA, NVFP4_LORA
+from repro.targets.table1 import NVFP4_LORA
 from tests.repro.measure import conftest as small
 
 SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
@@ -122,84 +120,14 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
         assert violations(record) == []
 
 
-def test_a_stop_keeps_the_recorded_arms_and_the_next_start_measures_the_other(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
-    scale = ThroughputScale(points=POINTS)
-    first = runs_of(scale)
-    second = [dataclasses.replace(run, arm=BF16_LORA) for run in first]
-    groups = carried_together([*first, *second])
-    paths = carry_out(groups[0], tmp_path / "work", tmp_path, **HOW)
-    texts = [path.read_bytes() for path in paths]
-    # One answer a rollout: two of the long point, then the first of the short one.
-    asked = iter([False, False, False, True])
-    stopping = HOW | {"should_stop": lambda: next(asked)}
-    with pytest.raises(Stopped):
-        carry_out(groups[1], tmp_path / "work", tmp_path, **stopping)
-    left = [run for run in (*first, *second) if find_record(run, tmp_path) is None]
-    assert left == second
-    loaded.clear()
-    (group,) = carried_together(left)
-    for path in carry_out(group, tmp_path / "work", tmp_path, **HOW):
-        record = read_record(path)
-        assert violations(record) == []
-        assert record.effects["repeats_together"] == 3
-        assert "tokens_per_second_other_3" in record.metrics
-    assert loaded == ["a", "b"]
-    assert [path.read_bytes() for path in paths] == texts
-
-
-def names_of(groups: list[tuple[RunConfig, ...]]) -> list[list[str]]:
-    return [sorted({run.arm.name for run in group}) for group in groups]
-
-
-def test_runs_of_one_loaded_model_go_together_and_others_alone() -> None:
-    together = carried_together(plan(find("table9"), Tier.SYSTEMS))
-    assert names_of(together) == [
-        [f"{family}_lora_r{rank}" for rank in (16, 32, 64)] for family in ("bf16", "nvfp4")
-    ]
-    assert {len(group) for group in together} == {15}
-    # bitsandbytes lays the codes out otherwise, so its arms load the model for themselves.
-    families = names_of(carried_together(plan(find("figure11"), Tier.SYSTEMS)))
-    assert [len(group) for group in families] == [3, 3, 3]
-    assert all("bitsandbytes" in name for name in families[1])
-    apart = carried_together(plan(find("table6"), Tier.SYSTEMS))
-    assert names_of(apart) == [["bf16_lora"], ["nvfp4_lora"]]
-    assert [run.seed for run in apart[0]] == [0, 1, 2, 3, 4]
+def test_the_seeds_of_an_arm_go_together_and_other_runs_alone() -> None:
+    groups = carried_together(plan(find("table9"), Tier.SYSTEMS))
+    assert len(groups) == 6
+    for group in groups:
+        assert [run.seed for run in group] == [0, 1, 2, 3, 4]
+        assert len({run.arm for run in group}) == 1
     alone = carried_together(plan(find("table1"), Tier.SMOKE, seeds=2))
     assert all(len(group) == 1 for group in alone)
-
-
-def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_own(
-    loaded: list[str], tmp_path: Path
-) -> None:
-    scale = ThroughputScale(points=POINTS[1:])
-    runs = [
-        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
-        for run in runs_of(scale, 2)
-        for rank in (32, 16)
-    ]
-    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
-    assert loaded == ["a", "b"]
-    assert len(results) == 4
-    for measured in results:
-        assert measured.effects["repeats_together"] == 4
-        assert measured.effects["linears"] == {"nvfp4": 28}
-        assert measured.effects["adapter_modules"] == 28
-    assert len({m.metrics["tokens_per_second_short_1"].value for m in results}) == 4
-
-
-def test_an_adapter_of_another_rank_than_the_arms_is_refused(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(throughput, "_exchanged", lambda policy, run: policy)
-    runs = [
-        dataclasses.replace(runs_of(ThroughputScale(points=POINTS), 1)[0], arm=arm)
-        for arm in (at_rank(NVFP4_LORA, 32), at_rank(NVFP4_LORA, 16))
-    ]
-    with pytest.raises(ValueError, match="has rank 32; arm nvfp4_lora_r16 has 16"):
-        throughput.measure_seeds(runs, folder=tmp_path, **HOW)
 
 
 def test_an_arm_without_its_package_is_not_run_and_says_so(

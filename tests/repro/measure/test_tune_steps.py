@@ -47,13 +47,6 @@ def test_products_are_chosen_for_the_step_that_they_stand_in(present: Way) -> No
     assert clock(chosen) == 5.0
 
 
-def test_what_the_table_has_stays_where_nothing_is_faster() -> None:
-    present = {FIRST: SMALL, SECOND: SMALL}
-    candidates = {key: [BROKEN, LARGE, SMALL] for key in present}
-    assert choose_by_steps(present, candidates, lambda ways: 1.0) == present
-    assert candidates[FIRST] == [BROKEN, LARGE, SMALL]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_entries_that_a_step_has_chosen_are_not_chosen_again(model: str) -> None:
     entries = left_to_choose({}, model, 1)
@@ -95,15 +88,6 @@ def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, An
     assert alone not in (SMALL, LARGE)
     assert tuning.choose_adapted(0, 4608, 3584, 1, 64) == alone
     assert tuning.choose_adapted(0, 4600, 3584, 1, 32) == alone
-
-
-def test_a_way_that_is_tried_comes_before_the_tables(stored: dict[str, Any]) -> None:
-    before = tuning.choose_adapted(0, *SECOND, 32)
-    assert before not in (SMALL, LARGE)
-    with tuning.trying({SECOND: LARGE}):
-        assert tuning.choose_adapted(0, *SECOND, 32) == LARGE
-        assert tuning.choose_adapted(0, *FIRST, 32) == SMALL
-    assert tuning.choose_adapted(0, *SECOND, 32) == before
 
 
 @pytest.mark.parametrize(
