@@ -318,12 +318,8 @@ def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], 
 
 @pytest.fixture(scope="session")
 def make_sampler() -> Callable[..., WatchedSampler]:
-    """Return a function from a policy to a watched sampler, `lean` (the real one) or `plain`."""
-
-    def make(policy: Policy, kind: str = "lean") -> WatchedSampler:
-        return WatchedSampler(PlainSampler(policy) if kind == "plain" else TorchSampler(policy))
-
-    return make
+    """Return a function from a policy to a watched sampler of it."""
+    return lambda policy: WatchedSampler(TorchSampler(policy))
 
 
 @pytest.fixture(scope="session")
@@ -370,13 +366,13 @@ def go(
     """Return a function that trains a fresh policy and returns the result and the policy."""
 
     def start(
-        *, sampler: str = "lean", folder: str = "a", prepare: Any = None, training: str = "lora",
+        *, folder: str = "a", prepare: Any = None, training: str = "lora",
         score: Any = None, weight_format: str = "bf16", call: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Any:  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
         policy = make_policy(training=training, weight_format=weight_format)
-        source = make_sampler(policy, sampler)
+        source = make_sampler(policy)
         if prepare is not None:
             prepare(policy, source)
         result = train_alone(run, policy, source, problems, score or score_by_text,

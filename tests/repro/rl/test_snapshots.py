@@ -50,14 +50,6 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert newest(tmp_path) == 15
 
 
-def test_the_sums_are_what_sha256sum_reads(tmp_path: Path) -> None:
-    folder = write(tmp_path, 1)
-    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder,
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": OK") == len(names(folder)) - 1
-
-
 def test_every_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> None:
     draw = random.Random(7)
     folder = write(tmp_path, 1)
