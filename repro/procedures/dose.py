@@ -52,7 +52,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
-from repro.models.policy import Policy, end_token_ids
+from repro.models.policy import Policy
 from repro.models.weight_noise import logprobs
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
@@ -199,7 +199,6 @@ def _sampled(
             prompts[first : first + at_once],
             completions[first * group : (first + at_once) * group],
             group_size=group,
-            end_token_ids=end_token_ids(policy),
         )
         for first in range(0, len(prompts), at_once)
     )
