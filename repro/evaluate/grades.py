@@ -45,8 +45,6 @@ class Graded:
         Its length.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
-    sequence
-        Digest of its tokens: equal for equal completions.
     """
 
     accuracy: float | None
@@ -57,7 +55,6 @@ class Graded:
     tokens: int
     answer: str | None
     lenient_answer: str | None
-    sequence: bytes
 
     @property
     def correct(self) -> bool:
@@ -146,7 +143,6 @@ class Answers:
         dict
             `dropped`, `tokens` (of all completions graded), `completions`, and for each grade how
             many problems had 0, 1, ... of their samples so. Of several samples per problem also
-            `distinct_right`, how many problems had 0, 1, ... different right completions, and
             `votes` and `votes_lenient`: for each way in which samples voted, the `problems` that
             have it and the counts of each `right` and each `wrong` answer; samples without an
             answer make up the rest.
@@ -170,10 +166,7 @@ class Answers:
         samples = max((len(group) for group in self.groups), default=0)
         if samples < 2:
             return {}
-        distinct = [len({one.sequence for one in group if one.correct}) for group in self.groups]
-        tallies: dict[str, Any] = {
-            "distinct_right": [distinct.count(number) for number in range(samples + 1)]
-        }
+        tallies: dict[str, Any] = {}
         for ending, reading in _READINGS.items():
             ways = Counter(_votes(group, reading) for group in self.groups)
             tallies[f"votes{ending}"] = [
@@ -242,7 +235,6 @@ def answers_of(
             tokens=len(completion.token_ids),
             answer=_vote(strictly),
             lenient_answer=_vote(leniently),
-            sequence=hashlib.blake2b(_text_of(completion), digest_size=16).digest(),
         )
         for strictly, leniently, text, completion in zip(
             strict, lenient, texts, completions, strict=True
