@@ -23,7 +23,7 @@ def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> 
 
 def answers(*groups: list[Graded]) -> Answers:
     problems = [problem(str(n), "7") for n in range(len(groups))]
-    return Answers(problems=problems, groups=list(groups), dropped=0, completions="0" * 64)
+    return Answers(problems=problems, groups=list(groups), dropped=0)
 
 
 def test_pass_at_k_is_the_estimator_without_replacement() -> None:

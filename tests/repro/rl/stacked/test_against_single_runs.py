@@ -120,8 +120,6 @@ def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert many["noise"] == one["noise"]
     assert many["rows"] == one["rows"]
     assert many["seconds"].keys() == one["seconds"].keys()
-    quarter = "sampler_trainer_by_quarter"
-    assert many[quarter]["tokens"] == one[quarter]["tokens"]
     assert many["advantage_group_mean_max"] == one["advantage_group_mean_max"]
 
 
@@ -189,8 +187,6 @@ def test_training_curves(alone_once: Callable[..., Any], together: Callable[...,
     assert plain["accuracy_sampled"] == plain["accuracy"]
     # Groups that dynamic sampling left out were sampled, too.
     assert drawn_again["accuracy_sampled"] != drawn_again["accuracy"]
-    trained_on = batched[1].result.effects["sampler_trainer_by_quarter"]["tokens"]
-    assert drawn_again["tokens_sampled"][-1] > sum(trained_on)
     # A run whose scale asks for none of it has the series of before.
     own = {"accuracy_sampled", "tokens_sampled"}
     assert own <= plain.keys()
