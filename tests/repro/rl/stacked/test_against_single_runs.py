@@ -132,7 +132,7 @@ ENSEMBLES: dict[str, list[RunConfig]] = {
         make_run(seed=1, weight_format="nvfp4", noise=NOISE, learning_rate_factor=2.0),
         make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
-        make_run(seed=3, loss=GSPO, learning_rate=1.5e-3),
+        make_run(seed=3, loss=GSPO, learning_rate_factor=1.5),
     ],
     "full fine-tuning": [
         make_run(seed=0, training="full", learning_rate_factor=1.0),
