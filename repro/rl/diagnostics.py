@@ -24,13 +24,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Sampler against trainer over one set of rows.
-
-    Attributes
-    ----------
-    kl, abs_mean, abs_max, exp_abs_mean
-        As in the module docstring.
-    """
+    """Sampler against trainer over one set of rows; see the module docstring."""
 
     kl: float
     abs_mean: float
