@@ -255,8 +255,8 @@ def gpu_tests(session: nox.Session) -> None:
     }
     for name, arguments in starts.items():
         command = [python, "-m", "pytest", f"--junitxml={GPU_TESTS / name}.xml", *arguments]
-        # What failed, the JUnit files say, and the sum of them below.
-        subprocess.run(command, cwd=ROOT, check=False)
+        # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
+        session.run(*map(str, command), external=True, success_codes=range(-64, 256))
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 

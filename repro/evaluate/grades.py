@@ -13,7 +13,6 @@ Easy to get wrong: taking samples of one problem for independent ones. Intervals
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +44,6 @@ class Graded:
         Its length.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
-    sequence
-        Digest of its tokens: equal for equal completions.
     """
 
     accuracy: float | None
@@ -57,7 +54,6 @@ class Graded:
     tokens: int
     answer: str | None
     lenient_answer: str | None
-    sequence: bytes
 
     @property
     def correct(self) -> bool:
@@ -98,14 +94,11 @@ class Answers:
         The completions of each.
     dropped
         How many problems were left out.
-    completions
-        SHA-256 of all completions' tokens, in the order asked.
     """
 
     problems: list[Problem]
     groups: list[list[Graded]]
     dropped: int
-    completions: str
 
     @property
     def accuracy(self) -> list[float]:
@@ -144,12 +137,11 @@ class Answers:
         Returns
         -------
         dict
-            `dropped`, `tokens` (of all completions graded), `completions`, and for each grade how
-            many problems had 0, 1, ... of their samples so. Of several samples per problem also
-            `distinct_right`, how many problems had 0, 1, ... different right completions, and
-            `votes` and `votes_lenient`: for each way in which samples voted, the `problems` that
-            have it and the counts of each `right` and each `wrong` answer; samples without an
-            answer make up the rest.
+            `dropped`, `tokens` (of all completions graded), and for each grade how many problems
+            had 0, 1, ... of their samples so. Of several samples per problem also `votes` and
+            `votes_lenient`: for each way in which samples voted, the `problems` that have it and
+            the counts of each `right` and each `wrong` answer; samples without an answer make up
+            the rest.
         """
         grades = {
             "right": "accuracy",
@@ -161,7 +153,6 @@ class Answers:
         return {name: self._tally(field) for name, field in grades.items()} | {
             "dropped": self.dropped,
             "tokens": sum(one.tokens for group in self.groups for one in group),
-            "completions": self.completions,
             **self._tallies_of_several(),
         }
 
@@ -170,10 +161,7 @@ class Answers:
         samples = max((len(group) for group in self.groups), default=0)
         if samples < 2:
             return {}
-        distinct = [len({one.sequence for one in group if one.correct}) for group in self.groups]
-        tallies: dict[str, Any] = {
-            "distinct_right": [distinct.count(number) for number in range(samples + 1)]
-        }
+        tallies: dict[str, Any] = {}
         for ending, reading in _READINGS.items():
             ways = Counter(_votes(group, reading) for group in self.groups)
             tallies[f"votes{ending}"] = [
@@ -242,7 +230,6 @@ def answers_of(
             tokens=len(completion.token_ids),
             answer=_vote(strictly),
             lenient_answer=_vote(leniently),
-            sequence=hashlib.blake2b(_text_of(completion), digest_size=16).digest(),
         )
         for strictly, leniently, text, completion in zip(
             strict, lenient, texts, completions, strict=True
@@ -258,18 +245,7 @@ def answers_of(
         problems=problems,
         groups=groups,
         dropped=len(asked) - len(groups),
-        completions=digest_of_completions(completions),
     )
-
-
-def digest_of_completions(completions: Sequence[Completion]) -> str:
-    """Return the SHA-256 of all completions' tokens, a line each, in order."""
-    return hashlib.sha256(b"".join(map(_text_of, completions))).hexdigest()
-
-
-def _text_of(completion: Completion) -> bytes:
-    """Return a completion's tokens as a line of text."""
-    return f"{list(completion.token_ids)}\n".encode()
 
 
 def _vote(grade: Grade) -> str | None:

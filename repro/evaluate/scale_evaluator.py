@@ -18,7 +18,6 @@ from repro.data.prompts import template_named
 from repro.evaluate.asking import Asker, Evaluator
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
-from repro.evidence.derived import distinct_metrics
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
@@ -180,61 +179,18 @@ def final_tallies(
     }
 
 
-def final_metrics(
-    answers: Mapping[str, Sequence[Answers | None]], number: int = 0, at: Sequence[int] = ()
+def mean_tokens(
+    answers: Mapping[str, Sequence[Answers | None]], number: int = 0
 ) -> dict[str, Estimate]:
-    """Return the metrics of one run's final answers, as `ScaleEvaluator.final` names them.
+    """Return `completion_tokens_mean` of one run's final sampled answers, the mean over its sets.
 
-    Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
-    accuracy, what the scale's `evaluation.at` asks for, and, of several samples per problem,
-    `distinct_correct`. Where there are none of a test split, accuracy and what stands beside it are
-    plain means over the further sets, each counting once.
-
-    Parameters
-    ----------
-    at
-        Each k of pass@k and maj@k of sampled answers.
+    All else follows from the tallies, as a record is read (`repro.evidence.derived`).
     """
-    metrics: dict[str, Estimate] = {}
-    if "accuracy" not in answers:
-        sets = [of[number] for name, of in answers.items() if name not in _GREEDY]
-        metrics |= _mean_of_sets(
-            [own.estimates() | _of_samples(own, at) for own in sets if own is not None]
-        )
-    for name, of_runs in answers.items():
-        own = of_runs[number]
-        if own is None:
-            continue
-        estimates = own.estimates()
-        if name == "accuracy":
-            metrics |= estimates | _of_samples(own, at)
-        else:
-            metrics[name] = estimates["accuracy"]
-        if name not in (*_GREEDY, "accuracy"):
-            of_set = name.removeprefix("accuracy_")
-            beside = {key: estimates[key] for key in ("accuracy_lenient", "truncation_rate")}
-            beside |= _of_samples(own, at)
-            metrics |= {f"{key}_{of_set}": value for key, value in beside.items()}
-    return metrics
-
-
-def _of_samples(own: Answers, at: Sequence[int]) -> dict[str, Estimate]:
-    """Return the metrics of several samples per problem."""
-    return own.at_k(at) | distinct_metrics(own.tallies())
-
-
-def _mean_of_sets(of_sets: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """Return each metric's plain mean over several sets."""
-    first = of_sets[0] if of_sets else {}
-    values = {name: [of[name].value for of in of_sets] for name in first}
-    return {
-        name: Estimate(
-            value=fmean([v for v in values[name] if v is not None])
-            if None not in values[name]
-            else None,
-            unit=first[name].unit,
-            n=len(of_sets),
-            method=f"plain mean over {len(of_sets)} sets",
-        )
-        for name in first
-    }
+    names = ["accuracy"] if "accuracy" in answers else sorted(answers.keys() - _GREEDY)
+    asked = [own for name in names if (own := answers[name][number]) is not None]
+    means = [own.estimates()["completion_tokens_mean"] for own in asked]
+    if len(means) > 1:
+        value = fmean([one.value or 0.0 for one in means])
+        method = f"plain mean over {len(means)} sets"
+        means = [Estimate(value=value, unit="tokens", n=len(means), method=method)]
+    return {"completion_tokens_mean": means[0]} if means else {}

@@ -84,7 +84,13 @@ def derive(
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
-    metrics |= gain(start, end) if start and end else {}
+    if start and end:
+        metrics["gain_greedy"] = Estimate(
+            value=(end.value or 0.0) - (start.value or 0.0),
+            unit="points",
+            n=end.n,
+            method="greedy accuracy after training minus before, same problems and weights",
+        )
     # Of what was not observed nothing follows.
     return {name: metric for name, metric in metrics.items() if metric.value is not None}
 
@@ -95,7 +101,12 @@ def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Return the metrics of graded answers; see `repro.evaluate.board.final_metrics`."""
+    """Return the metrics of graded answers.
+
+    Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
+    accuracy, and estimates at k. Where there are none of a test split, accuracy and what stands
+    beside it are plain means over the further sets, each counting once.
+    """
     sets, at = set_names(scale), scale["evaluation"].get("at", ())
     metrics: dict[str, Estimate] = {}
     by_set = []
@@ -107,7 +118,7 @@ def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str,
         if name != "accuracy" and name not in sets:
             continue
         beside = {metric: share_of(tally[part]) for part, metric in SHARES.items()}
-        several = at_k_metrics(tally, at) | distinct_metrics(tally)
+        several = at_k_metrics(tally, at)
         if name == "accuracy":
             metrics |= beside | several
             continue
@@ -345,22 +356,6 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     return metrics
 
 
-def distinct_metrics(tally: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Return `distinct_correct`, the mean number of different right completions per problem.
-
-    Completions are different where their tokens are. None is returned of answers without the
-    tally `distinct_right`: those of one sample per problem.
-    """
-    if not sum(tally.get("distinct_right", ())):
-        return {}
-    counts = tally["distinct_right"]
-    values = [float(number) for number, count in enumerate(counts) for _ in range(count)]
-    how = (
-        f"different right completions among {len(counts) - 1}; mean over problems, 95 % t interval"
-    )
-    return {"distinct_correct": mean_of_problems(values, "completions", how)}
-
-
 def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
     """Return the votes of one sample per problem, which wins where it is right."""
     wrong, right = hits
@@ -399,25 +394,6 @@ def _seconds(effects: Mapping[str, Any], names: Sequence[str], method: str) -> E
     known = all(name in seconds for name in names)
     total = sum(seconds[name] for name in names) if known else None
     return Estimate(value=total, unit="seconds", method=method)
-
-
-def gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
-    """Return the greedy accuracy before training and the gain over it.
-
-    Raises
-    ------
-    ValueError
-        When one of the two has no value.
-    """
-    if start.value is None or end.value is None:
-        raise ValueError("no test problem could be graded; the gain has no value")
-    difference = Estimate(
-        value=end.value - start.value,
-        unit="points",
-        n=end.n,
-        method="greedy accuracy after training minus before, same problems and weights",
-    )
-    return {"accuracy_greedy_start": start, "gain_greedy": difference}
 
 
 def share_of(tally: Sequence[int]) -> Estimate:

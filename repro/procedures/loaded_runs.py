@@ -17,8 +17,7 @@ from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
 from repro.evaluate.grades import Answers
-from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics, final_tallies
-from repro.evidence.derived import gain, training_metrics
+from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
@@ -31,7 +30,6 @@ from repro.rl.stacked.stack import Stack
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
-from repro.spec.resolve import plain_values
 
 # Names of the values that progress shows.
 _SHOWN = ("reward", "entropy")
@@ -164,7 +162,7 @@ class LoadedRuns:
     ) -> Measured:
         """Put together what was measured of one run; `trained` is None where nothing was."""
         run, problems, tally = self.runs[number], self.problems, self.tallies[number]
-        metrics = final_metrics(final, number, run.scale.evaluation.at)
+        metrics = mean_tokens(final, number)
         metrics["peak_bytes"] = Estimate(
             value=float(tally.peak_bytes),
             unit="bytes",
@@ -184,9 +182,6 @@ class LoadedRuns:
         inputs = self._inputs(number)
         if trained is None:
             return Measured(metrics=metrics, effects=effects | {"answers": answers}, inputs=inputs)
-        metrics |= gain(trained.start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        evaluation = plain_values(run.scale.evaluation)
-        metrics |= training_metrics(trained.result.series, trained.result.effects, evaluation)
         effects |= trained.result.effects
         effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
         effects["trained_change_l2"] = trained.change_l2

@@ -7,7 +7,6 @@ it; `with_accuracy` and `with_gain` change a result and what follows from it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -136,9 +135,7 @@ def _answered(record: Record, name: str, percent: float) -> Record:
         right[min(samples, max(0, hits - one * samples))] += 1
     every, none = [0] * samples + [problems], [problems] + [0] * samples
     tally = {"right": right} | dict.fromkeys(_PARTS, right) | {"format": every, "truncated": none}
-    label = f"{record.arm} {record.seed} {name}"
     tally |= {"dropped": 0, "tokens": TOKENS * problems * samples}
-    tally["completions"] = hashlib.sha256(label.encode()).hexdigest()
     metrics = dict(record.metrics)
     if name == "accuracy":
         metrics["completion_tokens_mean"] = Estimate(value=float(TOKENS), unit="tokens")

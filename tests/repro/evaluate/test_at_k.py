@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from repro.evaluate.grades import Answers, Graded
-from repro.evidence.derived import distinct_metrics
 from tests.repro.evaluate.small import problem
 
 
-def graded(
-    answer: str | None, *, right: bool, leniently: str | None = None, sequence: bytes = b""
-) -> Graded:
+def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> Graded:
     return Graded(
         accuracy=float(right),
         lenient=float(right or leniently is not None),
@@ -21,13 +18,12 @@ def graded(
         tokens=3,
         answer=answer,
         lenient_answer=answer if leniently is None else leniently,
-        sequence=sequence,
     )
 
 
 def answers(*groups: list[Graded]) -> Answers:
     problems = [problem(str(n), "7") for n in range(len(groups))]
-    return Answers(problems=problems, groups=list(groups), dropped=0, completions="0" * 64)
+    return Answers(problems=problems, groups=list(groups), dropped=0)
 
 
 def test_pass_at_k_is_the_estimator_without_replacement() -> None:
@@ -62,16 +58,6 @@ def test_votes_are_tallied_by_the_ways_in_which_samples_voted() -> None:
     ]
 
 
-def test_right_completions_are_distinct_by_their_tokens() -> None:
-    one, same, other = (graded("7", right=True, sequence=bytes([n])) for n in (1, 1, 2))
-    wrong = graded("8", right=False, sequence=b"3")
-    several = answers([one, same, other, wrong], [wrong, wrong, one, same], [wrong] * 4)
-    assert several.tallies()["distinct_right"] == [1, 1, 1, 0, 0]
-    estimate = distinct_metrics(several.tallies())["distinct_correct"]
-    assert (estimate.value, estimate.unit, estimate.n) == (pytest.approx(1.0), "completions", 3)
-
-
 def test_answers_of_one_sample_per_problem_are_tallied_as_before() -> None:
     tallies = answers([graded("7", right=True)]).tallies()
-    assert not tallies.keys() & {"distinct_right", "votes", "votes_lenient"}
-    assert distinct_metrics(tallies) == {}
+    assert not tallies.keys() & {"votes", "votes_lenient"}

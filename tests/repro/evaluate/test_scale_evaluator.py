@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics
+from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
 from repro.reward.grader import GraderPool
 from repro.spec.config import (
     DataConfig,
@@ -58,14 +58,27 @@ def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: Gr
     }  # fmt: skip
 
 
-def test_final_metrics_are_each_run_s_own(tokenizer: Any, pool: GraderPool) -> None:
+def test_final_answers_are_each_run_s_own(tokenizer: Any, pool: GraderPool) -> None:
     pair = evaluation(tokenizer, pool, "lora", "lora")
     asked = pair.final(TEST, FURTHER, [True, False])
-    metrics = final_metrics(asked, 0)
-    assert metrics["accuracy"].value == metrics["accuracy_greedy"].value == 50.0
-    assert metrics["accuracy_hard"].value == 100.0
-    assert metrics["working_rate"].value == 50.0
-    assert final_metrics(asked, 1) == {}
+    tallies = final_tallies(asked, 0)
+    assert tallies["accuracy"]["right"] == [1, 0, 1]
+    assert tallies["accuracy_greedy"]["right"] == [1, 1]
+    assert tallies["accuracy_hard"]["right"] == [0, 0, 1]
+    assert final_tallies(asked, 1) == mean_tokens(asked, 1) == {}
+
+
+def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    answers = evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)
+    own, hard = (
+        answers[name][0].estimates()["completion_tokens_mean"].value  # type: ignore[union-attr]
+        for name in ("accuracy", "accuracy_hard")
+    )
+    assert mean_tokens(answers)["completion_tokens_mean"].value == own
+    sets = {"accuracy_easy": answers.pop("accuracy"), **answers}
+    assert mean_tokens(sets)["completion_tokens_mean"].value == pytest.approx((own + hard) / 2)
 
 
 def test_greedy_and_sampled_questions_have_the_scale_s_limits(
@@ -80,15 +93,6 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
         SamplingConfig(temperature=0.0, max_new_tokens=48),
         SCALE.evaluation.sampling,
     ]
-
-
-def test_several_samples_show_how_many_right_completions_differ(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER))
-    # The writer writes the same twice, and is right on one problem of two.
-    assert metrics["distinct_correct"].value == 0.5
-    assert metrics["distinct_correct_hard"].value == 1.0
 
 
 def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
@@ -114,36 +118,6 @@ def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer: Any, pool: GraderPool) -> None:
     with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
         ScaleEvaluator([small_run(SCALE)], Writer(tokenizer, TEXTS), None, pool)
-
-
-def test_a_further_set_has_lenient_accuracy_and_truncation_beside_the_strict_one(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER))
-    assert metrics["accuracy_lenient_hard"].value == 100.0
-    assert metrics["truncation_rate_hard"].value == 0.0
-    assert not any("_at_" in name for name in metrics)
-
-
-def test_estimates_at_k_are_of_sampled_answers_of_every_set(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    metrics = final_metrics(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER), at=(1, 2))
-    assert metrics["mean_at_2"].value == metrics["pass_at_1"].value == 50.0
-    assert metrics["maj_at_2_lenient_hard"].value == 100.0
-    assert not any("greedy" in name and "_at_" in name for name in metrics)
-
-
-def test_where_no_test_split_is_asked_estimates_at_k_are_means_over_the_sets_too(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    answers = evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)
-    sets = {"accuracy_easy": answers.pop("accuracy"), **answers}
-    metrics = final_metrics(sets, at=(2,))
-    assert metrics["accuracy"].value == 75.0
-    assert metrics["pass_at_2"].value == 75.0
-    assert metrics["pass_at_2_easy"].value == 50.0
-    assert metrics["accuracy_lenient_hard"].value == 100.0
 
 
 def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
