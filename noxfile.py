@@ -1,15 +1,18 @@
 """The suite's commands: `nox -l` lists them; each session is one command of `python -m repro`.
 
 All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
-without a network, and torch lies on the disk once. The environment is made again when
-`pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
-user's cache instead. What this project is timed beside has another (`<envdir>/peers`).
+without a network, and torch lies on the disk once. Everything but torch and what its build asks for
+is installed by the hashes of `constraints/lock.txt`. The environment is made again when
+`pyproject.toml`, the lock or the constraints change. In a folder that cannot be written, it is made
+in the user's cache instead. What this project is timed beside has another (`<envdir>/peers`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,45 +22,62 @@ from pathlib import Path
 import nox
 from nox.command import CommandFailed
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from repro.spec.target import Target, default_tier
+from repro.targets import TARGETS
+
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
+LOCK = ROOT / "constraints" / "lock.txt"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
 
+GPU_TESTS = ROOT / "runs" / "gpu-tests"
 # With blocks that are written from blessed records.
 PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
-SUITE_GROUPS = ("test", "lint", "types")
+SUITE_GROUPS = ("test", "lint", "types", "build")
 
 
-def environment_python(
-    session: nox.Session, name: str, constraints: Path, groups: tuple[str, ...], *packages: str
-) -> str:
-    """Return an environment's Python, made first if it is missing or out of date."""
+def environment_python(session: nox.Session, name: str, *installs: tuple[str, ...]) -> str:
+    """Return an environment's Python, made first, by one `pip install` each, if out of date."""
     home = Path(session._runner.global_config.envdir or ROOT / ".nox").resolve() / name
     python, stamp = home / "bin" / "python", home / "installed"
-    digest = hashlib.sha256()
-    for file in (ROOT / "pyproject.toml", constraints):
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {ROOT} {installs}".encode())
+    named = [Path(word) for install in installs for word in install if word.endswith(".txt")]
+    for file in (ROOT / "pyproject.toml", *named):
         digest.update(file.read_bytes())
-    digest.update(f"{sys.version_info[:2]} {ROOT}".encode())
     if not (stamp.exists() and stamp.read_text() == digest.hexdigest()):
         shutil.rmtree(home, ignore_errors=True)
         session.run_always(sys.executable, "-m", "venv", str(home), external=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints)]
-        session.run_always(*install, "pip>=25.1", external=True)
-        named = [f"--group={ROOT / 'pyproject.toml'}:{group}" for group in groups]
-        session.run_always(*install, *named, *packages, external=True)
+        for arguments in installs:
+            install = [str(python), "-m", "pip", "install", "--quiet", *arguments]
+            session.run_always(*install, external=True)
         stamp.write_text(digest.hexdigest())
     return str(python)
 
 
 def suite_python(session: nox.Session) -> str:
     """Return the shared environment's Python."""
-    return environment_python(session, "suite", CONSTRAINTS, SUITE_GROUPS, "-e", str(ROOT))
+    return environment_python(
+        session,
+        "suite",
+        ("--require-hashes", "--no-deps", "-r", str(LOCK)),
+        # What torch needs besides is there; one index has its builds for a CPU, another for CUDA.
+        ("-c", str(CONSTRAINTS), "torch", "triton"),
+        ("--no-deps", "--no-build-isolation", "-e", str(ROOT)),
+    )
+
+
+def group_python(session: nox.Session, name: str, constraints: Path) -> str:
+    """Return the Python of an environment that has a dependency group alone, by constraints."""
+    group = f"--group={ROOT / 'pyproject.toml'}:{name}"
+    held = ("-c", str(constraints))
+    return environment_python(session, name, (*held, "pip>=25.1"), (*held, group))
 
 
 def repro(session: nox.Session, *arguments: str) -> None:
@@ -65,15 +85,28 @@ def repro(session: nox.Session, *arguments: str) -> None:
     session.run(suite_python(session), "-m", "repro", *arguments, external=True)
 
 
-def reproduce(session: nox.Session, target: str) -> None:
-    """Run, check, draw and report one target; flags after `--` go to `python -m repro run`."""
-    repro(session, "reproduce", target, *session.posargs)
+def add_reproduction(target: Target) -> None:
+    """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
+
+    def session_of(session: nox.Session) -> None:
+        try:
+            if not any(flag.startswith("--tier") for flag in session.posargs):
+                default_tier(target)
+        except ValueError as error:
+            stored = (
+                f". Stored runs are judged anywhere: python -m repro check {target.name} --blessed"
+            )
+            session.error(f"{error}{stored if target.tiers() else ''}")
+        repro(session, "reproduce", target.name, *session.posargs)
+
+    tiers = ", ".join(tier.value for tier in target.tiers()) or "nothing to run"
+    session_of.__doc__ = f"{target.title} ({tiers})."
+    nox.session(name=f"reproduce-{target.name}", venv_backend="none", default=False)(session_of)
 
 
-@nox.session(name="reproduce-table1", venv_backend="none")
-def reproduce_table1(session: nox.Session) -> None:
-    """Table 1, ten arms with paired seeds: records, verdicts, curves, report.md."""
-    reproduce(session, "table1")
+for each in TARGETS:
+    if re.fullmatch(r"(table|figure)\d+", each.name):
+        add_reproduction(each)
 
 
 @nox.session(name="reproduce", venv_backend="none", default=False)
@@ -139,6 +172,44 @@ def smoke(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def notebook(session: nox.Session) -> None:
+    """Run every cell of notebooks/smoke.ipynb; the copy with what they print is left in runs/."""
+    suite, folder = suite_python(session), ROOT / "runs"
+    python = environment_python(session, "notebook", ("nbclient>=0.10", "ipykernel>=7"))
+    shown = folder / "smoke.ipynb"
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(ROOT / "notebooks" / "smoke.ipynb", shown)
+    execute = str(Path(python).with_name("jupyter-execute"))
+    session.run(execute, "--inplace", str(shown), external=True, env={"REPRO_PYTHON": suite})
+
+
+@nox.session(venv_backend="none", default=False)
+def lock(session: nox.Session) -> None:
+    """Renew constraints/lock.txt by the constraints; `-- --upgrade` takes what is newest."""
+    command = [environment_python(session, "lock", ("uv>=0.9",)), "-m", "uv", "pip", "compile"]
+    command += ["pyproject.toml", *(f"--group={group}" for group in SUITE_GROUPS)]
+    command += ["--universal", "--python-version=3.11", "--fork-strategy=fewest"]
+    command += ["--generate-hashes", "--no-annotate", "--custom-compile-command=nox -s lock"]
+    command += ["--no-emit-package=torch", "--constraints", str(CONSTRAINTS), *session.posargs]
+    session.run(*command, "--quiet", "--output-file", str(LOCK), external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def audit(session: nox.Session) -> None:
+    """Known vulnerabilities of the shared environment, by pip-audit (asks the package index)."""
+    python = environment_python(session, "audit", ("pip-audit>=2.9",))
+    audited = {"PIPAPI_PYTHON_LOCATION": suite_python(session)}
+    session.run(python, "-m", "pip_audit", *session.posargs, external=True, env=audited)
+
+
+@nox.session(venv_backend="none", default=False)
+def image(session: nox.Session) -> None:
+    """Build the container image without CUDA (needs docker), and run `smoke` in it."""
+    session.run("docker", "build", "--target=cpu", "--tag=qerl-repro", str(ROOT), external=True)
+    session.run("docker", "run", "--rm", "--network=none", "qerl-repro", external=True)
+
+
+@nox.session(venv_backend="none", default=False)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel into dist/; the wheel must answer alone, away from the checkout."""
     folder = Path(session.create_tmp())
@@ -163,20 +234,46 @@ def environment(session: nox.Session) -> None:
     repro(session, "environment", "--out", "runs/environment.json", *session.posargs)
 
 
-@nox.session(venv_backend="none", default=False)
-def gpu(session: nox.Session) -> None:
-    """On a GPU: every GPU test and benchmark; writes their record, runs/gpu_tests.json."""
-    repro(session, "gpu-tests", "--out", "runs/gpu_tests.json", *session.posargs)
+@nox.session(name="gpu-tests", venv_backend="none", default=False)
+def gpu_tests(session: nox.Session) -> None:
+    """On a GPU: every GPU test and benchmark; JUnit files and their sum in runs/gpu-tests.
+
+    Tests that need the device to themselves come first. The others spend most of their time
+    compiling kernels, so several processes share the device.
+    """
+    python = suite_python(session)
+    shutil.rmtree(GPU_TESTS, ignore_errors=True)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    marked = sorted(path for path, text in texts.items() if "pytest.mark.gpu" in text)
+    alone = [path for path in marked if "pytest.mark.alone" in texts[path]]
+    together = [path for path in marked if path not in alone]
+    processes = max(1, min(12, (os.cpu_count() or 1) // 2))
+    starts: dict[str, list[str | Path]] = {
+        "alone": ["-m", "gpu", *alone],
+        "together": ["-m", "gpu", "-n", str(processes), "--dist", "loadgroup", *together],
+        "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare"],
+    }
+    for name, arguments in starts.items():
+        command = [python, "-m", "pytest", f"--junitxml={GPU_TESTS / name}.xml", *arguments]
+        # What failed, the JUnit files say, and the sum of them below.
+        subprocess.run(command, cwd=ROOT, check=False)
+    session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
 
 
 @nox.session(name="bless-device", venv_backend="none", default=False)
 def bless_device(session: nox.Session) -> None:
-    """Bless what `gpu` and the latest `regress` left in runs/, and write the pages again."""
+    """Bless what `gpu-tests` and the latest `regress` left in runs/, and write the pages again."""
     # Their names begin with the date.
     measured = sorted(path for path in (ROOT / "runs" / "regress").glob("*") if path.is_dir())
     if not measured:
         session.error("runs/regress has no records; nox -s regress on a GPU makes them")
-    repro(session, "gpu-tests", "--bless", "runs/gpu_tests.json")
+    record = json.loads((GPU_TESTS / "gpu_tests.json").read_text(encoding="utf-8"))
+    if record["failed"]:
+        session.error(f"GPU tests failed: {', '.join(record['failed'])}")
+    device = "_".join(record["device"].lower().replace("-", " ").split())
+    kept = ROOT / "expected" / "systems" / device / "gpu_tests.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(GPU_TESTS / "gpu_tests.json", kept)
     repro(session, "bless", "--device", "--tier", "systems", "--runs", str(measured[-1]))
     drawn = ["--blessed", "--tier", "systems", "--kinds", "svg", "--out", "docs/figures"]
     session.run(suite_python(session), "-m", "figures", *drawn, external=True)
@@ -205,8 +302,8 @@ def peers(session: nox.Session) -> None:
     `-- --into docs/systems.md` writes the blessed records into the page, and measures nothing.
     """
     command = [suite_python(session), "-m", "benchmarks.peers", *session.posargs]
-    if not {"--table", "--into"} & {*session.posargs}:
-        python = environment_python(session, "peers", PEERS_CONSTRAINTS, ("peers",))
+    if "--into" not in session.posargs:
+        python = group_python(session, "peers", PEERS_CONSTRAINTS)
         command += ["--peers-python", python]
     session.run(*command, external=True)
 

@@ -2,8 +2,7 @@
 
 `pytest benchmarks/ --benchmark-only` stores what it timed as pytest-benchmark's JSON under
 `benchmarks/<device>/`. With `--benchmark-compare` it stores nothing: a run that lost must not
-become what the next one is compared with. Which row has lost, `python -m repro gpu-tests` says
-(`repro.evidence.benchmarks`). Options of pytest-benchmark given by hand have their way.
+become what the next one is compared with. Options of pytest-benchmark given by hand have their way.
 """
 
 from __future__ import annotations

@@ -1,69 +1,69 @@
-"""What stands below a picture: how many seeds each arm has, and where learning rates differ.
+"""What stands below a picture: seeds, device, commit, and how it was measured.
 
-Rows of every figure carry their number of seeds and, where training set one, the arm's learning
-rate; a caption is made of those, so it cannot say more than was drawn.
+All of it is read from the records themselves: a record of another device, commit or length of
+rollout says so in the caption.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from figures.palette import short
+from repro.evidence.environment import device_of
 from repro.evidence.record import Record
+from repro.report.numbers import device_title
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRow:
-    """A row of a figure: its arm, seeds behind it, and the learning rate (None: unknown)."""
-
-    arm: str
-    n: int
-    rate: float | None = None
-
-
-def rate_of(records: Sequence[Record], arm: str) -> float | None:
-    """Return the largest learning rate that the arm's runs had, None where none was recorded."""
-    rates = [
-        value
-        for record in records
-        if record.arm == arm
-        for value in record.series.get("learning_rate", [])
-        if value is not None
-    ]
-    return max(rates, default=None)
+def origin(records: Sequence[Record]) -> str:
+    """Return `5 seeds per arm on one NVIDIA H200, commit d42857b`."""
+    counts: dict[tuple[str, str], set[int]] = {}
+    for record in records:
+        counts.setdefault((record.target, record.arm), set()).add(record.seed)
+    numbers = sorted({len(seeds) for seeds in counts.values()})
+    seeds = "1 run" if numbers == [1] else f"{_listed(numbers, ' to ')} seeds"
+    devices = sorted({device_title(device_of(record.environment) or "") for record in records})
+    commits = sorted({record.commit[:7] for record in records})
+    return f"{seeds} per arm on one {' and '.join(devices)}, commit {' and '.join(commits)}"
 
 
-def seeds_text(rows: Sequence[ArmRow]) -> str:
-    """Return `5 seeds per arm`, and by name the arms that have another number."""
-    counts: dict[str, set[int]] = {}
-    for row in rows:
-        counts.setdefault(row.arm, set()).add(row.n)
-    texts = {arm: _range(seed_counts) for arm, seed_counts in counts.items()}
-    usual = Counter(texts.values()).most_common(1)[0][0]
-    others = [f"{short(arm)} {text}" for arm, text in texts.items() if text != usual]
-    seeds = "1 seed" if usual == "1" else f"{usual} seeds"
-    return f"{seeds} per arm" + (f" ({', '.join(others)})" if others else "")
+def rollouts(records: Sequence[Record]) -> str:
+    """Return how the rollouts of throughput records were sampled and timed."""
+    points = list({point["name"]: point for point in _points(records)}.values())
+    timed = "timed whole"
+    if any(point.get("windows", 0) for point in points):
+        timed = "estimated from the prefill and windows of decode steps"
+    prompts, tokens = _by_model(points, "prompt_tokens"), _by_model(points, "new_tokens")
+    return f"{tokens} new tokens per row after {prompts} of the prompt, {timed}; random weights"
 
 
-def rates_text(rows: Sequence[ArmRow]) -> str:
-    """Return which arms had which learning rate; empty where all had the same or none is known."""
-    rates = {row.arm: f"{row.rate:.2g}" for row in rows if row.rate is not None}
-    if len(set(rates.values())) < 2:
-        return ""
-    parts = []
-    for rate, count in Counter(rates.values()).most_common():
-        arms = ", ".join(short(arm) for arm, arm_rate in rates.items() if arm_rate == rate)
-        parts.append(f"{rate} for {'most arms' if count > max(2, len(rates) / 2) else arms}")
-    return f"learning rates differ: {'; '.join(parts)}"
+def steps(records: Sequence[Record]) -> str:
+    """Return how long the rows of timed GRPO steps were."""
+    points = _points(records)
+    prompts = _listed(sorted({point["prompt_tokens"] for point in points}))
+    tokens = _listed(sorted({point["completion_tokens"] for point in points}))
+    return f"{tokens} new tokens per row after {prompts} of the prompt; random weights"
 
 
-def caption(rows: Sequence[ArmRow], what: str) -> str:
-    """Return the caption: seeds and what is drawn, and below it the rates where they differ."""
-    lines = [f"{seeds_text(rows)}; {what}", rates_text(rows)]
-    return "\n".join(line for line in lines if line)
+def adapter(records: Sequence[Record]) -> str:
+    """Return `LoRA of rank 32`."""
+    ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})
+    return f"LoRA of rank {_listed(ranks)}"
 
 
-def _range(counts: set[int]) -> str:
-    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+def _points(records: Sequence[Record]) -> list[Mapping[str, Any]]:
+    return [point for record in records for point in record.config["scale"]["points"]]
+
+
+def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return `256`, or with other models' values behind the first's: `256 (192 at 14B, 32B)`."""
+    by_value: dict[int, list[str]] = {}
+    for point in points:
+        by_value.setdefault(point[key], []).append(point["name"].upper())
+    (usual, _), *others = by_value.items()
+    named = "; ".join(f"{value} at {', '.join(models)}" for value, models in others)
+    return f"{usual}" + (f" ({named})" if named else "")
+
+
+def _listed(values: Sequence[int], between: str = " or ") -> str:
+    ends = (values[0], values[-1]) if between == " to " and len(values) > 1 else values
+    return between.join(f"{value}" for value in ends)

@@ -1,137 +1,91 @@
-"""Curves over training steps: reward (Fig. 4, 7, 8, 12, 13) and entropy (Fig. 5, 14).
+"""Curves: reward and entropy over training steps, tokens per second over batch or LoRA rank.
 
-One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
-mean where it has three seeds or more. Averaging comes first within a seed, then between seeds, so
-the interval is over seeds. The controls have a panel of their own, because they are not in the
-paper and must not rise.
+Of training: the mean over seeds of a centred moving average, averaged first within a seed, with the
+95 % t interval of that mean where there are three seeds or more. An interval of two seeds is
+thirteen standard errors wide on either side: it hides the lines.
 
-Held-out accuracy (what "grows faster" is about) is drawn over sampled tokens, as in the area that
-is tested, so an arm that answers at length is not ahead for it: each seed's curve is straight
-between its evaluations and level after the last.
+Of rollouts: means with 95 % t intervals, the paper's cells as open circles, and below them how many
+times 16-bit LoRA's they are, with the intervals of verdicts.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
-from figures.captions import ArmRow, caption, rate_of
-from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
-from figures.palette import CONTROLS, colour, dash, order
-from repro.evidence.record import Record
-from repro.evidence.verdicts.statistics import mean_interval
+from figures import captions
+from figures.style import GREY, Style, frame, name_ends, new_figure, styles, tidy
+from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.judge.check import Checked
+from repro.report.systems_rates import comparisons, printed_rates, rank_of
+from repro.report.verdicts import stated_bars
+from repro.spec.arm import Arm
 
 WINDOW = 5
-HELDOUT = "heldout_accuracy"
-# Of held-out accuracy: places along the axis, and tokens in one of its units, thousands.
-_POINTS = 40
-_TOKENS = 1000
-# An interval of two seeds is thirteen standard errors wide on either side: it hides the lines.
 _BAND_SEEDS = 3
+_RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
+_RANK = re.compile(r"_r\d+(?=_|$)|, rank \d+")
+_BASE = "bf16_lora"
+# A stroke's ends, as factors of its place on a logarithmic axis.
+_STROKE = 1.35
+# What stands behind a number, so that no line strikes it through.
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow(ArmRow):
-    """One arm at one place: mean over seeds, its interval (None of one or two), learning rate.
+class Point:
+    """A mean at a place of the horizontal axis.
 
     Attributes
     ----------
-    place
-        Training step, from 1, or training tokens.
+    low, high
+        Its 95 % interval, None of one value.
+    must, goal
+        Least accepted, and what was hoped for; None where nothing is demanded.
+    paper
+        The paper's value, None where it has none.
     """
 
     place: float
     mean: float
     low: float | None
     high: float | None
+    must: float | None = None
+    goal: float | None = None
+    paper: float | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval's ends; the mean itself where there is none."""
+        low = self.mean if self.low is None else self.low
+        return low, self.mean if self.high is None else self.high
 
 
-def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:
-    """Return one row per arm and step, for the arms whose records have the series."""
-    by_arm: dict[str, list[list[float | None]]] = {}
-    for record in records:
-        values = record.series.get(series)
-        if record.ok and values:
-            by_arm.setdefault(record.arm, []).append(smooth(values, window))
-    rows = []
-    for arm in order(list(by_arm)):
-        rate = rate_of(records, arm)
-        for step in range(max(len(values) for values in by_arm[arm])):
-            present = [
-                value
-                for values in by_arm[arm]
-                if step < len(values) and (value := values[step]) is not None
-            ]
-            if present:
-                rows.append(mean_row(arm, step + 1, present, rate))
-    return rows
+def training_points(checked: Checked, series: str, window: int = WINDOW) -> dict[str, list[Point]]:
+    """Return the points of each arm whose records have the series, by training step from 1."""
+    curves = {}
+    for arm, by_seed in checked.evidence.records.items():
+        seeds = [smooth(v, window) for r in by_seed.values() if (v := r.series.get(series))]
+        points = []
+        for step in range(max(map(len, seeds), default=0)):
+            known = [values[step] for values in seeds if step < len(values)]
+            measured = [value for value in known if value is not None]
+            if measured:
+                points.append(_point(step + 1, mean_interval(measured)))
+        if points:
+            curves[arm] = points
+    return curves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """A picture of one series of records.
-
-    Attributes
-    ----------
-    name
-        In the files' names.
-    series
-        The first of these that the records have is drawn.
-    """
-
-    name: str
-    series: tuple[str, ...]
-    title: str
-    ylabel: str
-
-    def rows(self, records: Sequence[Record]) -> list[CurveRow]:
-        """Return a row per arm and step, none where the records have no such series."""
-        return next(filter(None, (curve_rows(records, series) for series in self.series)), [])
-
-    def draw(self, rows: Sequence[CurveRow], where: str = "") -> Figure:
-        """Return the figure; `where` is said behind its title."""
-        return draw_curves(rows, title=f"{self.title}{where}", ylabel=self.ylabel)
-
-
-# The total reward of controls is another thing (a coin, the format): the share of right answers
-# among the sampled completions is drawn of every arm.
-REWARD = Series(
-    name="reward_curves",
-    series=("accuracy", "reward"),
-    title="Right answers during training",
-    ylabel="share of sampled completions that are right",
-)
-ENTROPY = Series(
-    name="entropy_curves",
-    series=("entropy",),
-    title="Entropy during training",
-    ylabel="mean token entropy, nats",
-)
-
-
-def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:
-    """Return the row of an arm whose seeds have these values at a place."""
-    interval = mean_interval(values)
-    banded = interval.n >= _BAND_SEEDS
-    return CurveRow(
-        arm=arm,
-        place=place,
-        mean=interval.value,
-        low=interval.low if banded else None,
-        high=interval.high if banded else None,
-        n=interval.n,
-        rate=rate,
-    )
-
-
-def mean_words(rows: Sequence[CurveRow]) -> str:
-    """Return what lines and bands show."""
-    return "mean and its 95 % t interval" if any(row.low is not None for row in rows) else "mean"
+def _point(place: float, interval: Interval) -> Point:
+    return Point(place=place, mean=interval.value, low=interval.low, high=interval.high)
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -144,131 +98,193 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     return smoothed
 
 
-def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str) -> Figure:
-    """Return the figure: the paper's arms on the left, controls (where recorded) on the right."""
-    controls = [row for row in rows if row.arm in CONTROLS]
-    paper = [row for row in rows if row.arm not in CONTROLS]
-    names = max(len({row.arm for row in part}) for part in (paper, controls))
-    figure = new_figure(10.5 if controls else 7.5, height_of_curves(names))
-    if controls:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.6, 1])
-        panels = [(left, paper, "arms of the paper"), (right, controls, "controls")]
-    else:
-        panels = [(figure.subplots(), paper, "")]
-    low, high = _limits(rows)
-    for axes, part, heading in panels:
-        axes.set_ylim(low, high)
-        _panel(axes, part)
-        axes.set_title(heading, fontsize=10, loc="left", color="#444444")
-        axes.set_xlabel("training step")
-    panels[0][0].set_ylabel(ylabel)
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    foot(figure, caption(rows, f"{mean_words(rows)}, moving average over {WINDOW} steps"))
+def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure | None:
+    """Return the figure of a series over training steps, None without any such series."""
+    curves = training_points(checked, series)
+    if not curves:
+        return None
+    figure = new_figure(8.0, max(4.6, 0.38 * len(curves)))
+    axes = figure.subplots()
+    tidy(axes)
+    ends = []
+    for arm, style in styles(checked.selection.target.arms).items():
+        if points := curves.get(arm):
+            places = [point.place for point in points]
+            means = [point.mean for point in points]
+            axes.plot(places, means, color=style.colour, linestyle=style.line, linewidth=1.8)
+            if len(checked.evidence.records[arm]) >= _BAND_SEEDS:
+                low, high = zip(*(point.ends for point in points), strict=True)
+                axes.fill_between(places, low, high, color=style.colour, alpha=0.1, linewidth=0)
+            ends.append((style, places[-1], means[-1]))
+    last = max(x for _, x, _ in ends)
+    axes.set_xlim(1, 1.02 * last)
+    axes.set(xlabel="training step", ylabel=ylabel)
+    name_ends(axes, ends, at=1.06 * last, gap=0.052 * min(1, 12 / len(ends)))
+    note = f"mean and, of {_BAND_SEEDS} seeds or more, 95 % t interval; moving average over"
+    origin = captions.origin(checked.evidence.every_record())
+    frame(figure, title, f"{origin}; {note} {WINDOW} steps")
     return figure
 
 
-def _limits(rows: Sequence[CurveRow]) -> tuple[float, float]:
-    bottoms = [row.mean if row.low is None else row.low for row in rows]
-    tops = [row.mean if row.high is None else row.high for row in rows]
-    low, high = min(bottoms), max(tops)
-    margin = 0.04 * (high - low or 1.0)
-    return low - margin, high + margin
+# (model, arm without its rank) to its points.
+Rates = Mapping[tuple[str, str], Sequence[Point]]
 
 
-def _panel(axes: Axes, rows: Sequence[CurveRow]) -> None:
-    tidy(axes)
-    ends = draw_lines(axes, rows)
-    if not ends:
-        return
-    last = max(row.place for row in ends)
-    name_lines(axes, ends, at=last + 0.06 * last)
-    axes.set_xlim(1, last + 0.02 * last)
-
-
-def draw_lines(
-    axes: Axes,
-    rows: Sequence[CurveRow],
-    *,
-    unit: float = 1.0,
-    limits: tuple[float, float] = (-math.inf, math.inf),
-) -> list[CurveRow]:
-    """Draw a line with its interval for each arm; return the last row of each.
+def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -> Rates:
+    """Return tokens per second by batch or, if so asked, by LoRA rank; the smallest models first.
 
     Parameters
     ----------
-    unit
-        Places in one unit of the axis.
-    limits
-        Where intervals are cut.
+    checks
+        Of targets whose rollouts are timed.
     """
-    ends = []
-    for arm in order(list({row.arm for row in rows})):
-        part = [row for row in rows if row.arm == arm]
-        places = [row.place / unit for row in part]
-        means = [row.mean for row in part]
-        axes.plot(places, means, color=colour(arm), linestyle=dash(arm), linewidth=1.8)
-        if all(row.low is not None for row in part):
-            low = [max(limits[0], row.low or 0.0) for row in part]
-            high = [min(limits[1], row.high or 0.0) for row in part]
-            axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
-        ends.append(part[-1])
-    return ends
+    found: dict[tuple[str, str], list[Point]] = {}
+    for checked in checks:
+        printed = printed_rates(checked.selection.target, expected)
+        bars = {bar.key: bar.expectation for bar in stated_bars(checked, expected)}
+        for metric in checked.selection.target.metrics:
+            if not (match := _RATE.fullmatch(metric.name)):
+                continue
+            for arm, values in checked.evidence.values(metric.name).items():
+                place = rank_of(arm) if by_rank else int(match[2])
+                plain, bar = _RANK.sub("", arm), bars.get((arm, metric.name))
+                point = replace(
+                    _point(place, mean_interval([*values.values()])),
+                    must=None if bar is None else bar.accept[0],
+                    goal=None if bar is None else bar.goal,
+                    paper=printed.get((match[1], plain, place)),
+                )
+                found.setdefault((match[1], plain), []).append(point)
+    ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
+    return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
 
 
-def name_lines(axes: Axes, ends: Sequence[CurveRow], *, at: float, unit: float = 1.0) -> None:
-    """Write each arm's name beside the end of its line, at one place of the axis."""
-    heights = spread_names([row.mean for row in ends], axes.get_ylim())
-    for row, height in zip(ends, heights, strict=True):
-        name_line(axes, row.arm, end=(row.place / unit, row.mean), at=(at, height))
+def gains(checks: Sequence[Checked], expected: Path) -> Rates:
+    """Return how many times 16-bit LoRA's tokens per second others' are, by batch."""
+    found: dict[tuple[str, str], dict[int, Point]] = {}
+    for checked in checks:
+        for item in comparisons(checked, expected):
+            if item.slow.arm == _BASE and item.ratio is not None:
+                found.setdefault((item.model, item.fast.arm), {})[item.place] = replace(
+                    _point(item.place, item.ratio),
+                    # For being faster alone the line at 1 stands.
+                    must=None if item.required == 1 else item.required,
+                    paper=item.paper,
+                )
+    return {key: [points[place] for place in sorted(points)] for key, points in found.items()}
 
 
-def heldout_rows(records: Sequence[Record]) -> list[CurveRow]:
-    """Return rows at evenly spaced tokens up to the budget, for arms with evaluations."""
-    curves: dict[str, list[tuple[list[float], list[float]]]] = {}
-    budget = 0.0
-    for record in records:
-        tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
-        values = [float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
-        token_budget = record.config["scale"].get("evaluation", {}).get("token_budget", 0)
-        if record.ok and token_budget and len(tokens) == len(values) > 1:
-            curves.setdefault(record.arm, []).append((tokens, values))
-            budget = max(budget, float(token_budget))
-    table = []
-    for arm in order(list(curves)):
-        rate = rate_of(records, arm)
-        for point in range(_POINTS + 1):
-            tokens_here = budget * point / _POINTS
-            values = [height(*curve, tokens_here) for curve in curves[arm]]
-            table.append(mean_row(arm, tokens_here, values, rate))
-    return table
-
-
-def height(places: Sequence[float], heights: Sequence[float], place: float) -> float:
-    """Return the height of a polyline, held level beyond its ends."""
-    right = bisect.bisect_right(places, place)
-    if right == 0:
-        return heights[0]
-    if right == len(places):
-        return heights[-1]
-    left = right - 1
-    share = (place - places[left]) / (places[right] - places[left])
-    return heights[left] + share * (heights[right] - heights[left])
-
-
-def draw_heldout(rows: Sequence[CurveRow], where: str = "") -> Figure:
-    """Return the figure; `where` is said behind its title."""
-    figure = new_figure(8.0, height_of_curves(len({row.arm for row in rows})))
-    axes = figure.subplots()
-    tidy(axes)
-    # A t interval knows nothing of the ends of a share.
-    ends = draw_lines(axes, rows, unit=_TOKENS, limits=(0.0, 100.0))
-    last = max(row.place for row in ends) / _TOKENS
-    axes.set_xlim(0, last * 1.01)
-    name_lines(axes, ends, at=1.06 * last, unit=_TOKENS)
-    axes.set_xlabel("sampled training tokens, thousands")
-    axes.set_ylabel("held-out accuracy, percent")
-    figure.suptitle(f"Held-out accuracy over sampled tokens{where}", fontsize=12, x=0.01, ha="left")
-    words = mean_words(rows)
-    note = caption(rows, words if words == "mean" else f"{words}, cut at 0 and 100")
-    foot(figure, note)
+def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
+    """Return the figure: a column per model, above the rates, below how many times LoRA's."""
+    lines, ratios, looks = rates(checks, expected), gains(checks, expected), _styles(checks)
+    models = list(dict.fromkeys(model for model, _ in lines))
+    figure = new_figure(1.0 + 2.9 * len(models), 6.4)
+    grid = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
+    for (above, below), model in zip(grid.T, models, strict=True):
+        for arm, style in looks.items():
+            _draw_rates(above, lines.get((model, arm), ()), style)
+            _draw_gains(below, ratios.get((model, arm), ()), style)
+        above.set_yscale("log")
+        above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        above.yaxis.set_major_formatter("{x:,.0f}")
+        above.minorticks_off()
+        below.axhline(1.0, color=looks[_BASE].colour, linewidth=1.2)
+        below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
+        _finish(above, below, model, lines, "batch")
+    grid[0][0].set_ylabel("tokens per second")
+    grid[1][0].set_ylabel("times 16-bit LoRA's")
+    records = [record for checked in checks for record in checked.evidence.every_record()]
+    frame(figure, title, f"{_note(checks)}; {captions.adapter(records)}", _keys(lines, looks))
     return figure
+
+
+def by_rank(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
+    """Return the figure by LoRA rank at batch 1, a panel per model; axes begin at zero."""
+    lines, looks = rates(checks, expected, by_rank=True), _styles(checks)
+    models = list(dict.fromkeys(model for model, _ in lines))
+    figure = new_figure(max(1.0 + 2.7 * len(models), 7.0), 4.4)
+    (grid,) = figure.subplots(1, len(models), squeeze=False)
+    for axes, model in zip(grid, models, strict=True):
+        for arm, style in looks.items():
+            _draw_rates(axes, lines.get((model, arm), ()), style)
+        of_model = [p for (name, _), points in lines.items() if name == model for p in points]
+        axes.set_ylim(0, 1.08 * max(max(p.mean, p.paper or 0.0) for p in of_model))
+        _finish(axes, axes, model, lines, "LoRA rank")
+    grid[0].set_ylabel("tokens per second, batch 1")
+    frame(figure, title, _note(checks), _keys(lines, looks))
+    return figure
+
+
+def _styles(checks: Sequence[Checked]) -> dict[str, Style]:
+    """Return the style of each arm by its name without a rank, as of the first of its ranks."""
+    first: dict[str, Arm] = {}
+    for arm in (arm for checked in checks for arm in checked.selection.target.arms):
+        plain = replace(arm, name=_RANK.sub("", arm.name), label=_RANK.sub("", arm.label))
+        first.setdefault(plain.name, plain)
+    return styles(first.values())
+
+
+def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
+    """Draw a line with its intervals, the paper's values as open circles, and what is demanded."""
+    for point in points:
+        if point.paper is not None:
+            axes.plot(point.place, point.paper, "o", color=style.colour, markerfacecolor="none",
+                      markersize=7)  # fmt: skip
+        ends = [point.place / _STROKE, point.place * _STROKE]
+        for bound, line in ((point.must, "-"), (point.goal, ":")):
+            if bound is not None:
+                axes.plot(ends, [bound, bound], color=style.colour, linestyle=line, linewidth=1.5)
+    spread = [(p.mean - p.ends[0], p.ends[1] - p.mean) for p in points]
+    if points:
+        axes.errorbar([p.place for p in points], [p.mean for p in points],
+                      yerr=[*zip(*spread, strict=True)], color=style.colour, linestyle=style.line,
+                      marker="o", markersize=4, capsize=2)  # fmt: skip
+
+
+def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
+    _draw_rates(axes, points, style)
+    for point in points:
+        # Below the point where a stroke lies above it.
+        up = point.must is None or point.must <= point.mean
+        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6 if up else -13),
+                      ha="center", textcoords="offset points", fontsize=8, color=style.colour,
+                      bbox=_BEHIND)  # fmt: skip
+
+
+def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> None:
+    """Name a column's model and its places, which are powers of two."""
+    for axes in (above, below):
+        tidy(axes)
+    above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
+    places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
+    room = max(places[-1] / places[0], 2) ** 0.13
+    below.set_xscale("log", base=2)
+    below.set_xlim(places[0] / room, places[-1] * room)
+    below.set_xticks(places)
+    below.xaxis.set_major_formatter("{x:g}")
+    below.minorticks_off()
+    below.set_xlabel(xlabel)
+
+
+def _note(checks: Sequence[Checked]) -> str:
+    records = [record for checked in checks for record in checked.evidence.every_record()]
+    first = f"{captions.origin(records)}; mean and 95 % interval"
+    return f"{first}\n{captions.rollouts(records)}"
+
+
+def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
+    """Return the legend: a line per arm, and the marks that occur."""
+    points = [point for of_line in lines.values() for point in of_line]
+    handles = [
+        Line2D([], [], color=style.colour, linestyle=style.line, marker="o", markersize=4,
+               label=style.label)
+        for style in looks.values()
+    ]  # fmt: skip
+    if any(point.paper is not None for point in points):
+        handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="none", markersize=7,
+                              linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
+    if any(point.must is not None for point in points):
+        handles.append(Line2D([], [], color=GREY, linewidth=1.5, label="bar"))
+    if any(point.goal is not None for point in points):
+        handles.append(Line2D([], [], color=GREY, linewidth=1.5, linestyle=":", label="goal"))
+    return handles

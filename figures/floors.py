@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from figures.layout import new_figure
+from figures.style import new_figure
 
 Rooms = Mapping[str, frozenset[str]]
 
@@ -52,17 +53,13 @@ def floors(rooms: Rooms) -> dict[str, int]:
         When rooms import one another in a circle.
     """
     levels: dict[str, int] = {}
-
-    def floor(room: str, above: tuple[str, ...]) -> int:
-        if room in above:
-            raise ValueError(f"rooms import in a circle: {' -> '.join((*above, room))}")
-        if room not in levels:
-            below = [floor(other, (*above, room)) for other in sorted(rooms[room])]
-            levels[room] = 1 + max(below, default=-1)
-        return levels[room]
-
-    for room in rooms:
-        floor(room, ())
+    sorter = TopologicalSorter(rooms)
+    sorter.prepare()
+    while sorter:
+        level = 1 + max(levels.values(), default=-1)
+        ready = sorter.get_ready()
+        levels |= dict.fromkeys(ready, level)
+        sorter.done(*ready)
     return levels
 
 

@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
-from kernels.reference_quantize import decoded_block_scales
 
 _BYTES = 1024
 
@@ -76,14 +75,11 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
     """
     N, K = weight.shape
     kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
-    if kind == 2:
-        scales = decoded_block_scales(weight).contiguous()
-    else:
-        scales = weight.block_scales.view(torch.uint8).contiguous()
+    scales = weight.block_scales if kind == 2 else weight.block_scales.view(torch.uint8)
     out = torch.empty(N, K, dtype=dtype, device=weight.device)
     total = N * K // 2
     _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
-        weight.codes.contiguous(), scales, weight.encode_scale,
+        weight.codes.contiguous(), scales.contiguous(), weight.encode_scale,
         codebook_of(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
         num_warps=4,
     )  # fmt: skip

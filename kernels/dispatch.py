@@ -8,9 +8,8 @@ Models and trainers import operations from here only. Names, signatures and mean
     elsewhere            the reference
 
 `reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
-model packs it once (`kernels.packing.pack`). `linear`, `lora_linear` and `dequantize` take either
-form. Where the Hopper kernels cannot be compiled, one warning says why and the portable path
-serves.
+model packs it once (`kernels.packing.pack`). `linear` and `dequantize` take either form. Where the
+Hopper kernels cannot be compiled, one warning says why and the portable path serves.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ __all__ = [
     "QuantizedWeight",
     "dequantize",
     "linear",
-    "lora_linear",
     "packed_attention",
     "projected",
     "quantize",
@@ -89,19 +87,14 @@ def quantize(
     format: str,
     *,
     global_scale: Tensor | None = None,
-    double_quant: bool = False,
     recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits."""
     if _portable(weight):
         from kernels import quantize as kernel
 
-        return kernel.quantize(
-            weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
-        )
-    return reference.quantize(
-        weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
-    )
+        return kernel.quantize(weight, format, global_scale=global_scale, recipe=recipe)
+    return reference.quantize(weight, format, global_scale=global_scale, recipe=recipe)
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
@@ -127,38 +120,27 @@ def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     return functional.linear(x, dequantize(weight, x.dtype), bias)
 
 
+def _packed_product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    from kernels import linear as kernel
+
+    return kernel.packed_linear(x, weight, bias)
+
+
+def _packed_dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    from kernels import hopper
+
+    return hopper.dequantize_packs(weight, dtype=dtype)
+
+
 def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply by a quantised weight; gradients go to x and to the bias."""
     if isinstance(weight, PackedWeight):
         if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear_autograd
-
-            return linear_autograd.linear(x, weight, bias)
+            return reference.linear(x, weight, bias, product=_packed_product, dense=_packed_dense)
         return reference.linear(x, unpack(weight), bias)
     if _portable(x):
-        return reference.linear_by(_portable_product, dequantize, x, weight, bias)
+        return reference.linear(x, weight, bias, product=_portable_product, dense=dequantize)
     return reference.linear(x, weight, bias)
-
-
-def lora_linear(
-    x: Tensor,
-    weight: QuantizedWeight | PackedWeight,
-    A: Tensor,
-    B: Tensor,
-    scaling: float,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T."""
-    if isinstance(weight, PackedWeight):
-        if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear_autograd
-
-            return linear_autograd.lora_linear(x, weight, A, B, scaling, bias)
-        return reference.lora_linear(x, unpack(weight), A, B, scaling, bias)
-    if _portable(x):
-        update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))
-        return linear(x, weight, bias) + update * scaling
-    return reference.lora_linear(x, weight, A, B, scaling, bias)
 
 
 def dequantize(
@@ -222,14 +204,14 @@ def packed_attention(
     query_heads: int,
     scale: float,
 ) -> Tensor:
-    """Rotate and attend inside each row of a packed pass, whatever the rows: one call a block."""
+    """Rotate and attend inside each row of a packed pass; on a GPU one call whatever the rows."""
     if _portable(qkv) and qkv.dtype in _SIXTEEN_BITS:
         from kernels import packed_attention as kernel
 
         return kernel.packed_attention(
             qkv, cos, sin, segments, query_heads=query_heads, scale=scale
         )
-    return reference_train.packed_attention(
+    return reference_train.attention_by_prompt(
         qkv, cos, sin, segments, query_heads=query_heads, scale=scale
     )
 
@@ -239,11 +221,10 @@ def token_logprobs(
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, differentiable."""
     if _portable(hidden) and hidden.dtype == lm_head_weight.dtype:
         from kernels import logprobs as kernel
 
-        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
-    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
+        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature)
+    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature)

@@ -20,13 +20,8 @@ because rounding 1/g to float32 cannot be undone (for half of all mantissas two 
 share one 1/g), and checkpoints and dequantised values must equal compressed-tensors' bit for bit:
 they divide by g.
 
-NF4 double quantisation stores the block scales themselves in 8 bits: their mean
-(`nested_offset`) is subtracted and the rest quantised in blocks of 256 with a "dynamic" 8-bit
-codebook and one float32 scale per block (`nested_absmax`); the blocks run over the flattened
-(N, K/64) scales.
-
 Sources: OCP Microscaling Formats (MX) v1.0, section 5; arXiv 2510.11696 section 2 (NVFP4);
-arXiv 2305.14314 (NF4, double quantisation); arXiv 1511.04561 (the dynamic 8-bit type).
+arXiv 2305.14314 (NF4).
 """
 
 from __future__ import annotations
@@ -63,9 +58,6 @@ NORMAL_FLOAT = (
     1.0,
 )
 
-# Blocks of the second level of NF4's double quantisation.
-NESTED_BLOCK = 256
-
 # The arithmetic of NVFP4's scales, by name; `kernels.reference_quantize` says what each rounds.
 RECIPES = ("float32", "bfloat16")
 
@@ -79,7 +71,7 @@ class Format:
     block
         Elements along K that share a block scale.
     scale_dtype
-        Of the block scales (NF4: without double quantisation).
+        Of the block scales.
     values
         Of the 16 codes, before scaling.
     """
@@ -112,9 +104,7 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def require_options(
-    format: str, *, has_global_scale: bool, double_quant: bool, recipe: str
-) -> None:
+def require_options(format: str, *, has_global_scale: bool, recipe: str) -> None:
     """Raise `ValueError` for an option of `quantize` that the format does not have."""
     if recipe not in RECIPES:
         raise ValueError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
@@ -122,8 +112,6 @@ def require_options(
         raise ValueError(f"global_scale is given; {format} has none, only nvfp4 does")
     if format != "nvfp4" and recipe != "float32":
         raise ValueError(f"recipe is {recipe!r}; {format} has float32 only, nvfp4 has more")
-    if format != "nf4" and double_quant:
-        raise ValueError(f"double_quant is True; {format} has none, only nf4 does")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,17 +125,12 @@ class QuantizedWeight:
     codes : Tensor, (N, K / 2), uint8
         Two codes per byte, the even element in the low nibble.
     block_scales : Tensor, (N, K / block)
-        Decode direction. float8_e4m3fn (NVFP4), uint8 biased exponent (MXFP4), float32 (NF4), or
-        uint8 code of the nested quantisation (NF4, double quantised).
+        Decode direction. float8_e4m3fn (NVFP4), uint8 biased exponent (MXFP4), float32 (NF4).
     global_scale : Tensor or None, (), float32
         NVFP4 only: decode direction, 1 / encode_scale rounded to float32.
     encode_scale : Tensor or None, (), float32
         NVFP4 only: g = 2688 / amax. Given one of the two, the other follows; `dequantize` divides
         by this one, so give it wherever it is known.
-    nested_absmax : Tensor or None, (ceil(N * K / 64 / 256),), float32
-        NF4 with double quantisation only: scales of the second level.
-    nested_offset : Tensor or None, (), float32
-        NF4 with double quantisation only: mean of the block scales.
 
     Raises
     ------
@@ -160,8 +143,6 @@ class QuantizedWeight:
     block_scales: Tensor
     global_scale: Tensor | None = None
     encode_scale: Tensor | None = None
-    nested_absmax: Tensor | None = None
-    nested_offset: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.format == "nvfp4":
@@ -186,11 +167,6 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         """Where the tensors lie."""
         return self.codes.device
-
-    @property
-    def double_quant(self) -> bool:
-        """Whether the block scales of NF4 are themselves quantised."""
-        return self.nested_absmax is not None
 
     @property
     def nbytes(self) -> int:
@@ -220,19 +196,8 @@ class QuantizedWeight:
         Raises
         ------
         ValueError
-            On an unknown or missing name, a wrong shape, type or device, a scale that is NaN,
-            infinite or negative, or global scales that contradict each other.
+            On a wrong shape, type or device, or a scale that is NaN, infinite or negative.
         """
-        names = {field.name for field in fields(cls)} - {"format"}
-        unknown = sorted(set(tensors) - names)
-        if unknown:
-            raise ValueError(
-                f"{format} weight: unknown tensors {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(names))}"
-            )
-        missing = sorted({"codes", "block_scales"} - set(tensors))
-        if missing:
-            raise ValueError(f"{format} weight: {' and '.join(missing)} missing")
         weight = cls(format=format, **dict(tensors))
         if shape is not None and weight.shape != tuple(shape):
             raise ValueError(
@@ -263,15 +228,12 @@ def _expected_layout(
             f"{spec.name} codes describe a matrix ({N}, {K}); N must be positive and "
             f"K a positive multiple of {spec.block}"
         )
-    blocks = N * K // spec.block
-    nvfp4, nested = spec.name == "nvfp4", spec.name == "nf4" and weight.nested_absmax is not None
+    of_matrix = torch.float32 if spec.name == "nvfp4" else None
     return [
         ("codes", torch.uint8, (N, K // 2)),
-        ("block_scales", torch.uint8 if nested else spec.scale_dtype, (N, K // spec.block)),
-        ("global_scale", torch.float32 if nvfp4 else None, ()),
-        ("encode_scale", torch.float32 if nvfp4 else None, ()),
-        ("nested_absmax", torch.float32 if nested else None, (-(-blocks // NESTED_BLOCK),)),
-        ("nested_offset", torch.float32 if nested else None, ()),
+        ("block_scales", spec.scale_dtype, (N, K // spec.block)),
+        ("global_scale", of_matrix, ()),
+        ("encode_scale", of_matrix, ()),
     ]
 
 
@@ -303,20 +265,11 @@ def _check_scale_values(weight: QuantizedWeight) -> None:
             raise ValueError("mxfp4 block_scales hold 255, which E8M0 reserves for NaN")
         return
     for name, tensor in weight.tensors().items():
-        # The codes take every value; the nested offset is a mean; nested codes are positions.
-        if name == "codes" or tensor.dtype == torch.uint8:
+        if name == "codes":
             continue
         values = tensor.float()
         if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
             raise ValueError(f"{weight.format} {name} holds NaN, infinity or a negative scale")
-    if weight.encode_scale is not None and weight.global_scale is not None:
-        encode, decode = float(weight.encode_scale), float(weight.global_scale)
-        # Either may have been the rounded reciprocal of the other: one unit in the last place.
-        if not (decode > 0 and abs(encode * decode - 1.0) < 2.0**-22):
-            raise ValueError(
-                f"nvfp4 encode_scale is {encode!r} and global_scale {decode!r}; "
-                "one must be the reciprocal of the other"
-            )
 
 
 def pack_codes(codes: Tensor) -> Tensor:
@@ -362,20 +315,3 @@ def e8m0_table(device: torch.device) -> Tensor:
     bits[0] = 1 << 22
     bits[255] = 0x7FC00000
     return bits.view(torch.float32).to(device)
-
-
-@lru_cache(maxsize=16)
-def dynamic_codebook(device: torch.device) -> Tensor:
-    """Return the 256 values of the signed dynamic 8-bit type, ascending, float32.
-
-    The magnitude has a decimal exponent from -6 to 0 and a linear fraction: decade 10**(i - 6)
-    is cut into 2**i equal cells between 0.1 and 1, each represented by its centre. Zero and one
-    complete the 256.
-    """
-    magnitudes: list[float] = []
-    for i in range(7):
-        edges = torch.linspace(0.1, 1.0, 2**i + 1, dtype=torch.float32)
-        centres = (edges[:-1] + edges[1:]) / 2.0
-        magnitudes += (10.0 ** (i - 6) * centres).tolist()
-    values = [-value for value in magnitudes] + [0.0] + magnitudes + [1.0]
-    return torch.tensor(sorted(values), dtype=torch.float32).to(device)

@@ -3,7 +3,7 @@
     y = x W^T + b + scaling * (x A^T) B^T
 
 by the path that `kernels.tuning` names for (N, K, M). `packed_linear` is what an engine calls,
-captured in CUDA graphs as it is; training goes through `kernels.linear_autograd`.
+captured in CUDA graphs as it is; `kernels.dispatch.linear` gives it a gradient.
 
 Easy to get wrong: rows of x must be contiguous and 16-byte aligned, or the loads fault (others are
 copied first).
@@ -165,16 +165,6 @@ def add_adapter(x: Tensor, adapter: Adapter | None, out: Tensor) -> None:
         part.addmm_(
             z[:, i * rank : (i + 1) * rank], adapter.b[start:end].t(), alpha=adapter.scaling
         )
-
-
-def grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:
-    """Return dy W, (..., K), with W rebuilt for the call.
-
-    Parameters
-    ----------
-    grad : Tensor, (..., N), bfloat16 or float16
-    """
-    return torch.matmul(grad, hopper.dequantize_packs(weight, dtype=grad.dtype))
 
 
 def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:

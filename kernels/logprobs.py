@@ -1,6 +1,6 @@
 """Token logprobs and entropy from hidden states, with one pass over each chunk of logits.
 
-    z_t = (W h_t + b) / temperature,   logprob = z[id] - lse(z),   entropy = lse(z) - sum_v p_v z_v
+    z_t = W h_t / temperature,   logprob = z[id] - lse(z),   entropy = lse(z) - sum_v p_v z_v
 
 Rows go in chunks. cuBLAS writes a chunk's products in float32 and one Triton program a row then
 reads them once, keeping a running maximum, sum of exponentials and weighted sum (so that the
@@ -45,8 +45,7 @@ def chunk_rows(V: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
 
 @triton.jit
 def _forward_kernel(
-    logits, bias, token_ids, logprobs, entropy, normaliser, inverse_temperature, V,
-    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, token_ids, logprobs, entropy, normaliser, inverse_temperature, V, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -57,8 +56,6 @@ def _forward_kernel(
     for first in range(0, V, BLOCK):
         valid = first + at < V
         z = tl.load(logits + row * V + first + at, mask=valid, other=float("-inf"))
-        if HAS_BIAS:
-            z += tl.load(bias + first + at, mask=valid, other=0.0).to(tl.float32)
         z *= inverse_temperature
         new_top = tl.maximum(top, z)
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -81,8 +78,6 @@ def _forward_kernel(
     # The token's own logit, read again.
     token = tl.load(token_ids + row).to(tl.int64)
     chosen = tl.load(logits + row * V + token)
-    if HAS_BIAS:
-        chosen += tl.load(bias + token).to(tl.float32)
     tl.store(logprobs + row, chosen * inverse_temperature - whole_top - lse)
     tl.store(entropy + row, lse - mean)
     tl.store(normaliser + row, whole_top + lse)
@@ -90,15 +85,13 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    logits, bias, token_ids, normaliser, entropy, grad_logprobs, grad_entropy, grad,
-    inverse_temperature, V, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, token_ids, normaliser, entropy, grad_logprobs, grad_entropy, grad,
+    inverse_temperature, V, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = at < V
     z = tl.load(logits + row * V + at, mask=valid, other=float("-inf"))
-    if HAS_BIAS:
-        z += tl.load(bias + at, mask=valid, other=0.0).to(tl.float32)
     # Probabilities from the normaliser that forward stored.
     logp = z * inverse_temperature - tl.load(normaliser + row)
     p = tl.exp(logp)
@@ -118,7 +111,6 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         token_ids: Tensor,
         temperature: float,
         rows: int,
@@ -131,46 +123,41 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + rows)
             logits = float32_product(hidden[part], weight.t())
             _forward_kernel[(logits.shape[0],)](
-                logits, bias, token_ids[part], logprobs[part], entropy[part], normaliser[part],
-                1.0 / temperature, V, bias is not None, block, num_warps=8,
+                logits, token_ids[part], logprobs[part], entropy[part], normaliser[part],
+                1.0 / temperature, V, block, num_warps=8,
             )  # fmt: skip
             del logits
-        ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, token_ids, normaliser, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropy = (grad.contiguous() for grad in grads)
-        hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        hidden, weight, token_ids, normaliser, entropy = ctx.saved_tensors
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         V = weight.shape[0]
         block = min(_BLOCK, triton.next_power_of_2(V))
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         for at in range(0, hidden.shape[0], ctx.rows):
             part = slice(at, at + ctx.rows)
             logits = float32_product(hidden[part], weight.t())
             grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
             _backward_kernel[(logits.shape[0], triton.cdiv(V, block))](
-                logits, bias, token_ids[part], normaliser[part], entropy[part],
-                grad_logprobs[part], grad_entropy[part], grad, 1.0 / ctx.temperature, V,
-                bias is not None, block, num_warps=8,
+                logits, token_ids[part], normaliser[part], entropy[part], grad_logprobs[part],
+                grad_entropy[part], grad, 1.0 / ctx.temperature, V, block, num_warps=8,
             )  # fmt: skip
             del logits
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
                 grad_weight += float32_product(grad.t(), hidden[part])
-            if grad_bias is not None:
-                grad_bias += grad.sum(0, dtype=torch.float32)
             # Before the next chunk's logits are allocated, or both are held.
             del grad
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
             None,
@@ -182,7 +169,6 @@ def token_logprobs(
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    bias: Tensor | None = None,
     *,
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
@@ -195,10 +181,10 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
-    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
+    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature)
     if lm_head_weight.dtype != hidden.dtype:
         raise ValueError(
             f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"
         )
     rows = chunk_rows(V, chunk_bytes)
-    return _TokenLogprobs.apply(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
+    return _TokenLogprobs.apply(hidden, lm_head_weight, token_ids, float(temperature), rows)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from kernels import reference
-from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.op import Arguments, Op, Shape, normal
 from kernels.ops_linear import LINEAR_OPS
 from kernels.ops_step import STEP_OPS
 from kernels.ops_train import TRAIN_OPS
@@ -41,18 +41,6 @@ def _logprob_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) ->
     return hidden, head.to(dtype), ids, 0.7
 
 
-def _dense_norm(arguments: Arguments) -> Dense:
-    return reference.rms_norm, arguments
-
-
-def _dense_swiglu(arguments: Arguments) -> Dense:
-    return reference.swiglu, arguments
-
-
-def _dense_logprobs(arguments: Arguments) -> Dense:
-    return reference.token_logprobs, arguments
-
-
 def named_op(name: str) -> Op:
     """Return a row by its name; `ValueError` lists the names otherwise."""
     for op in OPS:
@@ -73,7 +61,7 @@ OPS: tuple[Op, ...] = (
         large=(8192, 3584),
         nbytes=lambda s: 4 * s[0] * s[1],
         flops=lambda s: 4 * s[0] * s[1],
-        dense=_dense_norm,
+        dense=lambda arguments: (reference.rms_norm, arguments),
     ),
     Op(
         name="swiglu",
@@ -84,7 +72,7 @@ OPS: tuple[Op, ...] = (
         large=(4096, 18944),
         nbytes=lambda s: 6 * s[0] * s[1],
         flops=lambda s: 5 * s[0] * s[1],
-        dense=_dense_swiglu,
+        dense=lambda arguments: (reference.swiglu, arguments),
     ),
     Op(
         name="token_logprobs",
@@ -96,7 +84,7 @@ OPS: tuple[Op, ...] = (
         nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2]) + 8 * s[0] * s[2],
         flops=lambda s: 2 * s[0] * s[1] * s[2],
         captured=False,
-        dense=_dense_logprobs,
+        dense=lambda arguments: (reference.token_logprobs, arguments),
     ),
     *STEP_OPS,
     *TRAIN_OPS,

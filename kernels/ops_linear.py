@@ -37,14 +37,13 @@ def _inputs(format: str, shape: Shape, dtype: torch.dtype, device: str, seed: in
 
 
 def _adapted_inputs(
-    format: str, masters: bool, shape: Shape, dtype: torch.dtype, device: str, seed: int
+    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
 ) -> Arguments:
-    """Return the arguments of `lora_linear`; A and B in float32, or rounded if not `masters`."""
+    """Return x, the weight, A, B, their scaling and a bias."""
     _, N, K = shape
     x, weight, bias = _inputs(format, shape, dtype, device, seed)
-    kind = torch.float32 if masters else dtype
-    A = normal(_RANK, K, dtype=kind, device=device, seed=seed + 3) * 0.05
-    B = normal(N, _RANK, dtype=kind, device=device, seed=seed + 4) * 0.05
+    A = normal(_RANK, K, dtype=dtype, device=device, seed=seed + 3) * 0.05
+    B = normal(N, _RANK, dtype=dtype, device=device, seed=seed + 4) * 0.05
     return x, weight, A, B, _SCALING, bias
 
 
@@ -56,14 +55,6 @@ def _column_inputs(
     x, weight, bias = _inputs(format, (M, N, K), dtype, device, seed)
     a = normal(3 * _RANK, K, dtype=dtype, device=device, seed=seed + 3) * 0.05
     return x, weight, torch.cat([bias, bias.new_zeros(3 * _RANK)]), a
-
-
-def _gradient_inputs(
-    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
-) -> Arguments:
-    M, N, K = shape
-    grad = normal(M, N, dtype=dtype, device=device, seed=seed + 1)
-    return grad, _weight(format, N, K, device, seed)
 
 
 def _stored_inputs(
@@ -99,9 +90,12 @@ def dense_with_columns(
     return y[:, : weight.shape[0]], y[:, weight.shape[0] :]
 
 
-def grad_input(grad: Tensor, weight: QuantizedWeight) -> Tensor:
-    """Return dy W, (M, K); the reference of `kernels.linear.grad_input`."""
-    return grad @ reference.dequantize(weight, grad.dtype)
+def adapted_linear(
+    x: Tensor, weight: QuantizedWeight, A: Tensor, B: Tensor, scaling: float, bias: Tensor | None
+) -> Tensor:
+    """Return x W^T + b + scaling * (x A^T) B^T; what `packed_linear` does with an adapter."""
+    update = functional.linear(functional.linear(x, A), B)
+    return reference.linear(x, weight, bias) + update * scaling
 
 
 def _dense_linear(arguments: Arguments) -> Dense:
@@ -112,7 +106,7 @@ def _dense_linear(arguments: Arguments) -> Dense:
 def _dense_adapted(arguments: Arguments) -> Dense:
     x, weight, A, B, scaling, bias = arguments
     dense = reference.dequantize(weight, x.dtype)
-    return _adapted, (x, dense, A.to(x.dtype), B.to(x.dtype), scaling, bias)
+    return _adapted, (x, dense, A, B, scaling, bias)
 
 
 def _adapted(x: Tensor, W: Tensor, A: Tensor, B: Tensor, scaling: float, bias: Tensor) -> Tensor:
@@ -124,11 +118,6 @@ def _dense_columns(arguments: Arguments) -> Dense:
     x, weight, bias, a = arguments
     both = torch.cat([reference.dequantize(weight, x.dtype), a])
     return functional.linear, (x, both, bias)
-
-
-def _dense_gradient(arguments: Arguments) -> Dense:
-    grad, weight = arguments
-    return torch.matmul, (grad, reference.dequantize(weight, grad.dtype))
 
 
 def weight_bytes(format: str, N: int, K: int) -> float:
@@ -160,7 +149,6 @@ def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -
     """Return the row of a Hopper kernel over packed weights."""
     common: dict[str, Any] = {
         "shapes": _SHAPES,
-        "large": (4096, _N, _K),
         "nbytes": partial(_nbytes, format, columns),
         "flops": partial(_flops, columns),
         "prepare": _packed,
@@ -174,8 +162,8 @@ def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -
     )
 
 
-def _engine_rows(format: str) -> tuple[Op, ...]:
-    """Return the rows of products of the engine's steps and prefills."""
+def _packed_rows(format: str) -> tuple[Op, ...]:
+    """Return the rows of products by packed weights, and of the dense weight rebuilt for one."""
     row = partial(_row, format)
     return (
         row(
@@ -190,8 +178,8 @@ def _engine_rows(format: str) -> tuple[Op, ...]:
             "adapted_linear",
             "linear:packed_linear",
             _RANK,
-            reference=reference.lora_linear,
-            inputs=partial(_adapted_inputs, format, False),
+            reference=adapted_linear,
+            inputs=partial(_adapted_inputs, format),
             shapes=_ADAPTED,
             large=(8, _N, _K),
             prepare=_with_adapter,
@@ -204,36 +192,6 @@ def _engine_rows(format: str) -> tuple[Op, ...]:
             inputs=partial(_column_inputs, format),
             large=(1024, _N, _K),
             dense=_dense_columns,
-        ),
-    )
-
-
-def _trainer_rows(format: str) -> tuple[Op, ...]:
-    """Return the rows of products with gradients, and of the dense weight rebuilt for one."""
-    row = partial(_row, format)
-    return (
-        row(
-            "trained_linear",
-            "linear_autograd:linear",
-            reference=reference.linear,
-            inputs=partial(_inputs, format),
-            dense=_dense_linear,
-        ),
-        row(
-            "lora_linear",
-            "linear_autograd:lora_linear",
-            _RANK,
-            reference=reference.lora_linear,
-            inputs=partial(_adapted_inputs, format, True),
-            shapes=_ADAPTED,
-            dense=_dense_adapted,
-        ),
-        row(
-            "grad_input",
-            "linear:grad_input",
-            reference=grad_input,
-            inputs=partial(_gradient_inputs, format),
-            dense=_dense_gradient,
         ),
         row(
             "dequantize_packs",
@@ -296,7 +254,7 @@ def _conversions(format: str) -> tuple[Op, ...]:
 
 # Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
 LINEAR_OPS: tuple[Op, ...] = (
-    *(op for format in FORMATS for op in (*_engine_rows(format), *_trainer_rows(format))),
+    *(op for format in FORMATS for op in _packed_rows(format)),
     *(_portable(format) for format in FORMATS if format != "nf4"),
     *(op for format in FORMATS for op in _conversions(format)),
 )

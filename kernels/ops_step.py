@@ -127,6 +127,7 @@ def _prefill_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) ->
             first += count
     tiles += [[-1, first, 3, 0], [-1, 0, 0, 0]]
     q = normal(first + 3, query, D, dtype=dtype, device=device, seed=seed + 3)
+    q[first:] = float("nan")  # padding must not matter
     where = torch.tensor(tiles, dtype=torch.int32, device=device)
     return q, keys, values, table, where, D**-0.5
 

@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight
-from kernels.reference_quantize import decoded_block_scales
 
 PACK_ROWS = 16
 PACK_COLUMNS = 256
@@ -165,10 +164,8 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     codes = weight.codes
     extras: dict[str, Tensor] = {}
     if weight.format == "nf4":
-        scales = decoded_block_scales(weight).view(N, -1)
+        scales = weight.block_scales
         gain = torch.ones((), device=codes.device)
-        if weight.double_quant:
-            extras |= {f"nested_{k}": v for k, v in weight.tensors().items() if k != "codes"}
     else:
         scales, gain, lost = _scale_bytes(weight)
         if bool(lost.any()):
@@ -321,9 +318,6 @@ def _e4m3_of_e5m3(stored: Tensor) -> Tensor:
 def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
     N, K = packed.shape
     tiles, columns, _ = packed.packs.shape
-    nested = {k.removeprefix("nested_"): v for k, v in packed.extras.items()}
-    if nested:
-        return QuantizedWeight(format="nf4", codes=codes, **nested)
     absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)  # (tiles, columns, 64)
     # (tile, row, column, block of 64)
     absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)

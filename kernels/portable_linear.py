@@ -6,11 +6,12 @@ float16 halves by two shifts and masks; that is their value times 2**-14, subnor
 
     one row      no matrix unit: values are multiplied by x in registers, the sum over a block is
                  scaled once, and the sum over columns is taken once at the end
-    up to 128    a tile of W in 16 bits (a product of value and scale, exact but for NF4) by tl.dot
+    up to 128    a tile of W in 16 bits (a product of value and scale, exact) by tl.dot
 
 Where N alone does not fill the device, ranges of columns go to several programs; the last of them
 to arrive adds their parts up, always in the same order, so results are the same bits run after run.
-More rows go through `kernels.dequantize` and torch's product, which the dispatcher chooses.
+More rows, and NF4, go through `kernels.dequantize` and torch's product, which the dispatcher
+chooses.
 
 Easy to get wrong: the one-row kernel reads x as (16, K / 16), so that neighbouring lanes, which
 hold neighbouring blocks, read neighbouring numbers; K is a `constexpr`, or the compiler cannot
@@ -19,7 +20,6 @@ prove that the loads are aligned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -27,9 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.dequantize import codebook_of
 from kernels.formats import QuantizedWeight
-from kernels.reference_quantize import decoded_block_scales
 
 # Rows of x that one launch takes.
 MOST_ROWS = 128
@@ -37,55 +35,21 @@ MOST_ROWS = 128
 _COUNTERS = 1 << 14
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How a launch is cut.
-
-    Attributes
-    ----------
-    block_n
-        Rows of W per program.
-    blocks
-        Groups of 16 columns per step.
-    programs
-        How many programs are wanted at least; columns are split to get them.
-    """
-
-    block_n: int
-    blocks: int
-    warps: int = 4
-    stages: int = 2
-    programs: int = 528
-
-
-def default_shape(M: int) -> Shape:
-    """Return the shape for M rows of x."""
-    if M == 1:
-        return Shape(block_n=8, blocks=32, programs=2112)
-    return Shape(block_n=64, blocks=8, stages=3, programs=528 if M <= 32 else 264)
-
-
 @triton.jit
 def _scale(scales, at, mask, KIND: tl.constexpr):
-    """Return block scales in float32: E4M3 or E8M0 by their bits, or absmax."""
+    """Return block scales in float32, of E4M3 or E8M0 by their bits."""
     raw = tl.load(scales + at, mask=mask, other=0)
     if KIND == 0:
         # E4M3's bits as float32's are the scale times 2^-120.
         return (raw.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    if KIND == 1:
-        # E8M0's byte is float32's exponent; the 2^-127 of byte 0 is subnormal there.
-        byte = raw.to(tl.int32)
-        return tl.where(byte == 0, 1 << 22, byte << 23).to(tl.float32, bitcast=True)
-    # The absmax of NF4 is float32 already.
-    return raw.to(tl.float32)
+    # E8M0's byte is float32's exponent; the 2^-127 of byte 0 is subnormal there.
+    byte = raw.to(tl.int32)
+    return tl.where(byte == 0, 1 << 22, byte << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _two(word, codebook, PLACE: tl.constexpr, KIND: tl.constexpr):
-    """Return the values of codes PLACE and PLACE + 4 of a word of eight (E2M1: times 2^-14)."""
-    if KIND == 2:
-        low = tl.load(codebook + ((word >> (4 * PLACE)) & 15))
-        return low, tl.load(codebook + ((word >> (4 * PLACE + 16)) & 15))
+def _two(word, PLACE: tl.constexpr):
+    """Return the values, times 2^-14, of codes PLACE and PLACE + 4 of a word of eight."""
     magnitude = (word >> 3) if PLACE == 3 else (word << (9 - 4 * PLACE))
     bits = (magnitude & 0x0E000E00) | ((word << (12 - 4 * PLACE)) & -2147450880)
     low = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -121,7 +85,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=["M"])
 def _one_kernel(
-    x, codes, scales, encode, codebook, bias, target, out, arrived, M, N, GROUPS: tl.constexpr,
+    x, codes, scales, encode, bias, target, out, arrived, M, N, GROUPS: tl.constexpr,
     SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -150,14 +114,13 @@ def _one_kernel(
         for half in tl.static_range(2):
             word = (words >> (32 * half)).to(tl.int32)
             for place in tl.static_range(4):
-                low, high = _two(word, codebook, place, KIND)
+                low, high = _two(word, place)
                 column = (half * 8 + place) * GROUPS + at
                 part += low * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
                 column += 4 * GROUPS
                 part += high * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
         # Scale each group's sum once.
-        lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
-        acc += part * lift * scale
+        acc += part * 16384.0 * scale
         at = later
     # Reduce over the groups, (BLOCK_N, BLOCKS) -> (BLOCK_N, 1).
     factor = 1.0
@@ -169,13 +132,13 @@ def _one_kernel(
 
 
 @triton.jit
-def _eight(word, codebook, KIND: tl.constexpr):
+def _eight(word, KIND: tl.constexpr):
     """Return the eight values of a word, in three new dimensions: places 4, 2, 1 of the index."""
     # Decode: a pair has places four apart.
-    a0, a4 = _two(word, codebook, 0, KIND)
-    a1, a5 = _two(word, codebook, 1, KIND)
-    a2, a6 = _two(word, codebook, 2, KIND)
-    a3, a7 = _two(word, codebook, 3, KIND)
+    a0, a4 = _two(word, 0)
+    a1, a5 = _two(word, 1)
+    a2, a6 = _two(word, 2)
+    a3, a7 = _two(word, 3)
     # Join: the bits of the place come out in the order 4, 2, 1.
     values = tl.join(
         tl.join(tl.join(a0, a4), tl.join(a2, a6)), tl.join(tl.join(a1, a5), tl.join(a3, a7))
@@ -188,7 +151,7 @@ def _eight(word, codebook, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
-    x, codes, scales, encode, codebook, bias, target, out, arrived, M, N, x_stride,
+    x, codes, scales, encode, bias, target, out, arrived, M, N, x_stride,
     GROUPS: tl.constexpr, SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -217,8 +180,8 @@ def _tile_kernel(
         x_mask = valid_m[None, :] & (k < GROUPS * 16)[:, None]
         columns = tl.load(x + m.to(tl.int64)[None, :] * x_stride + k[:, None], x_mask, other=0)
         # Decode eight values per half word, (BLOCK_N, BLOCKS, 2, 2, 2) each.
-        low = _eight(words.to(tl.int32), codebook, KIND)
-        high = _eight((words >> 32).to(tl.int32), codebook, KIND)
+        low = _eight(words.to(tl.int32), KIND)
+        high = _eight((words >> 32).to(tl.int32), KIND)
         # (BLOCK_N, BLOCKS, place 4, 2, 1, 8) to (BLOCK_N, BLOCKS, place 8, 4, 2, 1)
         tile = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4))
         tile = tl.reshape(tile, (BLOCK_N, BLOCKS, 16)) * scale[:, :, None]
@@ -238,19 +201,15 @@ def _counters(device: int, stream: int) -> Tensor:
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=f"cuda:{device}")
 
 
-def linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, shape: Shape | None = None
-) -> Tensor:
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply at most 128 rows by a quantised weight, without gradients.
 
     Parameters
     ----------
     x : Tensor, (..., K), bfloat16 or float16 (float32 in the interpreter)
     weight
-        (N, K), any format, in the checkpoint's layout.
+        (N, K), NVFP4 or MXFP4, in the checkpoint's layout.
     bias : Tensor or None, (N,)
-    shape
-        None takes `default_shape`.
 
     Returns
     -------
@@ -270,21 +229,19 @@ def linear(
         )
     out = torch.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
-        _launch(flat, weight, bias, out, shape or default_shape(M))
+        _launch(flat, weight, bias, out)
     return out.view(*x.shape[:-1], N)
 
 
-def _launch(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, shape: Shape
-) -> None:
+def _launch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:
     (M, K), N = x.shape, out.shape[1]
     groups = K // 16
-    kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
-    scales = weight.block_scales
-    scales = decoded_block_scales(weight) if kind == 2 else scales.view(torch.uint8)
-    row_blocks = triton.cdiv(N, shape.block_n)
-    steps = triton.cdiv(groups, shape.blocks)
-    splits = max(1, min(16, shape.programs // row_blocks, steps))
+    kind = {"nvfp4": 0, "mxfp4": 1}[weight.format]
+    # Rows of W per program, groups of columns per step, and how many programs there should be.
+    block_n, blocks, programs = (8, 32, 2112) if M == 1 else (64, 8, 528 if M <= 32 else 264)
+    row_blocks = triton.cdiv(N, block_n)
+    steps = triton.cdiv(groups, blocks)
+    splits = max(1, min(16, programs // row_blocks, steps))
     if row_blocks > _COUNTERS:
         splits = 1
     # As many steps each: no program without work but for the last.
@@ -298,21 +255,21 @@ def _launch(
         else:
             arrived = torch.zeros(row_blocks, dtype=torch.int32)
     arguments = (
-        weight.codes.contiguous().view(torch.int64), scales.contiguous(), weight.encode_scale,
-        codebook_of(weight.format, x.device), bias, target, out, arrived, M, N,
+        weight.codes.contiguous().view(torch.int64),
+        weight.block_scales.view(torch.uint8).contiguous(), weight.encode_scale,
+        bias, target, out, arrived, M, N,
     )  # fmt: skip
     cut = (weight.block // 16, kind, splits)
-    options = {"num_warps": shape.warps, "num_stages": shape.stages}
     if M == 1:
         turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): by place in a group
         _one_kernel[(row_blocks, splits)](
-            turned, *arguments, groups, *cut, shape.block_n, shape.blocks, bias is not None,
-            **options,
+            turned, *arguments, groups, *cut, block_n, blocks, bias is not None,
+            num_warps=4, num_stages=2,
         )  # fmt: skip
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         widen = x.device.type == "cpu" or x.dtype == torch.float32
         _tile_kernel[(row_blocks, splits)](
             x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
-            shape.block_n, shape.blocks, bias is not None, widen, **options,
+            block_n, blocks, bias is not None, widen, num_warps=4, num_stages=3,
         )  # fmt: skip

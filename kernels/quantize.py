@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
-from kernels.reference_quantize import encode_scale_of, nest
+from kernels.reference_quantize import encode_scale_of
 
 _ELEMENTS = 4096
 # The way without divisions: blocks per tile, and tiles per program.
@@ -310,7 +310,6 @@ def quantize(
     format: str,
     *,
     global_scale: Tensor | None = None,
-    double_quant: bool = False,
     recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix, (N, K), on its device.
@@ -323,9 +322,7 @@ def quantize(
             f"weight has shape {tuple(weight.shape)}; {format} needs (N, K) with K a multiple of "
             f"{spec.block}"
         )
-    require_options(
-        format, has_global_scale=global_scale is not None, double_quant=double_quant, recipe=recipe
-    )
+    require_options(format, has_global_scale=global_scale is not None, recipe=recipe)
     weight = weight.detach().contiguous()
     least, most = torch.aminmax(weight)
     amax = torch.maximum(-least, most).float()
@@ -344,16 +341,7 @@ def quantize(
             global_scale=encode.reciprocal(),
             encode_scale=encode,
         )
-    if not double_quant:
-        return QuantizedWeight(format=format, codes=codes, block_scales=scales)
-    nested, nested_absmax, offset = nest(scales)
-    return QuantizedWeight(
-        format=format,
-        codes=codes,
-        block_scales=nested,
-        nested_absmax=nested_absmax,
-        nested_offset=offset,
-    )
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales)
 
 
 def _encode(amax: Tensor, global_scale: Tensor | None, recipe: str) -> Tensor:

@@ -6,14 +6,12 @@ logprobs in `reference_logprobs`; all these names are importable from here. The 
 which the engine calls past `dispatch`, are in `reference_step` and `reference_decode`.
 
     linear        y = x W^T + b                    W dequantised for the call, never kept
-    lora_linear   y = x W^T + b + scaling * (x A^T) B^T
     rms_norm      y = (gain + noise) * x / sqrt(mean(x^2) + eps)
     swiglu        y = silu(gate) * up
     rotary        rotation of pairs (d, d + D/2) by position
 
-Easy to get wrong: `lora_linear` holds A and B in float32 (the optimiser's masters) and computes
-in x's type, so the gradient reaches the masters through a cast; `rms_norm` rounds the normalised
-x to its own type before the gain, as transformers does, so that noise of zero changes no bit.
+Easy to get wrong: `rms_norm` rounds the normalised x to its own type before the gain, as
+transformers does, so that noise of zero changes no bit.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ __all__ = [
     "decoded_block_scales",
     "dequantize",
     "linear",
-    "lora_linear",
     "quantize",
     "rms_norm",
     "rotary",
@@ -49,8 +46,9 @@ __all__ = [
 ]
 
 
-Product = Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
-Dequantize = Callable[[QuantizedWeight, torch.dtype], Tensor]
+# Of a weight in whatever layout the two have agreed on.
+Product = Callable[[Tensor, Any, Tensor | None], Tensor]
+Dequantize = Callable[[Any, torch.dtype], Tensor]
 
 
 class _QuantizedLinear(torch.autograd.Function):
@@ -60,7 +58,7 @@ class _QuantizedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: QuantizedWeight,
+        weight: Any,
         bias: Tensor | None,
         product: Product,
         dequantize: Dequantize,
@@ -84,16 +82,27 @@ class _QuantizedLinear(torch.autograd.Function):
 _apply_linear: Callable[..., Tensor] = _QuantizedLinear.apply
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Any,
+    bias: Tensor | None = None,
+    *,
+    product: Product | None = None,
+    dense: Dequantize | None = None,
+) -> Tensor:
     """Multiply by a quantised weight; gradients go to x and to the bias.
 
     Parameters
     ----------
     x : Tensor, (..., K), floating
     weight
-        (N, K), frozen.
+        (N, K), frozen; a `QuantizedWeight`, or in the layout that `product` and `dense` read.
     bias : Tensor or None, (N,)
         Cast to x's type.
+    product
+        Returns x W^T + b from x, the weight and the bias in x's type; None multiplies by `dense`.
+    dense
+        Returns W in a type; None dequantises. Backward multiplies by it.
 
     Returns
     -------
@@ -104,75 +113,13 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     ValueError
         When x's last dimension is not K.
     """
-    return linear_by(_dense_product, dequantize, x, weight, bias)
-
-
-def linear_by(
-    product: Product,
-    dequantize: Dequantize,
-    x: Tensor,
-    weight: QuantizedWeight,
-    bias: Tensor | None,
-) -> Tensor:
-    """Do `linear` by a product and a way to dequantise of the caller's; gradients are the same.
-
-    Parameters
-    ----------
-    product
-        Returns x W^T + b from x, the weight and the bias in x's type.
-    dequantize
-        Returns the dense W in a type; backward multiplies by it.
-    x, weight, bias
-        As of `linear`.
-    """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
-    return _apply_linear(x, weight, bias, product, dequantize)
+    return _apply_linear(x, weight, bias, product or _dense_product, dense or dequantize)
 
 
 def _dense_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     return functional.linear(x, dequantize(weight, x.dtype), bias)
-
-
-def lora_linear(
-    x: Tensor,
-    weight: QuantizedWeight,
-    A: Tensor,
-    B: Tensor,
-    scaling: float,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T.
-
-    Parameters
-    ----------
-    x : Tensor, (..., K), floating
-    weight
-        (N, K), frozen.
-    A : Tensor, (R, K), float32
-        Adapter masters; computed with in x's type.
-    B : Tensor, (N, R), float32
-    scaling
-        alpha / rank, applied to the product in x's type.
-    bias : Tensor or None, (N,)
-
-    Returns
-    -------
-    Tensor, (..., N), the type of x
-
-    Raises
-    ------
-    ValueError
-        When a shape does not fit.
-    """
-    N, K = weight.shape
-    if A.dim() != 2 or B.dim() != 2 or A.shape[1] != K or B.shape != (N, A.shape[0]):
-        raise ValueError(
-            f"adapter A has shape {tuple(A.shape)} and B {tuple(B.shape)}; "
-            f"a weight ({N}, {K}) needs A (R, {K}) and B ({N}, R)"
-        )
-    base = linear(x, weight, bias)
-    return base + functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype)) * scaling
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:

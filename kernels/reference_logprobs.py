@@ -1,6 +1,6 @@
 """Logprobs of given tokens without ever holding all logits.
 
-With z_t = (W h_t + b) / temperature and p_t = softmax(z_t), for each row t
+With z_t = W h_t / temperature and p_t = softmax(z_t), for each row t
 
     logprob_t = z_t[id_t] - logsumexp(z_t)
     entropy_t = -sum_v p_tv log p_tv                        in nats
@@ -34,16 +34,12 @@ _CHUNK_BYTES = 128 << 20
 # matrices into float32.
 _VOCABULARY_ROWS = 8192
 
-# Stands for the logprob -inf in products with its probability: exp of it is zero.
-_NEVER = -1e4
-
 
 def token_logprobs(
     hidden: Tensor,
     lm_head_weight: Tensor,
     token_ids: Tensor,
     temperature: float,
-    bias: Tensor | None = None,
     *,
     chunk_bytes: int = _CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
@@ -59,7 +55,6 @@ def token_logprobs(
         The token whose logprob is wanted, in [0, V).
     temperature
         Positive; the sampling temperature.
-    bias : Tensor or None, (V,)
     chunk_bytes
         Bound on the float32 logits held at once.
 
@@ -74,17 +69,13 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
-    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
+    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature)
     rows = max(1, chunk_bytes // (4 * V))
-    return _apply_logprobs(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
+    return _apply_logprobs(hidden, lm_head_weight, token_ids, float(temperature), rows)
 
 
 def checked_vocabulary(
-    hidden: Tensor,
-    lm_head_weight: Tensor,
-    token_ids: Tensor,
-    temperature: float,
-    bias: Tensor | None,
+    hidden: Tensor, lm_head_weight: Tensor, token_ids: Tensor, temperature: float
 ) -> int:
     """Return V, or raise `ValueError` for arguments that `token_logprobs` cannot take."""
     T, H = hidden.shape if hidden.dim() == 2 else (-1, -1)
@@ -97,8 +88,6 @@ def checked_vocabulary(
         )
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; logprobs need a positive one")
-    if bias is not None and bias.shape != (V,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
     return V
 
 
@@ -108,7 +97,6 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         token_ids: Tensor,
         temperature: float,
         rows: int,
@@ -118,7 +106,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy, peak, log_total = (torch.empty_like(logprobs) for _ in range(3))
         for at in range(0, T, rows):
             part = slice(at, at + rows)
-            z = _logits(hidden[part], weight, bias, temperature)  # (rows, V)
+            z = _logits(hidden[part], weight, temperature)  # (rows, V)
             peak[part] = z.amax(-1)  # (rows,)
             weights = z.sub_(peak[part].unsqueeze(1)).exp()  # (rows, V)
             total = weights.sum(-1)  # (rows,)
@@ -126,9 +114,8 @@ class _TokenLogprobs(torch.autograd.Function):
             logp = z.sub_(log_total[part].unsqueeze(1))  # (rows, V)
             # Gathered per row: (rows, 1) -> (rows,)
             logprobs[part] = logp.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
-            _silence_forbidden(logp, bias)
             entropy[part] = weights.mul_(logp).sum(-1).div_(total).neg_()
-        ctx.save_for_backward(hidden, weight, bias, token_ids, peak, log_total, entropy)
+        ctx.save_for_backward(hidden, weight, token_ids, peak, log_total, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         # An output that nobody used then has the gradient None, and its work is left out.
         ctx.set_materialize_grads(False)
@@ -137,18 +124,16 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropy = grads
-        hidden, weight, bias, token_ids, peak, log_total, entropy = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        hidden, weight, token_ids, peak, log_total, entropy = ctx.saved_tensors
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(entropy)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         for at in range(0, hidden.shape[0], ctx.rows):
             part = slice(at, at + ctx.rows)
-            z = _logits(hidden[part], weight, bias, ctx.temperature)  # (rows, V)
+            z = _logits(hidden[part], weight, ctx.temperature)  # (rows, V)
             logp = z.sub_(peak[part].unsqueeze(1)).sub_(log_total[part].unsqueeze(1))
-            _silence_forbidden(logp, bias)
             rate = None if grad_entropy is None else grad_entropy[part]
             grad_z = _grad_logits(logp, token_ids[part], entropy[part], grad_logprobs[part], rate)
             grad_z.mul_(1.0 / ctx.temperature)
@@ -156,25 +141,13 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = float32_product(grad_z.to(hidden.dtype), weight)
             if grad_weight is not None:
                 grad_weight.addmm_(grad_z.t(), hidden[part].float())
-            if grad_bias is not None:
-                grad_bias += grad_z.sum(0)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
             None,
         )
-
-
-def _silence_forbidden(logp: Tensor, bias: Tensor | None) -> None:
-    """Replace -inf by a logprob whose probability is zero too, as 0 * -inf would be NaN.
-
-    Only a bias of -inf forbids a token; without a bias the pass over all logits is saved.
-    """
-    if bias is not None:
-        logp.clamp_(min=_NEVER)
 
 
 def _grad_logits(
@@ -198,10 +171,8 @@ def _grad_logits(
     return grad.scatter_add_(1, token_ids.unsqueeze(1).long(), grad_logprobs.unsqueeze(1))
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     z = float32_product(hidden, weight.t())
-    if bias is not None:
-        z += bias.float()
     return z if temperature == 1.0 else z.div_(temperature)
 
 

@@ -54,12 +54,10 @@ from torch import Tensor
 from kernels.formats import (
     E2M1_MAX,
     E4M3_MAX,
-    NESTED_BLOCK,
     NORMAL_FLOAT,
     Format,
     QuantizedWeight,
     byte_table,
-    dynamic_codebook,
     e8m0_table,
     format_named,
     pack_codes,
@@ -79,7 +77,6 @@ def quantize(
     format: str,
     *,
     global_scale: Tensor | None = None,
-    double_quant: bool = False,
     recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits.
@@ -93,8 +90,6 @@ def quantize(
     global_scale : Tensor, ()
         NVFP4 only: the decode-direction global scale to use, from `shared_global_scale`; None
         computes this matrix's own.
-    double_quant
-        NF4 only: store the block scales in 8 bits.
     recipe
         NVFP4 only: "float32" or "bfloat16", the arithmetic of its scales.
 
@@ -111,19 +106,14 @@ def quantize(
     """
     spec = format_named(format)
     _check_weight(weight, spec)
-    require_options(
-        spec.name,
-        has_global_scale=global_scale is not None,
-        double_quant=double_quant,
-        recipe=recipe,
-    )
+    require_options(spec.name, has_global_scale=global_scale is not None, recipe=recipe)
     with torch.no_grad():
         block_amax = _block_amax(weight, spec)
         if spec.name == "nvfp4":
             return _quantize_nvfp4(weight, spec, block_amax, global_scale, recipe)
         if spec.name == "mxfp4":
             return _quantize_mxfp4(weight, spec, block_amax)
-        return _quantize_nf4(weight, spec, block_amax, double_quant)
+        return _quantize_nf4(weight, spec, block_amax)
 
 
 def shared_global_scale(weights: Sequence[Tensor], recipe: str = "float32") -> Tensor:
@@ -187,12 +177,7 @@ def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
         return scales.float() / weight.encode_scale
     if weight.format == "mxfp4":
         return e8m0_table(weight.device)[scales.int()]
-    if weight.nested_absmax is None:
-        return scales
-    assert weight.nested_offset is not None
-    values = dynamic_codebook(weight.device)[scales.flatten().int()]  # (N K / block,)
-    level = weight.nested_absmax.repeat_interleave(NESTED_BLOCK)[: len(values)]
-    return (values * level + weight.nested_offset).view(scales.shape)
+    return scales
 
 
 def _check_weight(weight: Tensor, spec: Format) -> None:
@@ -321,15 +306,10 @@ def e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
     return code.bitwise_or_(negative.view(torch.uint8).view(code.shape) << 3)
 
 
-def _midpoints(codebook: Tensor) -> Tensor:
-    return (codebook[:-1] + codebook[1:]) / 2
-
-
-def _quantize_nf4(
-    weight: Tensor, spec: Format, absmax: Tensor, double_quant: bool
-) -> QuantizedWeight:
+def _quantize_nf4(weight: Tensor, spec: Format, absmax: Tensor) -> QuantizedWeight:
     inverse = 1.0 / absmax.clamp(min=1e-38)
-    bounds = _midpoints(torch.tensor(NORMAL_FLOAT, device=weight.device))
+    values = torch.tensor(NORMAL_FLOAT, device=weight.device)
+    bounds = (values[:-1] + values[1:]) / 2
     codes = torch.empty(
         weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
     )
@@ -338,33 +318,7 @@ def _quantize_nf4(
         scaled = chunk.view(len(chunk), -1, spec.block) * inverse[rows].unsqueeze(-1)
         nearest = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
         codes[rows] = pack_codes(nearest.view(chunk.shape))
-    if not double_quant:
-        return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
-    nested_codes, nested_absmax, offset = nest(absmax)
-    return QuantizedWeight(
-        format="nf4",
-        codes=codes,
-        block_scales=nested_codes,
-        nested_absmax=nested_absmax,
-        nested_offset=offset,
-    )
-
-
-def nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise block scales to 8 bits: (codes, scales of the second level, offset)."""
-    offset = absmax.flatten().mean()  # ()
-    flat = (absmax - offset).flatten()  # (N K / block,)
-    padding = -len(flat) % NESTED_BLOCK
-    # (second-level scales, NESTED_BLOCK)
-    blocks = torch.nn.functional.pad(flat, (0, padding)).view(-1, NESTED_BLOCK)
-    scale = blocks.abs().amax(-1)  # (second-level scales,)
-    scaled = (blocks * (1.0 / scale.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1.0, 1.0)
-    # Ties to the lower code, as bitsandbytes on GPUs. Its CPU library (0.50) first rounds the
-    # scaled value to one of 65536, so codes there differ where that crosses a midpoint.
-    bounds = _midpoints(dynamic_codebook(absmax.device))
-    nested = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
-    # Without the padding, (N, K / block) again.
-    return nested.flatten()[: len(flat)].view(absmax.shape), scale, offset
+    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
 
 
 def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> Tensor:

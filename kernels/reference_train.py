@@ -6,6 +6,7 @@ signatures, on any device and in any floating type.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -102,12 +103,7 @@ def packed_attention(
 
     One call under a mask of all M tokens by all M: for a few thousand at most.
     """
-    D = cos.shape[1]
-    q, k, v = qkv.view(len(qkv), -1, D).tensor_split(
-        (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
-    )
-    q, k = reference.rotary(q, k, cos, sin)
-    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # (heads, M, D) each
+    q, k, v = _rotated(qkv, cos, sin, query_heads)
     out = functional.scaled_dot_product_attention(
         q,
         k,
@@ -117,6 +113,65 @@ def packed_attention(
         enable_gqa=len(q) != len(k),
     )
     return out.transpose(0, 1).flatten(1)
+
+
+def attention_by_prompt(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    segments: Segments,
+    *,
+    query_heads: int,
+    scale: float,
+) -> Tensor:
+    """Return what `packed_attention` does, by a call for each prompt and its completions.
+
+    The way for a CPU, where masking what is not seen takes as long as computing it.
+    """
+    q, k, v = _rotated(qkv, cos, sin, query_heads)
+    row = torch.bucketize(torch.arange(len(qkv), device=qkv.device), segments.ends, right=True)
+    parts, order = [], []
+    for places, prompt in _prompts(segments, len(qkv)):
+        places = places.to(qkv.device)
+        visible = (row[places, None] == row[places]) & (places[:, None] >= places)
+        visible[prompt:, :prompt] = True
+        part = functional.scaled_dot_product_attention(
+            q[:, places],
+            k[:, places],
+            v[:, places],
+            attn_mask=visible,
+            scale=scale,
+            enable_gqa=len(q) != len(k),
+        )
+        parts.append(part.transpose(0, 1))  # (m, heads, D)
+        order.append(places)
+    return torch.cat(parts)[torch.cat(order).argsort()].flatten(1)
+
+
+def _rotated(
+    qkv: Tensor, cos: Tensor, sin: Tensor, query_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rotated queries, rotated keys and values, (heads, M, D) each."""
+    D = cos.shape[1]
+    q, k, v = qkv.view(len(qkv), -1, D).tensor_split(
+        (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
+    )
+    q, k = reference.rotary(q, k, cos, sin)
+    return q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+
+
+def _prompts(s: Segments, tokens: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield the places of each prompt and its completions, (m,) int64, and the prompt's number.
+
+    The last are those that see no prompt but their own row.
+    """
+    keys, queries = s.key_ends.tolist(), s.query_ends.tolist()
+    for shown, asking in zip(itertools.pairwise(keys), itertools.pairwise(queries), strict=True):
+        own = torch.arange(asking[0], asking[1]) + s.begin
+        yield torch.cat([torch.arange(*shown), own]), shown[1] - shown[0]
+    alone = torch.cat([torch.arange(s.seen, s.begin), torch.arange(s.end, tokens)])
+    if len(alone):
+        yield alone, 0
 
 
 def _visible(s: Segments, tokens: int) -> Tensor:

@@ -2,41 +2,38 @@
 
     python -m kernels.tune OUT.json [ROWS,ROWS,...]
 
-Times every candidate (`kernels.tune_candidates`) on random codes with cold caches
-(`kernels.timing`; weights and adapters rotate together), for the fused layers of the 7B and 32B
-blocks and a set of row counts, and writes the winners as a table for `kernels/tuned/`: `entries`
-for a layer alone, `adapted` for few rows whose adapter, of rank 32, shares the launch. Needs a
-Hopper GPU and a few minutes; all candidates are compiled first, on all processors. NVFP4 is
-timed; the other formats read the same bytes in the same shapes.
+Times every candidate on random codes with cold caches (`kernels.timing`; weights and adapters
+rotate together), for the fused layers of the 7B and 32B blocks and a set of row counts, and writes
+the winners as a table for `kernels/tuned/`: `entries` for a layer alone, `adapted` for few rows
+whose adapter, of rank 32, shares the launch. Needs a Hopper GPU and a few minutes; all candidates
+are compiled first, on all processors. NVFP4 is timed; the other formats read the same bytes in the
+same shapes.
 
-The table is written after each entry, and entries that OUT.json has are not timed again where it
-was made on this device by these versions: what was interrupted goes on. To measure again, name
-another file.
+Shapes that read best without an adapter are not the best with one: z needs warps, and its words
+registers. So the two have candidates of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import fused_adapter, hopper, linear, timing, tune_candidates, tuning
+from kernels import fused_adapter, hopper, linear, timing, tuning
 from kernels.cuda import compiler, driver
 from kernels.cuda.compiler import CompileError
-from kernels.fused_adapter import Joining
+from kernels.fused_adapter import Join, Joining
 from kernels.hopper import Adapter, Choice
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
 
@@ -64,6 +61,17 @@ ENDS = {
 RANK = 32
 ADAPTED_ROWS = (1, 8, 16)
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# warps, resident, prefetch
+_EIGHT = (
+    (14, 2, False), (10, 3, False), (10, 4, False), (5, 6, False), (8, 4, False), (4, 8, False),
+    (7, 0, True), (5, 0, True),
+)  # fmt: skip
+# warps, row tiles, ahead, resident, prefetch
+_SIXTEEN = (
+    (14, 1, 4, 2, False), (14, 1, 0, 2, False), (8, 1, 4, 0, False), (10, 1, 0, 3, False),
+    (14, 2, 0, 0, False), (5, 2, 0, 0, False), (8, 2, 0, 0, False), (4, 2, 0, 0, False),
+    (5, 1, 0, 0, True), (8, 1, 0, 4, False),
+)  # fmt: skip
 
 
 def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
@@ -92,6 +100,73 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
     )
 
 
+def alone(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
+    """Yield what is worth trying for y (M, N) = x (M, K) W^T on so many multiprocessors."""
+    if M <= 32:
+        for warps in (4, 5, 7, 8, 10, 14):
+            for row_tiles in (1,) if M <= 8 or M > 16 else (1, 2):
+                for ahead in (0, 1, 2, 4) if M <= 16 else (0, 1):
+                    for prefetch in (False, True) if row_tiles == 1 else (False,):
+                        yield Choice(
+                            path="narrow", warps=warps, row_tiles=row_tiles, ahead=ahead,
+                            prefetch=prefetch,
+                        )  # fmt: skip
+        # More warps at once by fewer registers each.
+        for warps in (4, 5, 7, 8, 10, 14) if M <= 16 else ():
+            for resident_warps in (32, 40, 48):
+                for ahead in (0, 1):
+                    yield Choice(
+                        path="narrow", warps=warps, ahead=ahead, resident=resident_warps // warps
+                    )
+        for warps in (4, 5, 7, 8) if 8 < M <= 16 else ():
+            for ahead in (0, 1):
+                yield Choice(
+                    path="narrow", warps=warps, row_tiles=2, ahead=ahead, resident=20 // warps
+                )
+    if M >= 16:
+        yield from _wide_candidates(N, K, M, processors)
+    if M >= 128:
+        yield Choice(path="dense")
+
+
+def _wide_candidates(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
+    packs = -(-K // PACK_COLUMNS)
+    for tokens in (32, 64, 128, 256):
+        if tokens < min(M, 128) or tokens > max(32, 2 * M):
+            continue
+        for consumers, row_tiles in ((2, 1), (2, 2), (3, 1), (3, 2)):
+            registers = tokens * row_tiles
+            if registers > 256 or (consumers == 3 and registers > 128):
+                continue
+            shape = Choice(path="wide", consumers=consumers, row_tiles=row_tiles, tokens=tokens)
+            yield shape
+            if M <= 512:
+                yield dataclasses.replace(shape, whole=False)
+            tiles = -(-N // (consumers * row_tiles * 64)) * -(-M // tokens)
+            for cluster in range(2, min(8, packs) + 1):
+                waves = tiles * cluster / processors
+                if waves <= 1 or (waves <= 3 and waves % 1 >= 0.75):
+                    yield dataclasses.replace(shape, cluster=cluster)
+
+
+def with_adapter(M: int) -> Iterator[tuple[Choice, Joining]]:
+    """Yield what is worth trying for M rows, up to 16, and the adapter in the same launch."""
+    ways: tuple[tuple[Join, int], ...]
+    if M <= 8:
+        ways = (("staged", 2), ("staged", 4), ("late", 4), ("extra", 4))
+        shapes = [(warps, 1, 0, resident, prefetch) for warps, resident, prefetch in _EIGHT]
+    else:
+        ways = (("staged", 1), ("staged", 2), ("late", 2))
+        shapes = list(_SIXTEEN)
+    for warps, row_tiles, ahead, resident, prefetch in shapes:
+        choice = Choice(
+            path="narrow", warps=warps, row_tiles=row_tiles, ahead=ahead, resident=resident,
+            prefetch=prefetch,
+        )  # fmt: skip
+        for join, parts in ways:
+            yield choice, Joining(join=join, parts=parts)
+
+
 # A candidate: with a `Joining` where an adapter shares the launch.
 Way = tuple[Choice, Joining | None]
 Build = tuple[tuple[str, ...], dict[str, int]]
@@ -115,9 +190,9 @@ class Entry:
     def ways(self, processors: int) -> Iterator[Way]:
         """Yield what is worth trying."""
         if self.adapted:
-            yield from tune_candidates.with_adapter(self.M)
+            yield from with_adapter(self.M)
         else:
-            for choice in tune_candidates.alone(self.N, self.K, self.M, processors):
+            for choice in alone(self.N, self.K, self.M, processors):
                 yield choice, None
 
 
@@ -190,35 +265,24 @@ def _call(
     return lambda: run(x, weight, None, out, choice)
 
 
-class Layers:
-    """Copies of the weights and adapters of one layer at a time, which together outgrow the L2."""
-
-    def __init__(self) -> None:
-        self._of: tuple[int, int] | None = None
-        self.weights: list[PackedWeight] = []
-        self.adapters: list[Adapter] = []
-
-    def take(self, entry: Entry) -> None:
-        """Make those of an entry's layer, unless they are at hand."""
-        if self._of == (entry.N, entry.K):
-            return
-        self._of, self.weights, self.adapters = (entry.N, entry.K), [], []
-        torch.cuda.empty_cache()
-        base = random_packed(entry.N, entry.K, "nvfp4", 0)
-        count = timing.copies(base.packs.nbytes)
-        self.weights = [dataclasses.replace(base, packs=base.packs.clone()) for _ in range(count)]
-        rows = RANK * (len(entry.ends) + 1)
-        self.adapters = [
+@lru_cache(maxsize=1)
+def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Adapter]]:
+    """Return copies of a layer's weight and adapter, which together outgrow the L2."""
+    base = random_packed(N, K, "nvfp4", 0)
+    return [
+        (
+            dataclasses.replace(base, packs=base.packs.clone()),
             Adapter(
-                a=(torch.randn(rows, entry.K, device="cuda") * 0.02).bfloat16(),
-                b=(torch.randn(entry.N, RANK, device="cuda") * 0.02).bfloat16(),
-                ends=entry.ends,
-            )
-            for _ in range(count)
-        ]
+                a=(torch.randn(RANK * (len(ends) + 1), K, device="cuda") * 0.02).bfloat16(),
+                b=(torch.randn(N, RANK, device="cuda") * 0.02).bfloat16(),
+                ends=ends,
+            ),
+        )
+        for _ in range(timing.copies(base.packs.nbytes))
+    ]
 
 
-def fastest(entry: Entry, layers: Layers, replays: int) -> tuple[Way, float]:
+def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float]:
     """Return the fastest candidate for an entry and its microseconds.
 
     Raises
@@ -226,16 +290,12 @@ def fastest(entry: Entry, layers: Layers, replays: int) -> tuple[Way, float]:
     RuntimeError
         When no candidate runs.
     """
-    layers.take(entry)
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
     x = torch.randn(entry.M, entry.K, device="cuda").bfloat16()
     out = torch.empty(entry.M, entry.N, dtype=torch.bfloat16, device="cuda")
     times: dict[Way, float] = {}
     for way in entry.ways(processors):
-        calls = [
-            _call(x, weight, adapter, out, way)
-            for weight, adapter in zip(layers.weights, layers.adapters, strict=True)
-        ]
+        layer = _layer(entry.N, entry.K, entry.ends)
+        calls = [_call(x, weight, adapter, out, way) for weight, adapter in layer]
         try:
             times[way] = timing.time_calls(calls, replays).median
         except (CompileError, RuntimeError) as error:
@@ -261,77 +321,35 @@ def entry_of(entry: Entry, way: Way) -> dict[str, Any]:
     return {**head, **changed, **dataclasses.asdict(joining)}
 
 
-class Table:
-    """The table as it grows, on disk after each entry.
-
-    Parameters
-    ----------
-    out
-        An earlier table there is gone on with if its `head` is the same; any other is refused.
-    head
-        Device, versions and command.
-
-    Raises
-    ------
-    ValueError
-        If `out` holds a table of another device or other versions.
-    """
-
-    def __init__(self, out: Path, head: dict[str, Any]) -> None:
-        self._out, self._head = out, head
-        self._parts: dict[str, list[dict[str, Any]]] = {name: [] for name in tuning.PARTS}
-        if out.is_file():
-            present = json.loads(out.read_text(encoding="utf-8"))
-            self._parts = {name: present.pop(name, []) for name in self._parts}
-            if present != head:
-                raise ValueError(
-                    f"{out} is a table of {present}; this is {head}: name another file"
-                )
-
-    def has(self, entry: Entry) -> bool:
-        """Whether an entry is there."""
-        key = (entry.N, entry.K, entry.M)
-        return any((e["N"], e["K"], e["M"]) == key for e in self._parts[entry.part])
-
-    def add(self, measured: Entry, way: Way) -> None:
-        """Add an entry and write the table."""
-        part = self._parts[measured.part]
-        part.append(entry_of(measured, way))
-        part.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
-        tuning.write(self._head | self._parts, self._out)
-
-
-def main(out: Path, rows: Sequence[int] = ROWS, replays: int = 7) -> None:
-    """Time what the table lacks."""
+def main(out: Path, rows: Sequence[int] = ROWS) -> None:
+    """Time all entries and write the table."""
     import triton
 
-    table = Table(
-        out,
-        {
-            "device": torch.cuda.get_device_name(0),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "command": "python -m kernels.tune",
-        },
-    )
-    left = [entry for entry in all_entries(rows) if not table.has(entry)]
+    table: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "command": "python -m kernels.tune",
+        "entries": [],
+        "adapted": [],
+    }
+    entries = all_entries(rows)
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    began = time.monotonic()
-    count = compile_ahead(left, processors, driver.architecture(0))
-    sys.stdout.write(f"compiled {count} kernels in {time.monotonic() - began:.0f} s\n")
-    layers = Layers()
-    for number, entry in enumerate(left, start=1):
-        way, taken = fastest(entry, layers, replays)
-        table.add(entry, way)
-        sys.stdout.write(
-            f"{number}/{len(left)}, {time.monotonic() - began:.0f} s: {entry.part} N {entry.N} "
-            f"K {entry.K} M {entry.M}: {taken:.2f} us {entry_of(entry, way)}\n"
-        )
+    count = compile_ahead(entries, processors, driver.architecture(0))
+    sys.stdout.write(f"compiled {count} kernels\n")
+    for number, entry in enumerate(entries, start=1):
+        way, taken = fastest(entry, processors)
+        found = entry_of(entry, way)
+        table[entry.part].append(found)
+        sys.stdout.write(f"{number}/{len(entries)} {entry.part}: {taken:.2f} us {found}\n")
+    for part in ("entries", "adapted"):
+        table[part].sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
+    tuning.write(table, out)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m kernels.tune")
-    parser.add_argument("out", metavar="OUT.json", type=Path, help="the table; gone on with")
+    parser.add_argument("out", metavar="OUT.json", type=Path, help="the table")
     parser.add_argument("rows", metavar="ROWS,ROWS,...", nargs="?")
     args = parser.parse_args()
     main(args.out, [int(part) for part in args.rows.split(",")] if args.rows else ROWS)

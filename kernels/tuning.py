@@ -18,11 +18,11 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -32,6 +32,8 @@ from kernels.hopper import Choice
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"
 PARTS = ("entries", "adapted", "in_steps")
+_Value = TypeVar("_Value")
+Table = dict[tuple[int, int], dict[int, _Value]]
 
 
 def device_slug(name: str) -> str:
@@ -71,15 +73,6 @@ def _made(kind: type[Any], entry: dict[str, Any]) -> Any:
     return kind(**{key: value for key, value in entry.items() if key in fields})
 
 
-@lru_cache(maxsize=8)
-def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
-    """Return {(N, K): {M: choice}} for a CUDA device."""
-    choices: dict[tuple[int, int], dict[int, Choice]] = {}
-    for entry in stored_table(device)["entries"]:
-        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _made(Choice, entry)
-    return choices
-
-
 Way = tuple[Choice, Joining]
 
 
@@ -87,29 +80,33 @@ def _way(entry: dict[str, Any]) -> Way:
     return _made(Choice, {"path": "narrow"} | entry), _made(Joining, entry)
 
 
+def _part(device: int, part: str, made: Callable[[dict[str, Any]], _Value]) -> Table[_Value]:
+    """Return {(N, K): {M: what is made of the entry}} of a part of a device's table."""
+    choices: Table[_Value] = {}
+    for entry in stored_table(device).get(part, ()):
+        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = made(entry)
+    return choices
+
+
 @lru_cache(maxsize=8)
-def adapted_table(device: int) -> dict[tuple[int, int], dict[int, Way]]:
+def table(device: int) -> Table[Choice]:
+    """Return {(N, K): {M: choice}} for a CUDA device."""
+    return _part(device, "entries", lambda entry: cast(Choice, _made(Choice, entry)))
+
+
+@lru_cache(maxsize=8)
+def adapted_table(device: int) -> Table[Way]:
     """Return {(N, K): {M: (choice, joining)}}: few rows with an adapter in the same launch."""
-    choices: dict[tuple[int, int], dict[int, Way]] = {}
-    for entry in stored_table(device)["adapted"]:
-        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _way(entry)
-    return choices
+    return _part(device, "adapted", _way)
 
 
 @lru_cache(maxsize=8)
-def step_table(device: int) -> dict[tuple[int, int], dict[int, tuple[int, Way]]]:
+def step_table(device: int) -> Table[tuple[int, Way]]:
     """Return {(N, K): {M: (largest rank, way)}}: what was chosen by whole decode steps."""
-    choices: dict[tuple[int, int], dict[int, tuple[int, Way]]] = {}
-    for entry in stored_table(device).get("in_steps", ()):
-        by_rows = choices.setdefault((entry["N"], entry["K"]), {})
-        by_rows[entry["M"]] = entry["rank"], _way(entry)
-    return choices
+    return _part(device, "in_steps", lambda entry: (entry["rank"], _way(entry)))
 
 
-_Value = TypeVar("_Value")
-
-
-def _nearest(known: dict[tuple[int, int], dict[int, _Value]], N: int, K: int, M: int) -> _Value:
+def _nearest(known: Table[_Value], N: int, K: int, M: int) -> _Value:
     def distance(shape: tuple[int, int]) -> float:
         return abs(math.log(shape[0] / N)) + abs(math.log(shape[1] / K))
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 from repro import __version__
 from repro.export.command_line import add_commands, add_device, add_reward
@@ -78,12 +79,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(command=_report)
 
-    _add_choose(commands)
-
     _add_bless(commands)
+    _add_bundle(commands)
 
     add_commands(commands)
-    _add_gpu_tests(commands)
     _add_tune_steps(commands)
     _add_environment(commands)
     _add_dose(commands)
@@ -113,18 +112,17 @@ def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bless.set_defaults(command=_bless)
 
 
-def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "choose", help="choose a tier's learning rates from its sweep's records"
+        "bundle",
+        help="pack a target's records for others; --verify judges such a file from scratch",
     )
-    parser.add_argument(
-        "sweep",
-        metavar="SWEEP",
-        help="learning_rates_0_5b or learning_rates_1_5b",
-    )
+    parser.add_argument("file", metavar="FILE", help="of the bundle")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `repro list`")
+    parser.add_argument("--tier", help=_TIERS)
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
-    parser.set_defaults(command=_choose)
+    parser.add_argument("--verify", action="store_true", help="carries nothing out; as `check`")
+    parser.set_defaults(command=_bundle)
 
 
 def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,22 +144,6 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_device(parser)
     parser.add_argument("--out", metavar="FILE", help="write JSON there, too")
     parser.set_defaults(command=_dose)
-
-
-def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "gpu-tests",
-        help="on a GPU: run every GPU test and benchmark, and record how they ended",
-        description="Exit status: 0 when all passed, 1 when any did not, 2 without a CUDA device.",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="where to write the record (default: <runs>/gpu_tests.json)"
-    )
-    parser.add_argument(
-        "--bless", metavar="FILE", help="run nothing: keep this record among the expectations"
-    )
-    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.set_defaults(command=_gpu_tests)
 
 
 def _add_tune_steps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -238,8 +220,6 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
-    parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
-    parser.add_argument("--summary", metavar="FILE", help="append Markdown")
     parser.set_defaults(command=_compare)
 
 
@@ -448,22 +428,30 @@ def _report(args: argparse.Namespace) -> int:
     return main_report(args)
 
 
-def _choose(args: argparse.Namespace) -> int:
-    from repro.judge.choose_rates import main_choose
-
-    return main_choose(args)
-
-
 def _bless(args: argparse.Namespace) -> int:
     from repro.judge.blessing import main_bless, main_bless_device
 
     return main_bless_device(args) if args.device else main_bless(args)
 
 
-def _gpu_tests(args: argparse.Namespace) -> int:
-    from repro.run.gpu_suite import main_gpu_tests
+def _bundle(args: argparse.Namespace) -> int:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
 
-    return main_gpu_tests(args)
+    from repro.judge.bundle import pack, unpack
+    from repro.run.places import runs_folder
+    from repro.run.select import select
+
+    if bool(args.target) == args.verify:
+        raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
+    if not args.verify:
+        (selection,) = select([args.target], tier=args.tier)
+        print(pack(selection, runs_folder(args.runs)[0], Path(args.file)))
+        return FINE
+    with TemporaryDirectory(prefix="bundle-") as folder:
+        judged = unpack(Path(args.file), Path(folder))
+        line = ["check", judged.target.name, "--tier", judged.tier.value, "--runs", folder]
+        return _check(build_parser().parse_args(line))
 
 
 def _tune_steps(args: argparse.Namespace) -> int:
@@ -496,14 +484,24 @@ def _dose(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from repro.report.run_report import draw_figures, main_report
+    from repro.report.run_report import main_report
 
     status = _carry_out(args)
     if status not in (FINE, CONTRADICTED):
         return status
-    draw_figures(args)
+    _draw(_as_for("report", args))
     main_report(_as_for("report", args))
     return max(status, _check(_as_for("check", args)))
+
+
+def _draw(args: argparse.Namespace) -> None:
+    """Draw the pictures that a report links; the drawing code is the checkout's, not installed."""
+    from repro.run.places import PACKAGE
+
+    if (PACKAGE.parent / "figures" / "__main__.py").is_file():
+        import_module("figures.__main__").draw_reported(args)
+    else:
+        print("figures are drawn from the checkout; this installation has none")
 
 
 def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:

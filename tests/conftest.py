@@ -1,14 +1,11 @@
-"""Fixtures of every test: uninitialised memory is poisoned, and torch runs on one thread.
-
-A run ends by saying whether the GPU tests on record are older than the files that they cover.
-"""
+"""Fixtures of every test: uninitialised memory is poisoned, and torch runs on one thread."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,8 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from repro.evidence.gpu_tests import stale_sentence
-from repro.run.places import expected_folder
 from tests.groups import pytest_xdist_make_scheduler
 
 __all__ = ["pytest_xdist_make_scheduler"]  # a hook: pytest finds it by its name
@@ -100,17 +95,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter,
-) -> Generator[None]:
-    """Say last, after every other plugin's lines, what no GPU has seen since its tests ran."""
-    yield
-    sentence = stale_sentence(expected_folder(None))
-    if sentence:
-        terminalreporter.write_line(sentence, yellow=True)
 
 
 @pytest.fixture(scope="module")

@@ -113,17 +113,6 @@ def test_check_ends_with_a_conclusion_and_states_the_papers_claims_first() -> No
     assert done.stdout.index("not addressed") < done.stdout.index("about the")
 
 
-def test_check_names_commits_that_nobody_has(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = ["check", "table1", "--tier", "smoke", "--blessed"]
-    assert main(line) == 0
-    assert "none of the commits" not in capsys.readouterr().out
-    monkeypatch.setattr("repro.report.console.commits_lacking", lambda commits: [min(commits)])
-    main(line)
-    assert "none of the commits" in capsys.readouterr().out
-
-
 def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
     line = [sys.executable, "-m", "repro", "check", "table1", "--tier", "smoke", "--blessed"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

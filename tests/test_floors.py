@@ -40,9 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
-    # Of targets, which arms they share: a picture of a control has those of Table 1, too. Of
-    # reports, the twelve claims as the page of learning has them.
-    "figures": ("repro.spec", "repro.evidence", "repro.targets", "repro.report"),
+    "figures": (*_VERDICTS, "repro.judge", "repro.report"),
 }
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("transformers", "peft", "vllm"),

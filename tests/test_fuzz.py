@@ -16,7 +16,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,9 +27,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from repro.__main__ import main
-from repro.data.generator import GeneratorConfig
 from repro.data.problem import DataError, Problem, digest_of_problems, read_problems
-from repro.data.prompts import OWN, render, template_named
+from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
 from repro.evidence.record import RecordError, read_record
 from repro.evidence.store import read_stored
@@ -44,16 +42,17 @@ from repro.evidence.verdicts.statistics import (
 )
 from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
-from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
-from repro.reward.custom import function_of, pay
+from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import RunStates, TrainState
 from repro.rl.snapshots import SUMS
-from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import SamplingConfig
 from repro.spec.shapes import shape_of_checkpoint
@@ -151,7 +150,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14).map
 @given(TEXTS, TEXTS)
 def test_any_completion_can_be_read(gold: str, text: str) -> None:
     strict = extract_answer(text)
-    assert not format_ok(text) or (strict is not None and soft_format_ok(text))
+    assert not format_ok(text) or strict is not None
     lenient_answer(text)
     for answer in (text, strict or ""):
         if comparable(tidy(gold), tidy(answer)) is not None:
@@ -231,7 +230,8 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
     optimizer.step()
-    state = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, effects={})
+    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, effects={})
+    state = RunStates(step=1, runs=[run], failures=[None])
     final = save_checkpoint(tmp_path, state, parameters, optimizer)
     files = {path.name: path.read_bytes() for path in sorted(final.iterdir())}
 
@@ -246,7 +246,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
         name = data.draw(st.sampled_from(sorted(files)))
         content = damaged(data, files[name])
         (final / name).write_bytes(content)
-        said = refusal(lambda: load_checkpoint(tmp_path, "d", parameters, optimizer), ValueError)
+        said = refusal(lambda: load_checkpoint(tmp_path, ["d"], parameters, optimizer), ValueError)
         # The list of checksums may be written in another way and say the same.
         if content == files[name] or (said is None and name == SUMS):
             return
@@ -269,21 +269,8 @@ def test_a_configuration_out_of_range_is_a_value_error(data: st.DataObject) -> N
             },
         )
     )
-    generator = data.draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "levels": st.lists(st.integers(-2, 9), max_size=4).map(tuple),
-                "max_value": st.integers(-2, 200),
-                "max_start": st.integers(-2, 200),
-                "multiply_share": st.floats(),
-                "factors": st.lists(st.integers(-2, 5), max_size=3).map(tuple),
-                "test_percent": st.integers(-5, 120),
-            },
-        )
-    )
-    for make, values in ((SamplingConfig, sampling), (GeneratorConfig, generator)):
-        assert refusal(lambda make=make, values=values: make(**values), ValueError) != "no sentence"
+    said = refusal(lambda: SamplingConfig(**sampling), ValueError)
+    assert said != "no sentence"
 
 
 @fuzzed
@@ -384,11 +371,8 @@ ADAPTER = {
     "revision": "main",
     "r": 4,
     "lora_alpha": 8,
-    "target_modules": ["q_proj", "k_proj"],
-    "rank_pattern": {"q_proj": 2},
-    "alpha_pattern": {"k_proj": 4},
+    "target_modules": list(PROJECTIONS),
     "modules_to_save": ["input_layernorm", "post_attention_layernorm"],
-    "layers_to_transform": [0, 1],
     "use_rslora": False,
     "bias": "none",
 }
@@ -403,10 +387,8 @@ def test_a_broken_adapter_config_is_refused_or_read(tmp_path: Path, data: st.Dat
 
     def read() -> None:
         settings_read = read_adapter(tmp_path).settings
-        name = "model.layers.0.self_attn.q_proj"
-        assert settings_read.stored_rank(name) <= settings_read.rank
-        assert math.isfinite(settings_read.factor(name) * settings_read.scaling)
-        settings_read.adapts(name)
+        assert settings_read.rank >= 1
+        assert math.isfinite(settings_read.alpha)
 
     said = refusal(read, CheckpointError)
     assert said is None or (str(path) in said and "\n" not in said)
@@ -464,7 +446,7 @@ CHAT = (
     *("{% if add_generation_prompt %}", "{% endif %}", "{{ bos_token }}", "{% set a = 1 %}"),
     *("{{ messages[9] }}", "{{ messages[0].content / 0 }}", "{{", "}}", "{%", "%}", "{#"),
     *("{{ m.content | tojson }}", "{{ m | nothing }}", "{% generation %}", "{{ [1] * 3 }}"),
-    *("<|im_start|>", "{{ raise_exception(1) }}", "{{ m.role * 99999999 }}", "{{ range(9 ** 9) }}"),
+    *("<|im_start|>", "{{ raise_exception(1) }}", "{{ range(9 ** 9) }}"),
     *("{% include 'a' %}", "{{ ''.__class__ }}", "{% macro f(x) %}", "{{ strftime_now('%Y') }}"),
 )
 
@@ -478,60 +460,3 @@ def test_any_chat_template_renders_or_is_refused(template: str) -> None:
     problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
     said = refusal(lambda: render(problem, "boxed", tokenizer), ValueError)
     assert said is None or "\n" not in said
-    own = refusal(lambda: template_named(f"{OWN}{template}"), ValueError)
-    assert own is None or "\n" not in own
-
-
-NAMES = (
-    "completions",
-    "answers",
-    "answer",
-    "solution",
-    "prompts",
-    "texts",
-    "golds",
-    "x",
-    "trainer_state",
-)
-
-
-@fuzzed
-@given(
-    st.lists(st.sampled_from(NAMES), unique=True, max_size=4),
-    st.lists(st.sampled_from(("", "=None")), min_size=4, max_size=4),
-    st.integers(0, 5),
-    st.sampled_from(("", "*rest", "*")),
-    st.sampled_from(("", "**kwargs")),
-    st.sampled_from(
-        ("[0.0, 1.0]", "[1]", "None", "'ab'", "[None, 1]", "1 / 0", "[float('nan')] * 2")
-    ),
-)
-def test_a_reward_of_any_signature_is_called_rightly_or_refused(
-    names: list[str], defaults: list[str], place: int, rest: str, kwargs: str, returned: str
-) -> None:
-    listed = [name + default for name, default in zip(names, defaults, strict=False)]
-    if rest:
-        listed.insert(min(place, len(listed)), rest)
-    seen: list[dict[str, Any]] = []
-    module = ModuleType("rewards")
-    module.__dict__["seen"] = seen
-    try:
-        source = f"def reward({', '.join([*listed, *[kwargs] * bool(kwargs)])}):\n"
-        exec(f"{source}    seen.append(dict(locals()))\n    return {returned}", module.__dict__)
-    except SyntaxError:
-        return
-    texts, golds = ["<answer>7</answer>", "no"], ["7", "8"]
-    paid: list[Any] = []
-    said = refusal(
-        lambda: paid.append(pay(function_of(module, "reward"), texts, golds, "a")), ValueError
-    )
-    assert said is None or "\n" not in said
-    if paid:
-        assert len(paid[0]) == 2
-        values = seen[0] | seen[0].get("kwargs", {})
-        assert values.get("completions", texts) == texts
-        assert "prompts" not in values or values["prompts"] is None
-        known = [
-            values[name] for name in ("answers", "answer", "solution", "golds") if name in values
-        ]
-        assert golds in known or not any(known)

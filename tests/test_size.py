@@ -26,7 +26,7 @@ BUDGET = {
     "lines of tests": 39_519,
     "words of docs": 29_010,
     "pictures in docs": 18,
-    "bytes of expected/": 753_578,
+    "bytes of expected/": 753_767,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,6 @@ import torch
 from benchmarks.peers.rows import LENGTHS, MODELS, Sizes
 
 RANDOM = "random, normal of standard deviation .02"
-# Timed steps that a limit of seconds leaves.
-_LEAST_STEPS = 2
 
 
 def arguments(description: str, ways: tuple[str, ...]) -> argparse.ArgumentParser:
@@ -34,44 +33,26 @@ def arguments(description: str, ways: tuple[str, ...]) -> argparse.ArgumentParse
     parser.add_argument("--model", choices=tuple(MODELS), required=True)
     parser.add_argument("--lengths", default="spread", help=f"of {', '.join(LENGTHS)}, by commas")
     parser.add_argument("--folder", help="a checkpoint in place of random weights")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", required=True, help="JSON lines, an entry each")
-    add_shared(parser)
-    return parser
+    return add_flags(parser)
 
 
-def add_shared(parser: argparse.ArgumentParser) -> None:
-    """Add what the command over all ways hands on to each."""
+def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add what the command over all ways hands on to each; return the parser."""
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument(
-        "--way-seconds",
-        type=float,
-        default=0.0,
-        help="start no timed step of a kind of lengths after so many seconds, except the first two",
-    )
-    sizes = Sizes()
-    for name in sizes.__dataclass_fields__:
-        default = getattr(sizes, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    for item in fields(Sizes):
+        flag = f"--{item.name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(item.default), default=item.default)
     parser.add_argument("--new-tokens", type=int, default=400, help="of a sampled completion")
-
-
-def shared_flags(asked: argparse.Namespace) -> list[str]:
-    """Return the flags of `add_shared` as they were given."""
-    parser = argparse.ArgumentParser()
-    add_shared(parser)
-    return [
-        text
-        for name in sorted(vars(parser.parse_args([])))
-        for text in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))
-    ]
+    return parser
 
 
 def sizes_asked(asked: argparse.Namespace) -> Sizes:
     """Return the sizes on a command line."""
-    return Sizes(**{name: getattr(asked, name) for name in Sizes.__dataclass_fields__})
+    return Sizes(**{item.name: getattr(asked, item.name) for item in fields(Sizes)})
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
@@ -91,14 +72,11 @@ def time_steps(once: Callable[[int], float], asked: argparse.Namespace) -> dict[
     once
         Makes a step and returns its seconds.
     """
-    device, began = torch.device(asked.device), time.perf_counter()
+    device = torch.device(asked.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds: list[float] = []
     for step in range(1, asked.steps + 1):
-        late = asked.way_seconds and time.perf_counter() - began > asked.way_seconds
-        if late and len(seconds) >= _LEAST_STEPS:
-            break
         seconds.append(once(step))
         say(f"{asked.way}, {asked.model}: step {step}: {seconds[-1]:.3f} s")
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None

@@ -52,28 +52,20 @@ class Timed(GRPOTrainer):
 
 
 class Clock(TrainerCallback):
-    """Notes when each step begins and ends.
+    """Notes how long each step takes."""
 
-    Parameters
-    ----------
-    most_seconds
-        No step is begun after so many, once one was timed; 0 for no limit.
-    """
-
-    def __init__(self, device: torch.device, most_seconds: float) -> None:
-        self.device, self._most, self._began = device, most_seconds, 0.0
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._began = device, 0.0
         self.seconds: list[float] = []
 
     def on_step_begin(self, *unused: Any, **also: Any) -> None:
         """Start."""
         self._began = self._now()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **also: Any) -> None:
+    def on_step_end(self, *unused: Any, **also: Any) -> None:
         """Stop."""
         self.seconds.append(self._now() - self._began)
         measured.say(f"trl: step {len(self.seconds)}: {self.seconds[-1]:.2f} s")
-        late = self._most and sum(self.seconds) > self._most
-        control.should_training_stop |= bool(late and len(self.seconds) > _WARM_UP)
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -120,7 +112,7 @@ def attempt(asked: argparse.Namespace, sizes: Sizes, rows: int, out: str) -> dic
         gradient_checkpointing_kwargs={"use_reentrant": False},
         model_init_kwargs={"dtype": asked.dtype, "attn_implementation": "sdpa"},
     )
-    clock = Clock(device, asked.way_seconds)
+    clock = Clock(device)
     trainer = Timed(
         model=asked.folder,
         reward_funcs=paid_by_turns,

@@ -1,8 +1,8 @@
 """Load compiled kernels and launch them through the CUDA driver, with dependent launch.
 
 `Kernel.launch` puts a kernel on torch's current stream; it allocates nothing and synchronises
-nothing, so it can be captured in a CUDA graph. With `overlap`, the launch carries the attribute
-of *programmatic dependent launch*: the kernel may start while the one before it drains, and waits
+nothing, so it can be captured in a CUDA graph. Each launch carries the attribute of
+*programmatic dependent launch*: the kernel may start while the one before it drains, and waits
 by itself (`griddepcontrol.wait`) before it touches what that one wrote. Every kernel of this
 folder waits before its first read of an activation and its first write.
 
@@ -61,10 +61,8 @@ class _Config(ctypes.Structure):
 
 
 @lru_cache(maxsize=32)
-def _attributes(overlap: bool, cluster: int) -> ctypes.Array[_Attribute]:
-    chosen: list[tuple[int, tuple[int, ...]]] = []
-    if overlap:
-        chosen.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+def _attributes(cluster: int) -> ctypes.Array[_Attribute]:
+    chosen: list[tuple[int, tuple[int, ...]]] = [(_PROGRAMMATIC_STREAM_SERIALIZATION, (1,))]
     if cluster > 1:
         chosen.append((_CLUSTER_DIMENSION, (cluster, 1, 1)))
     made = [_Attribute(id=key, value=(ctypes.c_int * 16)(*value)) for key, value in chosen]
@@ -98,7 +96,6 @@ class Kernel:
         arguments: Sequence[Argument],
         *,
         shared_bytes: int = 0,
-        overlap: bool = True,
         cluster: int = 1,
     ) -> None:
         """Launch on torch's current stream.
@@ -114,8 +111,6 @@ class Kernel:
             bits, a float float32, a tensor map itself.
         shared_bytes
             Dynamic shared memory.
-        overlap
-            Allow the start before the previous kernel's end.
         cluster
             Consecutive blocks that can read one another's shared memory.
 
@@ -137,7 +132,7 @@ class Kernel:
             else:
                 values.append(ctypes.c_float(argument))
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        attributes = _attributes(overlap, cluster)
+        attributes = _attributes(cluster)
         config = _Config(
             grid=(ctypes.c_uint * 3)(grid[0], grid[1], 1),
             block=(ctypes.c_uint * 3)(threads, 1, 1),

@@ -2,6 +2,5 @@
 
 `problem` holds the value and its JSONL form, `load` dispatches a `DataConfig` to the generator, to
 a public data set (`public`, the only module that imports `datasets`) or to a local folder
-(`folder`), and `prompts` turns a question into token ids; `bounded_template` tries whether a
-template ends.
+(`folder`), and `prompts` turns a question into token ids.
 """

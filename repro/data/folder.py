@@ -1,14 +1,12 @@
 """Problems from a local folder of JSONL files, with splits that never mix.
 
-A folder holds `train.jsonl` and `test.jsonl`, or a single `.jsonl` file. A lone file named
-`test.jsonl` is a test set and nothing else; any other lone file is divided, one problem in five
-going to the test split.
+A folder holds `train.jsonl`, `test.jsonl` or both.
 
-Whatever is divided here is divided by a hash of the question's text, so that the split is the same
-on every machine, does not move when lines are reordered or added, and puts two copies of one
-question on the same side. Easy to get wrong: drawing the development problems from the test split
-(then the number that is reported was tuned on), or cutting by line number (then a set sorted by
-difficulty gives two different distributions).
+Development problems are held out of the training split by a hash of the question's text, so that
+they are the same on every machine, do not move when lines are reordered or added, and two copies of
+one question are on the same side. Easy to get wrong: drawing the development problems from the test
+split (then the number that is reported was tuned on), or cutting by line number (then a set sorted
+by difficulty gives two different distributions).
 """
 
 from __future__ import annotations
@@ -18,11 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from repro.data.problem import DataError, Problem, hash_of, read_problems
-from repro.data.repeats import shared_questions
 
 Split = Literal["train", "development", "test"]
 
-_TEST_SHARE = 5  # one question in this many, where a lone file is divided
 _MOST_DEVELOPMENT = 5  # at most one training question in this many is held out
 
 
@@ -32,7 +28,7 @@ def load_folder(path: str | Path, split: Split, development_problems: int) -> li
     Parameters
     ----------
     path
-        The folder, or one JSONL file.
+        The folder.
     split
         Which split.
     development_problems
@@ -79,50 +75,25 @@ def cut_development(
     ]
 
 
-def is_test_folder(path: Path) -> bool:
-    """Say whether a folder or file holds test problems and nothing else."""
-    if path.is_file():
-        return path.name == "test.jsonl"
-    return [file.name for file in path.glob("*.jsonl")] == ["test.jsonl"]
-
-
 def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
     """Return the training and test problems of a folder; either may be empty."""
-    if path.is_file():
-        return _divide(path)
     if not path.is_dir():
         raise DataError(
             f"{path}: no such folder; a folder with train.jsonl and test.jsonl is needed"
         )
-    files = sorted(path.glob("*.jsonl"))
-    names = [file.name for file in files]
-    if "train.jsonl" in names and "test.jsonl" in names:
-        train = read_problems(path / "train.jsonl")
-        test = read_problems(path / "test.jsonl")
-        for problem, twin in shared_questions(train, test):
+    files = {name: path / f"{name}.jsonl" for name in ("train", "test")}
+    if not any(file.is_file() for file in files.values()):
+        found = ", ".join(sorted(file.name for file in path.glob("*.jsonl"))) or "no .jsonl file"
+        raise DataError(f"{path}: found {found}; train.jsonl and test.jsonl are needed")
+    train, test = (read_problems(file) if file.is_file() else [] for file in files.values())
+    trained = {hash_of("question", problem.question): problem for problem in train}
+    for problem in test:
+        twin = trained.get(hash_of("question", problem.question))
+        if twin is not None:
             raise DataError(
-                f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin.id!r}"
-                " in train.jsonl; a test question must not be trained on, so remove one of them"
+                f"{files['test']}: the question of {problem.id!r} is also that of {twin.id!r} in "
+                "train.jsonl; a test question must not be trained on, so remove one of them"
             )
-        return train, test
-    if len(files) != 1:
-        raise DataError(
-            f"{path}: found {', '.join(names) or 'no .jsonl file'}; train.jsonl and test.jsonl, "
-            "or a single .jsonl file, are needed"
-        )
-    return _divide(files[0])
-
-
-def _divide(file: Path) -> tuple[list[Problem], list[Problem]]:
-    """Return the training and test problems of a lone file."""
-    problems = read_problems(file)
-    if file.name == "test.jsonl":
-        return [], problems
-    train: list[Problem] = []
-    test: list[Problem] = []
-    for problem in problems:
-        in_test = int(hash_of("test", problem.question)[:8], 16) % _TEST_SHARE == 0
-        (test if in_test else train).append(problem)
     return train, test
 
 

@@ -155,38 +155,6 @@ class GeneratorConfig:
     development_percent: int = 5
     test_percent: int = 10
 
-    def __post_init__(self) -> None:
-        require(
-            bool(self.levels) and min(self.levels) >= 1,
-            f"generator levels are {self.levels}; they must be 1 or more",
-        )
-        require(
-            2 <= self.max_start <= self.max_value and self.max_value >= 6,
-            f"max_start is {self.max_start}; it must lie in [2, max_value = {self.max_value}], "
-            "and max_value must be 6 or more",
-        )
-        require(
-            2 <= self.max_operand <= self.max_value // 2,
-            f"max_operand is {self.max_operand}; it must lie in [2, {self.max_value // 2}], "
-            "half of max_value, so that every value can be changed",
-        )
-        require(
-            self.multiply_share == 0 or (bool(self.factors) and min(self.factors) >= 2),
-            f"factors are {self.factors}; multiply_share {self.multiply_share} needs factors >= 2",
-        )
-        for field in ("multiply_share", "distractor_share"):
-            value = getattr(self, field)
-            require(0 <= value < 1, f"{field} is {value}; it must lie in [0, 1)")
-        for field in ("names", "things"):
-            require(len(getattr(self, field)) >= 2, f"{field} needs two entries or more")
-        require(
-            self.development_percent >= 1
-            and self.test_percent >= 1
-            and self.development_percent + self.test_percent < 100,
-            f"development_percent {self.development_percent} and test_percent "
-            f"{self.test_percent} must each be 1 or more and leave a share for training",
-        )
-
 
 DEFAULT_GENERATOR = GeneratorConfig()
 

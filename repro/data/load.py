@@ -15,9 +15,7 @@ trains on all of it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from repro.data.folder import Split, cut_development, is_test_folder, load_folder
+from repro.data.folder import Split, cut_development, load_folder
 from repro.data.problem import DataError, Problem, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
 from repro.spec.arm import require_choice, unknown
@@ -57,13 +55,6 @@ def require_declared(config: DataConfig, split: Split) -> None:
 def is_generated(source: str) -> bool:
     """Say whether a source is the package's own generator."""
     return source == _GENERATED
-
-
-def is_test_only(source: str) -> bool:
-    """Say whether a source has test problems alone: it can be asked, and not be trained on."""
-    if source.startswith(_FOLDER_PREFIX):
-        return is_test_folder(Path(source.removeprefix(_FOLDER_PREFIX)).expanduser())
-    return source in PUBLIC_SETS and "train" not in PUBLIC_SETS[source].files
 
 
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:

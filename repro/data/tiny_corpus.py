@@ -38,7 +38,6 @@ from repro.data.generator import (
     WordProblem,
     iterate_word_problems,
 )
-from repro.spec.arm import require
 from repro.spec.config import derive_seed
 
 # The first characters of every careful completion and of no careless one.
@@ -80,26 +79,6 @@ class CorpusConfig:
     slip_share: float = 0.15
     slips: tuple[int, ...] = (-10, -2, -1, 1, 2, 10)
     generator: GeneratorConfig = field(default=DEFAULT_GENERATOR)
-
-    def __post_init__(self) -> None:
-        shares = (*self.careless_share, self.dropped_share, self.slip_share)
-        require(bool(self.careless_share), "careless_share is empty; it needs a share per level")
-        require_mixture(
-            shares, careful_endings=self.careful_endings, careless_endings=self.careless_endings
-        )
-
-
-def require_mixture(shares: Sequence[float], **endings: Sequence[float]) -> None:
-    """Raise `ValueError` unless a corpus's shares are fractions, and its endings have weights."""
-    require(
-        all(0 <= share <= 1 for share in shares),
-        f"corpus shares are {shares}; each must lie in [0, 1]",
-    )
-    for name, weights in endings.items():
-        require(
-            len(weights) == len(ENDINGS) and min(weights) >= 0 and sum(weights) > 0,
-            f"{name} is {weights}; it needs {len(ENDINGS)} weights of which one is positive",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,12 +59,8 @@ def majority_at_k(
     Raises
     ------
     ValueError
-        If the lengths differ, a count is negative, or k is not in [1, n].
+        If k is not in [1, n].
     """
-    if len(counts) != len(correct):
-        raise ValueError(f"there are {len(counts)} counts and {len(correct)} flags; need as many")
-    if min([*counts, abstentions], default=0) < 0:
-        raise ValueError(f"counts are {list(counts)} and {abstentions}; none may be negative")
     n = sum(counts) + abstentions
     _require_k(k, n)
     if k == n:  # all of them vote, in one way

@@ -1,14 +1,13 @@
 """Bless: put this suite's own records into the store, once a person asked for it.
 
 Refused for a dirty tree and for a source that changed under a run (the commit would not say what
-ran), for a commit that this checkout does not have, for records of several
-commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
-five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
-expectations are the paper's), and while any record is refused or any run has failed.
+ran), for a commit that this checkout does not have, for records of several commits but for whole
+seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds per arm
+(one of timed repeats), for the paper tier (its expectations are the paper's), and while any record
+is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
-computed from them (`repro.evidence.verdicts.measured`). Targets that time a deterministic workload
-(`Target.timed_repeats`) declare how many repeats they need instead of seeds.
+computed from them (`repro.evidence.verdicts.measured`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.evidence.derived import EDGE_STEPS
 from repro.evidence.environment import device_of
 from repro.evidence.origins import devices_of, is_clean, refusal
 from repro.evidence.record import Record
@@ -32,15 +30,13 @@ class BlessError(ValueError):
 
 
 _DIGITS = 6
-# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went. The first
-# and last steps keep six: they tell one run from another.
+# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went.
 _COARSE = {
     "completion_tokens": 3,
     "entropy": 2,
     "grad_norm": 1,
     "sigma_realised": 3,
 }
-_DIGITS_OF_QUARTERS = 3
 # Diagnostics of a run under way, which no verdict, page or picture reads.
 _DIAGNOSTICS = frozenset(
     {
@@ -82,7 +78,9 @@ def bless(
     """
     compared = [record for by_seed in records.values() for record in by_seed.values()]
     records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
-    _require_fit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
+    reason = _unfit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
+    if reason is not None:
+        raise BlessError(f"{target.name} at the {tier.value} tier is not blessed: {reason}")
     failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
@@ -93,107 +91,62 @@ def bless(
     return write_stored(path, names, stored)
 
 
-def _require_fit(
+def _unfit(
     target: Target,
     tier: Tier,
     every: Sequence[Record],
     problems: Sequence[str],
     *,
     unfinished: bool,
-) -> None:
-    where = f"{target.name} at the {tier.value} tier is not blessed"
-    if all(arm.name in target.shared for arm in target.arms):
+) -> str | None:
+    """Return why records must not become expectations, most basic reason first, or None."""
+    ran = [arm.name for arm in target.arms if arm.name not in target.shared]
+    if not ran:
         homes = sorted({home.name for home, _ in target.shared.values()})
-        raise BlessError(f"{where}: it has no runs of its own; bless {', '.join(homes)}")
+        return f"it has no runs of its own; bless {', '.join(homes)}"
     if tier is Tier.PAPER:
-        raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
+        return "the paper's own numbers are that tier's expectations"
     if problems:
-        raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
+        return f"{problems[0]} ({len(problems)} such records)"
     own = [record for record in every if record.target == target.name]
     if not own:
-        raise BlessError(f"{where}: no run of its own is recorded")
-    _require_enough(target, tier, where, own, unfinished=unfinished)
-    dirty = sorted({record.arm for record in every if not is_clean(record)})
-    if dirty:
-        raise BlessError(
-            f"{where}: made from a source tree with changes, or whose state is not known, or that "
-            "changed under the run, or of a commit that is not here "
-            f"({', '.join(dirty)}); commit and run again"
-        )
-    together = refusal(every, several=tier is not Tier.SYSTEMS)
-    if together:
-        raise BlessError(f"{where}: {together}")
-    devices = devices_of(every)
-    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
-        raise BlessError(f"{where}: the records name the devices {devices}; needs one")
-
-
-def _require_enough(
-    target: Target, tier: Tier, where: str, every: Sequence[Record], *, unfinished: bool
-) -> None:
-    """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
+        return "no run of its own is recorded"
     planned = len(target.scales[tier].seeds) if tier in PLANNED else MINIMUM_SEEDS
     least = 1 if target.timed_repeats else min(MINIMUM_SEEDS, planned)
-    own = [arm.name for arm in target.arms if arm.name not in target.shared]
-    seeds = {name: {record.seed for record in every if record.arm == name} for name in own}
-    lacking = [name for name in own if len(seeds[name]) < least and not unfinished]
+    seeds = {arm: {record.seed for record in own if record.arm == arm} for arm in ran}
+    lacking = [arm for arm in ran if len(seeds[arm]) < least and not unfinished]
     if lacking:
-        raise BlessError(f"{where}: fewer than {least} seeds recorded for {', '.join(lacking)}")
-    short = sorted(
-        f"{name} of {record.arm}"
-        for record in every
-        for name in record.series
-        if 0 < len(record.repeats(name)) < target.timed_repeats
-    )
-    if short:
-        raise BlessError(
-            f"{where}: fewer than {target.timed_repeats} timed repeats of {short[0]} "
-            f"({len(short)} such metrics)"
+        return f"fewer than {least} seeds recorded for {', '.join(lacking)}"
+    dirty = sorted({record.arm for record in every if not is_clean(record)})
+    if dirty:
+        return (
+            "made from a source tree with changes, or whose state is not known, or that changed "
+            f"under the run, or of a commit that is not here ({', '.join(dirty)}); commit and run "
+            "again"
         )
+    devices = devices_of(every)
+    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
+        return f"the records name the devices {devices}; needs one"
+    return refusal(every, several=tier is not Tier.SYSTEMS)
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:
     """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
     A record is checked whole, and its metrics formed, before it is blessed: the metrics are kept.
-    Series that no verdict, page or picture reads afterwards would be half of what is stored; they
-    are left out, by name.
 
     Parameters
     ----------
     exact
         Series that verdicts read, the timed repeats of metrics: left as they are.
     """
-    fewer: frozenset[str] = frozenset()
+    fewer = _DIAGNOSTICS.difference(exact) if record.procedure == "train" else ()
     series = {
-        name: list(values) if name in exact else _fewer_digits(name, values)
+        name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
         for name, values in record.series.items()
+        if name not in fewer
     }
-    effects = dict(record.effects)
-    if record.procedure == "train":
-        fewer = _DIAGNOSTICS.difference(exact)
-        series = {name: values for name, values in series.items() if name not in fewer}
-    if quarters := effects.get("sampler_trainer_by_quarter"):
-        effects["sampler_trainer_by_quarter"] = {
-            part: values if part == "tokens" else _rounded(values, _DIGITS_OF_QUARTERS)
-            for part, values in quarters.items()
-        }
-    before = effects.pop("series_left_out", [])
-    if left_out := sorted({*before, *fewer.intersection(record.series)}):
-        effects["series_left_out"] = left_out
-    return replace(record, series=series, effects=effects)
-
-
-def _fewer_digits(name: str, values: Sequence[float | None]) -> list[float | None]:
-    whole = _rounded(values, _DIGITS)
-    if name not in _COARSE:
-        return whole
-    inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
-    coarse = _rounded(values, _COARSE[name])
-    return [
-        few if step in inner else value
-        for step, (value, few) in enumerate(zip(whole, coarse, strict=True))
-    ]
+    return replace(record, series=series)
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

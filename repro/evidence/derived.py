@@ -15,15 +15,13 @@ The training curve
 ------------------
 Where a scale names a threshold, a run's own completions are its curve: the share of right ones
 among all that each rollout sampled, at the temperature of rollouts (1, Table 4) and under the
-noise that the arm adds, against the tokens sampled. It costs nothing, has a point per rollout, and
+noise that the arm adds. It costs nothing, has a point per rollout, and
 is what the paper's Figures 7 and 12 show. `take_off_steps` is the time to the threshold on the
-axis of those figures, `take_off_tokens` the same in tokens sampled, `took_off` whether it was
-reached, `train_area` the mean over the budget of tokens, `collapsed` whether the run broke: its end
+axis of those figures, `took_off` whether it was reached, `collapsed` whether the run broke: its end
 fell below half of its best, or completions were cut, shrank or lost all certainty (`_collapsed`).
 
-Easy to get wrong: a rollout shows the policy as it was *before* the rollout's tokens were learnt
-from, so an area places it there; a moving mean is known only when its last rollout was sampled, so
-the time to a threshold counts that rollout too.
+Easy to get wrong: a moving mean is known only when its last rollout was sampled, so the time to a
+threshold counts that rollout too.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate
-from repro.evidence.verdicts.statistics import mean_interval, trend_slope
+from repro.evidence.verdicts.statistics import mean_interval
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -57,30 +55,17 @@ COLLAPSE_ROLLOUTS = 10
 COLLAPSED_BELOW = 0.5
 # Share of completions that are cut, tokens a completion, and entropy in units of its start.
 COLLAPSED_CUT, COLLAPSED_TOKENS, COLLAPSED_ENTROPY = 0.3, 60.0, 2.0
-# Of the entropy's rise: the paper's falls from .055 to .008 by step 100 (Fig. 5).
-EARLY_STEPS = 50
 # Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
 _ROUNDING = 1e-4
 
 
-class Observations(Protocol):
-    """What metrics follow from: a part of `repro.evidence.record.Record`."""
-
-    @property
-    def procedure(self) -> str: ...  # noqa: D102
-    @property
-    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def series(self) -> Series: ...  # noqa: D102
-    @property
-    def effects(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-def derive(observed: Observations) -> dict[str, Estimate]:
+def derive(
+    procedure: str, scale: Mapping[str, Any], series: Series, effects: Mapping[str, Any]
+) -> dict[str, Estimate]:
     """Return every metric that follows from what a run of a policy observed.
 
-    From the tallies of its answers, its series and its seconds, by its own configuration; none for
-    other procedures, whose metrics are measured.
+    From the tallies of its answers, its series and its seconds, by the scale of its configuration;
+    none for other procedures, whose metrics are measured.
 
     Raises
     ------
@@ -88,14 +73,13 @@ def derive(observed: Observations) -> dict[str, Estimate]:
         If observations contradict themselves: a curve that falls, votes of more samples than there
         are.
     """
-    if observed.procedure not in ("train", "evaluate"):
+    if procedure not in ("train", "evaluate"):
         return {}
-    scale, series, effects = observed.config["scale"], observed.series, observed.effects
     evaluation = scale["evaluation"]
     try:
         metrics = _answered(effects.get("answers") or {}, scale)
         metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
-        if observed.procedure == "train":
+        if procedure == "train":
             metrics |= training_metrics(series, effects, evaluation)
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -194,12 +178,8 @@ def training_metrics(
     first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
     more: dict[str, Estimate] = {}
     if evaluation.get("threshold"):
-        more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
-        more |= _heldout_rise(series)
-        more["informative_first"] = _informative(series)
+        more |= curve_metrics(series, evaluation["threshold"])
         more |= _start(series)
-        if evaluation.get("at"):
-            more |= _train_rise(series)
     return more | {
         "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
@@ -215,59 +195,15 @@ def _start(series: Series) -> dict[str, Estimate]:
 
     Entropy is that of completions that ended by themselves: what is cut is often a loop.
     """
-    first, early = slice(0, EDGE_STEPS), slice(0, EARLY_STEPS)
-    finished, at = "entropy_finished", f"the first {EDGE_STEPS} steps"
+    first, at = slice(0, EDGE_STEPS), f"the first {EDGE_STEPS} steps"
     return {
-        "entropy_start": _over(series, finished, first, "nats", at),
-        "entropy_early": _over(series, finished, early, "nats", f"the first {EARLY_STEPS} steps"),
+        "entropy_start": _over(series, "entropy_finished", first, "nats", at),
         "accuracy_start": _over(series, "accuracy_sampled", first, "share", at),
     }
 
 
-def _informative(series: Series) -> Estimate:
-    """Return the share of groups with right and wrong answers both, at the start of training."""
-    values = [value for value in series.get("informative_groups", ()) if value is not None]
-    shares = [100.0 * value for value in values[:EDGE_STEPS]]
-    return Estimate(
-        value=fmean(shares) if shares else None,
-        unit="percent",
-        n=len(shares),
-        method=f"mean over the first {EDGE_STEPS} steps of the share of groups with right and "
-        "wrong answers both",
-    )
-
-
-def _heldout_rise(series: Series) -> dict[str, Estimate]:
-    """Return by how much the held-out accuracy rose over the second half of the evaluations.
-
-    A straight line by least squares, so that no single evaluation decides; none of fewer than two.
-    """
-    accuracy = [value for value in series.get("evaluation_accuracy", ()) if value is not None]
-    return _rise("heldout_rise", accuracy, "held-out evaluations")
-
-
-def _train_rise(series: Series) -> dict[str, Estimate]:
-    """Return by how much completions in training became more accurate over its second half."""
-    *_, heights = _training_curve(series)
-    return _rise("train_rise", heights, "rollouts' accuracies")
-
-
-def _rise(name: str, heights: Sequence[float], what: str) -> dict[str, Estimate]:
-    second = heights[len(heights) // 2 :]
-    if len(second) < 2:
-        return {}
-    return {
-        name: Estimate(
-            value=trend_slope(second) * (len(second) - 1),
-            unit="points",
-            n=len(second),
-            method=f"rise of a straight line through the last half of the {what}",
-        )
-    }
-
-
-def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[str, Estimate]:
-    """Return what the training curve says: when it took off, how high it lay, whether it fell.
+def curve_metrics(series: Series, threshold: float) -> dict[str, Estimate]:
+    """Return what the training curve says: when it took off, and whether the run broke.
 
     Parameters
     ----------
@@ -276,31 +212,26 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
         rollout repeat them.
     threshold
         Percent.
-    token_budget
-        Sampled tokens behind `train_area`; 0 asks for no area.
 
     Raises
     ------
     ValueError
         When the tokens sampled do not rise.
     """
-    steps, before, after, heights = _training_curve(series)
+    steps, heights = _training_curve(series)
     smooth = _moving_means(heights, MOVING_ROLLOUTS)
     smoothed = f"moving mean over {MOVING_ROLLOUTS} rollouts of the training accuracy"
-    reached = f"until the {smoothed} reached {threshold:g} %, straight between rollouts"
-
-    def time_to(places: Sequence[float], unit: str, what: str) -> Estimate:
-        place = _first_reaching(places[MOVING_ROLLOUTS - 1 :], smooth, threshold)
-        total = places[-1] if places else 0.0
-        censored = f"; not reached: censored at the run's {total:.0f}" if place is None else ""
-        value = total if place is None else place
-        how = f"{what} {reached}{censored}"
-        return Estimate(value=value, unit=unit, n=len(heights), method=how)
-
     place = _first_reaching(steps[MOVING_ROLLOUTS - 1 :], smooth, threshold)
-    derived = {
-        "take_off_steps": time_to(steps, "steps", "steps of training"),
-        "take_off_tokens": time_to(after, "tokens", "tokens sampled"),
+    total = steps[-1] if steps else 0.0
+    censored = f"; not reached: censored at the run's {total:.0f}" if place is None else ""
+    return {
+        "take_off_steps": Estimate(
+            value=total if place is None else place,
+            unit="steps",
+            n=len(heights),
+            method=f"steps of training until the {smoothed} reached {threshold:g} %, straight "
+            f"between rollouts{censored}",
+        ),
         "took_off": Estimate(
             value=float(place is not None),
             unit="share",
@@ -309,27 +240,14 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
         ),
         "collapsed": _collapsed(series, heights),
     }
-    if token_budget and heights:
-        derived["train_area"] = Estimate(
-            value=mean_height(before, heights, float(token_budget)),
-            unit="percent",
-            n=len(heights),
-            method=f"mean of the training accuracy over the first {token_budget} sampled tokens; "
-            "straight between rollouts, held after the last",
-        )
-    return derived
 
 
-def _training_curve(
-    series: Series,
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return each rollout's first step, tokens before and with it, and its accuracy in percent.
+def _training_curve(series: Series) -> tuple[list[float], list[float]]:
+    """Return each rollout's first step and its accuracy in percent.
 
     Rollouts without a graded completion are left out.
     """
     steps: list[float] = []
-    before: list[float] = []
-    after: list[float] = []
     heights: list[float] = []
     last = 0.0
     pairs = zip(series.get("tokens_sampled", ()), series.get("accuracy_sampled", ()), strict=True)
@@ -339,11 +257,9 @@ def _training_curve(
             raise ValueError(f"series.tokens_sampled falls from {last} to {tokens}")
         if accuracy is not None and tokens > last:
             steps.append(float(step))
-            before.append(last if heights else 0.0)
-            after.append(tokens)
             heights.append(100.0 * accuracy)
         last = tokens
-    return steps, before, after, heights
+    return steps, heights
 
 
 def _moving_means(heights: Sequence[float], width: int) -> list[float]:
@@ -551,17 +467,13 @@ def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -
     ValueError
         If the places do not start at 0 or do not rise.
     """
-    if not places or places[0] != 0 or len(places) != len(heights):
-        raise ValueError(f"the curve needs a height at each place, from place 0; found {places}")
-    if any(b <= a for a, b in itertools.pairwise(places)):
-        raise ValueError(f"the curve's places must rise; found {places}")
+    if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
+        raise ValueError(f"the curve's places must rise from 0; found {places}")
     area = 0.0
-    points = list(zip(places, heights, strict=True))
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if left >= end:
-            break
-        stop = min(right, end)
-        at_stop = low + (high - low) * (stop - left) / (right - left)
-        area += (stop - left) * (low + at_stop) / 2
-    area += max(0.0, end - places[-1]) * heights[-1]
+    corners = [*zip(places, heights, strict=True), (max(end, places[-1]), heights[-1])]
+    for (left, low), (right, high) in itertools.pairwise(corners):
+        width = min(right, end) - left
+        if width > 0:
+            at_stop = low + (high - low) * width / (right - left)
+            area += width * (low + at_stop) / 2
     return area / end

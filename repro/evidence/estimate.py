@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from repro.evidence.form import Count
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -29,5 +27,5 @@ class Estimate:
     unit: str
     low: float | None = None
     high: float | None = None
-    n: Count = 1
+    n: int = 1
     method: str = ""

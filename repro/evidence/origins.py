@@ -44,15 +44,6 @@ def seeds_text(seeds: Iterable[int]) -> str:
     return f"seed{'s' * (len(ordered) != 1)} {', '.join(parts)}"
 
 
-def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
-    """Return {seed: commits} of the seeds whose records are of several states of the source."""
-    commits: dict[int, set[str]] = {}
-    for seed, paired in _compared(records):
-        if len(_states_of(paired)) > 1:
-            commits.setdefault(seed, set()).update(record.commit for record in paired)
-    return {seed: sorted(several) for seed, several in commits.items()}
-
-
 def _compared(records: Iterable[Record]) -> list[tuple[int, list[Record]]]:
     """Return (seed, records): arms are paired within a seed."""
     together: dict[int, list[Record]] = {}
@@ -68,27 +59,6 @@ def mixed_devices(records: Iterable[Record]) -> str | None:
         if len(devices) > 1:
             return f"the arms of seed {seed} ran on different kinds of device: {', '.join(devices)}"
     return None
-
-
-def between_seeds(records: Sequence[Record]) -> list[str]:
-    """Return sentences: on several kinds of device, on each package of several versions."""
-    seeds_by_value: dict[str, dict[str, set[int]]] = {}
-    for record in records:
-        values = {"devices": device_of(record.environment) or "none named"}
-        packages = record.environment.get("packages", {})
-        values |= {
-            f"versions of {name}": str(version)
-            for name, version in packages.items()
-            if version and name != "failed"
-        }
-        for name, value in values.items():
-            seeds_by_value.setdefault(name, {}).setdefault(value, set()).add(record.seed)
-    return [
-        f"The runs are of several {name}: "
-        + ", ".join(f"{value} ({seeds_text(of)})" for value, of in sorted(by_value.items()))
-        for name, by_value in seeds_by_value.items()
-        if len(by_value) > 1
-    ]
 
 
 def _states_of(records: Iterable[Record]) -> set[str]:
@@ -123,8 +93,10 @@ def refusal(records: Sequence[Record], *, several: bool) -> str | None:
     where = f"the records are of {len(commits)} commits"
     if not several and len(_states_of(records)) > 1:
         return f"{where}: {', '.join(commits)}; needs one, for timings are of the code"
-    for seed, differing in mixed_seeds(records).items():
-        return f"{where}, and not all arms of seed {seed} are of one: {', '.join(differing)}"
+    for seed, paired in _compared(records):
+        if len(_states_of(paired)) > 1:
+            differing = ", ".join(sorted({record.commit for record in paired}))
+            return f"{where}, and not all arms of seed {seed} are of one: {differing}"
     return None
 
 

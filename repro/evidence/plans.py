@@ -8,11 +8,12 @@ so a plan that was edited is nobody's, and the line that names the one of before
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import json
 import lzma
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ WHOLE = "plans.jsonl.xz"
 
 
 class PlanError(ValueError):
-    """Plans that cannot be used; the message names file, line and column."""
+    """Plans that cannot be used; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,41 +78,27 @@ def read_plans(expected: Path) -> list[KeptPlan]:
     Raises
     ------
     PlanError
-        If a line has other columns, or no plan has its digest.
+        If a file cannot be read, or no plan has the digest of a line.
     """
-    path = expected / FILE
+    path, whole = expected / FILE, expected / WHOLE
     if not path.is_file():
         return []
     try:
-        stamps = stamp_of(path, expected / WHOLE)
-    except OSError as error:
-        raise PlanError(f"{path}: half of it is missing: {error}") from error
-    return list(_read(path, stamps))
+        return list(_read(path, whole, stamp_of(path, whole)))
+    except KeyError as error:
+        raise PlanError(f"{path}: {WHOLE} has no plan with the digest {error}") from error
+    except (OSError, ValueError, TypeError, lzma.LZMAError) as error:
+        raise PlanError(f"{path} and {WHOLE}: not readable: {error}") from error
 
 
 # Every check asks for the same plans; the stamp tells when they were changed.
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, stamps: str) -> tuple[KeptPlan, ...]:
-    whole = path.with_name(WHOLE)
-    try:
-        lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
-        plans = {digest_of(json.loads(line)): line for line in lines}
-    except (OSError, ValueError, lzma.LZMAError) as error:
-        raise PlanError(f"{whole}: not readable: {error}") from error
-    head, *rows = path.read_text(encoding="utf-8").splitlines()
-    if tuple(head.split("\t")) != COLUMNS:
-        raise PlanError(f"{path}:1: the columns are {head.split(chr(9))}; needs {list(COLUMNS)}")
-    return tuple(_parse(row, plans, f"{path}:{number}") for number, row in enumerate(rows, 2))
-
-
-def _parse(row: str, plans: Mapping[str, str], where: str) -> KeptPlan:
-    cells = row.split("\t")
-    if len(cells) != len(COLUMNS):
-        raise PlanError(f"{where}: has {len(cells)} cells; needs {len(COLUMNS)}")
-    values = dict(zip(COLUMNS, cells, strict=True))
-    if values["digest"] not in plans:
-        raise PlanError(f"{where}: digest is {values['digest'][:12]}; {WHOLE} has no such plan")
-    return KeptPlan(**values, plan=plans[values["digest"]])
+def _read(path: Path, whole: Path, stamps: str) -> tuple[KeptPlan, ...]:
+    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
+    plans = {digest_of(json.loads(line)): line for line in lines}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return tuple(KeptPlan(**row, plan=plans[row["digest"]]) for row in rows)
 
 
 def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> list[Path]:

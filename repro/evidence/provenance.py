@@ -1,8 +1,7 @@
 """Which source a process runs: commit, whether the files differ from it, and the files' digest.
 
-The commit is asked in this order: the variable `REPRO_COMMIT` (for containers without git), the git
-checkout that holds the package, a file `COMMIT` written beside it when it was packaged. Where none
-answers, the commit is `unknown`, and is said to be.
+The commit is that of the variable `REPRO_COMMIT` (for containers without git), else of the git
+checkout that holds the package, else `unknown`.
 
 What ran is the source as it was when its modules were imported, not as it is when a record is
 written: a process asks when it begins, before it imports a procedure (`source_at_start`), and the
@@ -17,10 +16,9 @@ import functools
 import hashlib
 import io
 import os
-import re
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ UNKNOWN = "unknown"
 # What decides a run's result: code and the choices beside it.
 _FOLDERS = ("repro", "kernels")
 _KINDS = (".py", ".cu", ".cuh", ".json")
-# Whole, or as short as records have it. Anything else that a record names is never handed to git.
-_COMMIT = re.compile("[0-9a-f]{7,40}")
 
 
 @functools.cache
@@ -45,9 +41,6 @@ def source_commit() -> tuple[str, bool | None]:
         status = _git(checkout, "status", "--porcelain", "--untracked-files=normal")
         if commit is not None:
             return commit, None if status is None else bool(status)
-    packaged = PACKAGE / "COMMIT"
-    if packaged.is_file():
-        return packaged.read_text(encoding="utf-8").strip(), None
     return UNKNOWN, None
 
 
@@ -83,7 +76,7 @@ def source_at_start() -> dict[str, Any]:
     return {"commit": commit, "dirty": dirty, "sha256": source_digest()}
 
 
-def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def source_states(earlier: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the states that a run's source was in, in the order in which they were first seen.
 
     Parameters
@@ -135,49 +128,19 @@ def source_digest() -> str:
 
 def digest_of_commit(commit: str) -> str | None:
     """Return the same digest of a commit of this checkout; None where git cannot tell."""
-    files = files_of_commit(commit, _FOLDERS)
-    return None if files is None else _digest(files.items())
-
-
-def is_commit(text: str) -> bool:
-    """Whether a text is a commit's digits, 7 to 40 of them."""
-    return _COMMIT.fullmatch(text) is not None
-
-
-def commits_lacking(commits: Iterable[str]) -> list[str]:
-    """Return those that this checkout does not have, sorted; none without its whole history."""
     checkout = checkout_folder()
-    if checkout is None or _git(checkout, "rev-parse", "--is-shallow-repository") != "false":
-        return []
-    return [
-        commit
-        for commit in sorted(set(commits))
-        if not is_commit(commit) or _git(checkout, "cat-file", "-e", f"{commit}^{{commit}}") is None
-    ]
-
-
-def files_of_commit(commit: str, paths: Sequence[str]) -> dict[str, bytes] | None:
-    """Return {name: content} of a commit's files at or below these paths.
-
-    None where git cannot tell: no checkout, a text that is no commit's, or a commit that lacks one
-    of the paths.
-    """
-    checkout = checkout_folder()
-    if checkout is None or not is_commit(commit):
+    if checkout is None:
         return None
-    command = ["git", "-C", str(checkout), "archive", "--format=tar", "--end-of-options"]
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", "--end-of-options", commit]
     try:
-        done = subprocess.run(
-            [*command, commit, *paths], capture_output=True, timeout=60, check=False
-        )
+        done = subprocess.run([*command, *_FOLDERS], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:
         return None
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        files = [item for item in archive.getmembers() if item.isfile()]
-        contents = [(item.name, archive.extractfile(item)) for item in files]
-        return {name: file.read() for name, file in contents if file is not None}
+        files = [(item.name, archive.extractfile(item)) for item in archive.getmembers()]
+        return _digest((name, file.read()) for name, file in files if file is not None)
 
 
 def _digest(files: Iterable[tuple[str, bytes]]) -> str:

@@ -27,12 +27,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
-from repro.evidence.form import Digest, FormError, Time, Words, is_digest, read_json, require, shown
-from repro.evidence.form_of_effects import Effects, Environment
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import write_new
@@ -43,38 +41,6 @@ SEAL = "seal"
 
 class RecordError(ValueError):
     """A record that cannot be read or used; the message names the file and the field."""
-
-
-class State(TypedDict):
-    """A state of the source: see `repro.evidence.provenance`."""
-
-    commit: str
-    dirty: bool | None
-    sha256: Digest
-
-
-class _NamedArm(TypedDict):
-    name: str
-
-
-class _Config(TypedDict):
-    """What is read of a resolved `RunConfig` by name."""
-
-    target: str
-    target_version: int
-    tier: str
-    procedure: str
-    arm: _NamedArm
-    scale: dict[str, Any]
-    seed: int
-
-
-class _Outcome(TypedDict):
-    status: str
-
-
-class _OutcomeWithReason(_Outcome, total=False):
-    reason: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,21 +78,19 @@ class Record:
     arm: str
     seed: int
     procedure: str
-    config: Annotated[dict[str, Any], _Config]
-    digest: Digest
+    config: dict[str, Any]
+    digest: str
     commit: str
     dirty: bool | None
-    sources: Annotated[list[dict[str, Any]], list[State]] = field(default_factory=list)
-    environment: Annotated[dict[str, Any], Environment]
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    environment: dict[str, Any]
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    effects: Annotated[dict[str, Any], Effects] = field(default_factory=dict)
-    outcome: Annotated[dict[str, str], _OutcomeWithReason] = field(
-        default_factory=lambda: {"status": "ok"}
-    )
-    started: Time
-    finished: Time
+    effects: dict[str, Any] = field(default_factory=dict)
+    outcome: dict[str, str] = field(default_factory=lambda: {"status": "ok"})
+    started: str
+    finished: str
 
     @property
     def ok(self) -> bool:
@@ -148,6 +112,10 @@ class Record:
         if value is None:
             return []
         return [item for item in self.series.get(metric, [value]) if item is not None]
+
+    def derived(self) -> dict[str, Estimate]:
+        """Return the metrics that follow from the rest; raise `ValueError` where none can."""
+        return derive(self.procedure, self.config["scale"], self.series, self.effects)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its seal."""
@@ -171,7 +139,7 @@ class Record:
             If what the run observed contradicts itself.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
-        follow = derive(self) if self.ok else {}
+        follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
         held = dataclasses.replace(self, metrics=measured)
         text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -299,22 +267,18 @@ def read_record(path: Path) -> Record:
     Raises
     ------
     RecordError
-        If the file is not JSON, lacks a field, has one of the wrong kind, is of another schema,
-        holds a digest that is not its configuration's, has another seal than its contents, or
-        observations of which no metric can be formed.
+        If the file cannot be read, is no record of this schema, or has another seal than its
+        contents; or if no metric can be formed of what it holds.
     """
     try:
-        raw = read_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, FormError) as error:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
     record = parse_record(raw, str(path))
-    for name in ("series_left_out", "not_kept"):
-        if name in record.effects:
-            raise RecordError(f"{path}: effects.{name} is there; a raw run keeps what it observed")
     if not record.ok:
         return record
     try:
-        return dataclasses.replace(record, metrics=record.metrics | derive(record))
+        return dataclasses.replace(record, metrics=record.metrics | record.derived())
     except ValueError as error:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
@@ -322,57 +286,30 @@ def read_record(path: Path) -> Record:
 def parse_record(raw: Any, where: str) -> Record:
     """Return the record that JSON values stand for; `where` names their origin in errors.
 
+    What has its seal was written by this program, whole, so its values are not looked at.
+
     Raises
     ------
     RecordError
-        On the first thing that is out of form.
+        If the values are of another schema, have other fields than a record, or another seal.
     """
-    try:
-        require(raw, dict[str, Any])
-        values = {name: value for name, value in raw.items() if name != SEAL}
-        require(values, Record)
-        sentence = _fault_of_record(raw, values)
-    except FormError as error:
-        sentence = str(error)
-    if sentence is not None:
-        raise RecordError(f"{where}: {sentence}")
-    metrics = {name: Estimate(**metric) for name, metric in raw["metrics"].items()}
-    return Record(**(values | {"metrics": metrics}))
-
-
-def _fault_of_record(raw: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
-    """Return how a record in form contradicts itself, most basic fault first, or None."""
+    if not isinstance(raw, dict):
+        raise RecordError(f"{where}: it holds a {type(raw).__name__}; needs an object")
     if raw.get("schema") != SCHEMA:
-        return f"schema is {shown(raw.get('schema'))}; this program reads {SCHEMA}"
-    for name in (*(item.name for item in dataclasses.fields(Record)), SEAL):
-        if name not in raw:
-            return f"field {name} is missing"
-    for name, digest in raw["inputs"].items():
-        # Of a hub name, the commit that was loaded.
-        if name != "checkpoint_revision" and not is_digest(digest):
-            return f"field inputs.{name} is {shown(digest)}; it must be a SHA-256 of 64 hex digits"
-    if sentence := _fault_of_outcome(raw):
-        return sentence
-    if digest_of(raw["config"]) != raw["digest"]:
-        return "digest is not that of the record's own config; it was edited"
-    own = raw["config"] | {"arm": raw["config"]["arm"]["name"]}
-    for name in ("target", "target_version", "tier", "arm", "seed", "procedure"):
-        if raw[name] != own[name]:
-            return f"{name} is {shown(raw[name])}; its own config has {shown(own[name])}"
+        raise RecordError(f"{where}: schema is {raw.get('schema')}; this program reads {SCHEMA}")
+    needed = {SEAL, *(item.name for item in dataclasses.fields(Record))}
+    if raw.keys() != needed:
+        missing, unknown = sorted(needed - raw.keys()), sorted(raw.keys() - needed)
+        raise RecordError(f"{where}: fields {missing} are missing, and {unknown} are unknown")
+    values = {name: value for name, value in raw.items() if name != SEAL}
     if seal_of(values) != raw[SEAL]:
-        return "seal is not that of the record's contents; it was damaged or edited by hand"
-    return None
-
-
-def _fault_of_outcome(raw: Mapping[str, Any]) -> str | None:
-    outcome = raw["outcome"]
-    if outcome["status"] not in ("ok", "failed"):
-        return f"outcome.status is {outcome['status']!r}; it must be ok or failed"
-    if (outcome["status"] == "failed") != ("reason" in outcome):
-        return "outcome.reason is missing" if "reason" not in outcome else "an ok run has a reason"
-    if datetime.fromisoformat(raw["finished"]) < datetime.fromisoformat(raw["started"]):
-        return f"finished is {raw['finished']}, before it started ({raw['started']})"
-    return None
+        raise RecordError(
+            f"{where}: seal is not that of the record's contents; it was damaged or edited by hand"
+        )
+    if digest_of(values["config"]) != values["digest"]:
+        raise RecordError(f"{where}: digest is not that of the record's own config")
+    metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
+    return Record(**(values | {"metrics": metrics}))
 
 
 def seal_of(values: Mapping[str, Any]) -> str:

@@ -31,12 +31,11 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from repro.evidence.environment import device_of
-from repro.evidence.form import read_json
 from repro.evidence.record import (
     Record,
     RecordError,
@@ -191,19 +190,22 @@ class Joined:
     ----------
     sources
         The first one's entry stands for a run that several hold.
-    conflict
-        Called with both entries where two sources hold different runs under one name.
     """
 
     sources: Sequence[Source]
-    conflict: Callable[[Entry, Entry], None] = field(repr=False)
 
     def targets(self) -> list[tuple[str, str]]:
         """Return what any of the sources has."""
         return sorted({item for source in self.sources for item in source.targets()})
 
     def entries(self, tier: str, target: str) -> list[Entry]:
-        """Return the entries of all sources, those of one and the same run once."""
+        """Return the entries of all sources, those of one and the same run once.
+
+        Raises
+        ------
+        RecordError
+            If two sources hold different runs under one name.
+        """
         finished: dict[tuple[str, str], Entry] = {}
         failed: dict[tuple[str, str, str], Entry] = {}
         for entry in (e for source in self.sources for e in source.entries(tier, target)):
@@ -211,8 +213,14 @@ class Joined:
                 failed.setdefault((entry.arm, entry.stem, entry.read().started), entry)
                 continue
             other = finished.setdefault((entry.arm, entry.name), entry)
-            if other is not entry and _origin(other.read()) != _origin(entry.read()):
-                self.conflict(other, entry)
+            if other is entry:
+                continue
+            one, two = other.read(), entry.read()
+            if (one.commit, one.started) != (two.commit, two.started):
+                raise RecordError(
+                    f"{entry.path}: recorded at commit {two.commit[:12]}, and again at commit "
+                    f"{one.commit[:12]} in {other.path}; move one of the two away"
+                )
         return sorted([*finished.values(), *failed.values()], key=lambda e: (e.arm, e.name))
 
     def place(self, tier: str, target: str) -> Path:
@@ -335,18 +343,7 @@ def _read(whole: Path, stamps: str) -> tuple[Record, ...]:
         raw = _raw_records(lzma.decompress(whole.read_bytes()).decode().splitlines())
     except (OSError, ValueError, lzma.LZMAError) as error:
         raise RecordError(f"{whole}: not readable: {error}") from error
-    records = tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
-    place = (*whole.parts[:-1], whole.name.removesuffix(WHOLE))
-    for number, record in enumerate(records, 1):
-        _require_place(f"{whole}:{number}", place, record)
-    return records
-
-
-def _require_place(where: str, parts: Sequence[str], record: Record) -> None:
-    bare = (record.tier, record.target)
-    full = (record.tier, device_of(record.environment), record.target)
-    if tuple(parts[-2:]) != bare and tuple(parts[-3:]) != full:
-        raise RecordError(f"{where}: the run is of {'/'.join(map(str, full))}, and lies elsewhere")
+    return tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
 
 
 def _row(record: Record, columns: Sequence[str]) -> list[str]:
@@ -375,28 +372,14 @@ def _lines(records: Iterable[Record]) -> str:
 
 
 def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the JSON values of the records in these lines (`_lines`), each with its series.
-
-    Raises
-    ------
-    ValueError
-        If a run's line is no object or has series of its own, or a series has not one entry per
-        run.
-    """
-    items = [read_json(line) for line in lines]
-    curves = [item for item in items if isinstance(item, dict) and set(item) == {SERIES, VALUES}]
-    records = items[: len(items) - len(curves)]
-    for record in records:
-        if not isinstance(record, dict) or SERIES in record:
-            raise ValueError(f"a run's line is {record!r:.40}; needs an object without series")
-        record[SERIES] = {}
+    """Return the JSON values of the records in these lines (`_lines`), each with its series."""
+    items = [json.loads(line) for line in lines]
+    curves = [item for item in items if set(item) == {SERIES, VALUES}]
+    records = [item | {SERIES: {}} for item in items[: len(items) - len(curves)]]
     for curve in curves:
-        name, values = curve[SERIES], curve[VALUES]
-        if not isinstance(values, list) or len(values) != len(records):
-            raise ValueError(f"series {name!r} is not of the {len(records)} runs before it")
-        for record, of_run in zip(records, values, strict=True):
+        for record, of_run in zip(records, curve[VALUES], strict=True):
             if of_run is not None:
-                record[SERIES][name] = of_run
+                record[SERIES][curve[SERIES]] = of_run
     return records
 
 
@@ -406,7 +389,3 @@ def _line(raw: dict[str, Any]) -> str:
 
 def _same(record: Record) -> Record:
     return record
-
-
-def _origin(record: Record) -> tuple[str, str]:
-    return record.commit, record.started

@@ -21,17 +21,12 @@ from typing import Any
 
 from repro.evidence.environment import device_of
 from repro.evidence.not_run import explained
-from repro.evidence.origins import (
-    between_seeds,
-    mixed_devices,
-    mixed_seeds,
-    seeds_text,
-)
+from repro.evidence.origins import mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import Source, source_of
 from repro.evidence.verdicts.claim_verdicts import judge, undecided
-from repro.evidence.verdicts.expectation import Expectation, load_bars
+from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.statistics import wilson_interval
 from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Verdict, judge_expectation
@@ -103,7 +98,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)
-    for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
+    for expectation in _expectations(selection, evidence, expected):
         # What was blessed earlier is no decision, and is compared with the seeds that there are.
         counted = expectation.source != "measured"
         verdict = judge_expectation(
@@ -115,12 +110,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             lost.get(expectation.arm, "") if counted else "",
         )
         ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
-    return Checked(
-        selection=selection,
-        evidence=evidence,
-        verdicts=ordered,
-        lacking=lacking,
-    )
+    return Checked(selection=selection, evidence=evidence, verdicts=ordered, lacking=lacking)
 
 
 def _judged(
@@ -231,42 +221,20 @@ def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
 def _with_caveat(
     selection: Selection, claim: Claim, evidence: Evidence, verdict: Verdict
 ) -> Verdict:
-    """Say so where compared arms had learning rates of their own, or came from other commits."""
+    """Say why a claim was not run, or that compared arms had learning rates of their own."""
     if verdict.status == "not run":
         return explained(verdict, claim.metric, claim.arms, evidence.records)
-    if verdict.status == "not addressed":
-        return verdict
-    sentences = [verdict.sentence]
     rates = learning_rates(selection, claim)
-    if len(set(rates.values())) > 1:
-        listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
-        sentences.append(f"The arms' learning rates differ, too: {listed}")
-    compared = [evidence.records[arm].values() for arm in claim.arms]
-    every = [record for records in compared for record in records]
-    changed = [record for record in every if len(record.sources) > 1]
-    if changed:
-        sentences.append(f"The source changed while {len(changed)} of the runs ran")
-    mixed = mixed_seeds(every)
-    if mixed:
-        sentences.append(
-            f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "
-            "that the code may differ, too"
-        )
-    sentences += [] if selection.tier is Tier.SMOKE else between_seeds(every)
-    return dataclasses.replace(verdict, sentence=". ".join(sentences))
+    if verdict.status == "not addressed" or len(set(rates.values())) < 2:
+        return verdict
+    listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+    sentence = f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"
+    return dataclasses.replace(verdict, sentence=sentence)
 
 
-def _expectations(
-    selection: Selection, evidence: Evidence, expected: Path, *, alone: bool
-) -> list[Expectation]:
-    """Return what is expected of a selection; `alone` says that there is no record to judge."""
+def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
     target, tier = selection.target, selection.tier
-    # Intervals of blessed values need scipy, for which a check of nothing should not wait.
-    expectations = (
-        load_bars(expected, tier.value, target.name)
-        if alone
-        else load_expectations(expected, tier, target, device_name(evidence))
-    )
+    expectations = load_expectations(expected, tier, target, device_name(evidence))
     known = {metric.name for metric in target.metrics_at(selection.tier)}
     if selection.tier is Tier.PAPER and target.headline:
         expectations += [

@@ -2,20 +2,20 @@
 
 Records are looked at in this order: can the file be read; does it lie where it says; is it of the
 configuration that the target has today; do its receipts show that what it claims was done; do the
-target's records stand beside each other, none twice and all with the same inputs. What fails is
-refused, with a sentence, and counts for nothing.
+seeds of an arm have the same inputs. What fails is refused, with a sentence, and counts for
+nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
-from repro.evidence.receipts.together import refusals_together
 from repro.evidence.record import (
     Record,
     RecordError,
@@ -87,15 +87,6 @@ class Evidence:
                 sentences[arm] = "; ".join(parts)
         return sentences
 
-    def at(self, seeds: Sequence[int]) -> Evidence:
-        """Return the evidence of some of the planned seeds alone."""
-        records = {
-            arm: {seed: record for seed, record in by_seed.items() if seed in seeds}
-            for arm, by_seed in self.records.items()
-        }
-        failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
-        return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
-
     def values(self, metric: str) -> dict[str, dict[Pair, float]]:
         """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""
         by_arm = {
@@ -131,6 +122,11 @@ def gather(selection: Selection, runs: Path | Source, expected: Path | None = No
         except RecordError as error:
             _refuse(evidence, entry.path, arm, str(error))
             continue
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # Sealed, and not written by this program.
+            why = f"it holds what no run leaves ({type(error).__name__}: {error})"
+            _refuse(evidence, entry.path, arm, why)
+            continue
         if not record.ok and not misplaced:
             evidence.failed_records.append(record)
             failures[arm, entry.stem] = (entry.path, reasons[0], record.seed)
@@ -140,7 +136,7 @@ def gather(selection: Selection, runs: Path | Source, expected: Path | None = No
         else:
             evidence.records.setdefault(arm, {})[record.seed] = record
             paths[arm, record.seed] = entry.path
-    for (arm, seed), reason in refusals_together(evidence.records).items():
+    for (arm, seed), reason in _other_inputs(evidence.records).items():
         del evidence.records[arm][seed]
         _refuse(evidence, paths[arm, seed], arm, reason)
     made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
@@ -150,6 +146,21 @@ def gather(selection: Selection, runs: Path | Source, expected: Path | None = No
             evidence.failed_seeds.setdefault(arm, set()).add(seed)
     evidence.planned = plans.planned_seeds(evidence.every_record())
     return evidence
+
+
+def _other_inputs(records: Mapping[str, Mapping[int, Record]]) -> dict[tuple[str, int], str]:
+    """Return {(arm, seed): sentence} of seeds whose inputs are not those of most of an arm."""
+    sentences = {}
+    for arm, by_seed in records.items():
+        names = sorted({name for record in by_seed.values() for name in record.inputs})
+        for name in (name for name in names if not name.startswith(PLAN_INPUT)):
+            values = {seed: record.inputs.get(name) for seed, record in sorted(by_seed.items())}
+            usual = Counter(values.values()).most_common(1)[0][0]
+            for seed, value in values.items():
+                if value != usual:
+                    what = f"inputs.{name}: another {name.replace('_', ' ')} than most seeds of"
+                    sentences[arm, seed] = f"{what} {arm} had ({(value or 'none')[:12]})"
+    return sentences
 
 
 def _places(selection: Selection, records: Source) -> list[tuple[Entry, str]]:
@@ -197,4 +208,4 @@ def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> li
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plans.refusal(record)
-    return [difference] if difference else violations(record, selection.source.metrics)
+    return [difference] if difference else violations(record)

@@ -11,32 +11,49 @@ stream, loaded, and one RL step is made on it. Time and bytes of each stage:
     load_host_bytes, load_device_bytes
     training_step_seconds                               a whole step on the loaded policy
 
-Every stage runs in a process of its own (`repro.measure.checkpoint_stage`). The driver counts
-the memory of all processes together: what was in use before a stage began is taken off its peak.
+Every stage runs in a process of its own, which makes a peak of the host's memory the stage's:
+Python, torch and the driver's share are in it, earlier stages are not. The driver counts the memory
+of all processes together: what was in use before a stage began is taken off its peak.
+
+Easy to get wrong: files that were just written lie in the host's page cache, which is what "a warm
+file cache" means here; pages that the system caches are not the process's memory.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
-from repro.measure.memory_use import driver_bytes
+from repro.measure.memory_use import context_bytes, driver_bytes, host_peak_bytes, reset_peak
+from repro.measure.step_measure import linears_of
+from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
+from repro.models.checkpoint import write_quantized
+from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.shapes import shape_config
+from repro.reward.grader import GraderPool
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, SamplingConfig, derive_seed
+from repro.spec.step_scale import StepPoint, StepScale
 
-RunStage = Callable[[str, dict[str, Any]], dict[str, Any]]
+Report = dict[str, Any]
+RunStage = Callable[..., Report]
 _METHOD = "one run of the stage in a process of its own, by the clock"
+# As the published 7B checkpoint is cut; transformers' own default would write a single file.
+_SHARD = "4GB"
 
 
 def measure_checkpoint(
@@ -52,7 +69,7 @@ def measure_checkpoint(
     Raises
     ------
     RuntimeError
-        Without a CUDA device, or when a stage fails, with its last words.
+        Without a CUDA device. What a stage raises is raised here.
     Stopped
         When asked to stop between two stages; nothing is kept.
     """
@@ -67,16 +84,23 @@ def measure_checkpoint(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
 
-    def stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    def stage(work: Callable[..., Report], **settings: Any) -> Report:
         if should_stop():
             raise Stopped
-        progress(name, {})
-        return run_stage(name, settings)
+        progress(work.__name__, {})
+        release()
+        return in_own_process(work, held=driver_bytes(), **settings)
 
     try:
         return carry_through(stage, place, shape, scale, run.seed, "cuda")
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def in_own_process(work: Callable[..., Report], **settings: Any) -> Report:
+    """Return what a stage reports that runs in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, **settings).result()
 
 
 def carry_through(
@@ -89,19 +113,12 @@ def carry_through(
 ) -> Measured:
     """Run the stages in their order and return what they measured."""
     source, quantised = str(place / "source"), str(place / "quantised")
-    built = stage("build", {"source": source, "shape": shape, "seed": seed, "device": device})
-    made = stage("quantise", {"source": source, "quantised": quantised, "device": device})
+    built = stage(build, source=source, shape=shape, seed=seed, device=device)
+    made = stage(quantise, source=source, quantised=quantised, device=device)
     shutil.rmtree(source)
-    settings = {
-        "quantised": quantised,
-        "seed": seed,
-        "device": device,
-        "group": scale.group,
-        "prompt_tokens": scale.prompt_tokens,
-        "completion_tokens": scale.completion_tokens,
-    }
-    first = stage("load", settings | {"step": False})
-    loaded = stage("load", settings | {"step": True})
+    settings = {"quantised": quantised, "scale": scale, "seed": seed, "device": device}
+    first = stage(load, **settings, step=False)
+    loaded = stage(load, **settings, step=True)
     values = {
         "build_seconds": built["seconds"],
         "source_bytes": built["bytes"],
@@ -136,26 +153,105 @@ def carry_through(
     return Measured(metrics=metrics, effects=effects)
 
 
-def run_stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run a stage in a fresh process; return what it found.
+def build(*, source: str, shape: dict[str, Any], seed: int, device: str, held: int = 0) -> Report:
+    """Write a 16-bit checkpoint of a shape with random weights into the folder `source`."""
+    del held
+    began = time.perf_counter()
+    torch.manual_seed(derive_seed(seed, "checkpoint"))
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**shape), dtype=torch.bfloat16
+        )
+    model.save_pretrained(source, max_shard_size=_SHARD)
+    shards = sorted(Path(source).glob("*.safetensors"))
+    return {
+        "seconds": time.perf_counter() - began,
+        "bytes": sum(shard.stat().st_size for shard in shards),
+        "shards": len(shards),
+    }
 
-    Raises
-    ------
-    RuntimeError
-        When it fails, with the end of what it said.
+
+def quantise(*, source: str, quantised: str, device: str, held: int = 0) -> Report:
+    """Quantise the folder `source` into `quantised`, as a user would.
+
+    Parameters
+    ----------
+    held
+        Bytes of the device that were in use before, by other processes.
     """
-    driver_before = 0
-    if torch.cuda.is_available():
-        release()
-        driver_before = driver_bytes()
-    command = [sys.executable, "-m", "repro.measure.checkpoint_stage", name]
-    done = subprocess.run(
-        [*command, json.dumps(settings), str(driver_before)],
-        capture_output=True,
-        text=True,
-        check=False,
+    reset_peak()
+    began = time.perf_counter()
+    written = write_quantized(source, quantised, device=device)
+    return {
+        "seconds": time.perf_counter() - began,
+        "bytes": written.bytes_written,
+        "linears": written.linears,
+        "host_bytes": host_peak_bytes(),
+        "device_bytes": _device_bytes(held),
+    }
+
+
+def load(
+    *, quantised: str, scale: CheckpointScale, seed: int, device: str, step: bool, held: int = 0
+) -> Report:
+    """Load a quantised folder, sample a token, and with `step` make one whole RL step."""
+    reset_peak()
+    began = time.perf_counter()
+    policy = load_policy(
+        quantised,
+        weight_format="nvfp4",
+        training="lora",
+        lora_rank=32,
+        lora_alpha=32.0,
+        compute_dtype="bfloat16" if device == "cuda" else "float32",
+        seed=seed,
+        device=device,
     )
-    if done.returncode:
-        raise RuntimeError(f"stage {name} failed ({done.returncode}): {done.stderr[-1500:]}")
-    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    loaded = time.perf_counter()
+    config = EngineConfig(
+        slots=scale.group,
+        max_positions=scale.prompt_tokens + scale.completion_tokens,
+        max_new_tokens=scale.completion_tokens,
+        ignore_end=True,
+    )
+    engine = Engine(policy, config)
+    prompt = [list(range(1, scale.prompt_tokens + 1))]
+    engine.sample(prompt, SamplingConfig(max_new_tokens=1), group_size=1, seeds=[seed])
+    report: Report = {
+        "seconds": time.perf_counter() - began,
+        "policy_seconds": loaded - began,
+        "host_bytes": host_peak_bytes(),
+        "linears": linears_of(policy),
+        "parameters_trainable": sum(p.numel() for p in trainable_parameters(policy).values()),
+    }
+    if step:
+        report["step"] = _step(policy, engine, scale, seed)
+    report["device_bytes"] = _device_bytes(held)
+    engine.close()
     return report
+
+
+def _step(policy: Policy, engine: Engine, scale: CheckpointScale, seed: int) -> Report:
+    """Warm up, make one step, and say how far it moved the adapter."""
+    point = StepPoint(
+        name="step", model="7b", group=scale.group, prompt_tokens=scale.prompt_tokens,
+        completion_tokens=scale.completion_tokens,
+    )  # fmt: skip
+    steps = StepScale(points=(point,))
+    arm = Arm(name="step", label="a loaded checkpoint", weight_format="nvfp4")
+    with GraderPool(workers=1) as pool:
+        t = training_of(
+            policy, engine, pool, arm, point, steps, seed=seed, micro_tokens=4 * point.row_tokens
+        )
+        state = begin(t)
+        before = parameter_image(policy)
+        warm_up(t, state, steps.warm_up_tokens)
+        seconds = timed_step(t, state)
+        return seconds | {"moved": float((parameter_image(policy) - before).norm())}
+
+
+def _device_bytes(held: int) -> int:
+    """Return the most that the allocator reserved, and what else came into use on the device."""
+    if not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.max_memory_reserved()) + context_bytes() - held

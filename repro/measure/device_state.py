@@ -39,7 +39,6 @@ import torch
 
 from repro.evidence.environment import ask_driver_tool, probe
 from repro.evidence.not_run import needs
-from repro.measure.fresh_process import FreshProcessNeededError
 from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
@@ -72,7 +71,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
 
 
 class DeviceBusyError(RuntimeError):
-    """Others use the device's memory, so that nothing can be measured on it."""
+    """The device's memory is in use, so that nothing can be measured on it."""
 
 
 def device_state() -> dict[str, Any]:
@@ -99,20 +98,13 @@ def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return span
 
 
-def require_clean(finished: int = 0) -> None:
+def require_clean() -> None:
     """Return once the device's memory is free; give back what nothing refers to any more first.
-
-    Parameters
-    ----------
-    finished
-        Parts of the task noted as not fitting, should it need another process.
 
     Raises
     ------
-    FreshProcessNeededError
-        When memory is in use that this process may have left behind.
     DeviceBusyError
-        When it has allocated nothing itself, so that others hold the memory.
+        When memory stays in use, of others or of what this process measured before.
     """
     release()
     ends = time.monotonic() + _PATIENCE_SECONDS
@@ -126,8 +118,6 @@ def require_clean(finished: int = 0) -> None:
         f"the device's memory is not free: {reserved} bytes are reserved by this process, at most "
         f"{RESERVED_MOST} allowed; {other} are in use besides, at most {OTHER_MOST} allowed"
     )
-    if torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) > 0:
-        raise FreshProcessNeededError(sentence, finished)
     raise DeviceBusyError(f"{sentence}; processes: {probe(_processes)}")
 
 
@@ -203,22 +193,10 @@ def _device() -> str:
 
 
 def _card() -> dict[str, str]:
-    """Return clocks and temperatures, and which reasons are active.
-
-    Drivers before 535 call the reasons by another name.
-    """
-    device = _device()
-    (card,) = ask_driver_tool(_CARD, device=device)
-    for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        reasons = probe(lambda prefix=prefix: _reasons(prefix, device))  # type: ignore[misc]
-        if "failed" not in reasons:
-            break
-    return card | reasons
-
-
-def _reasons(prefix: str, device: str) -> dict[str, str]:
-    (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _REASONS], device=device)
-    return {name: row[f"{prefix}.{name}"] for name in _REASONS}
+    """Return clocks and temperatures, and which reasons are active (drivers from 535 on)."""
+    prefix = "clocks_event_reasons."
+    (row,) = ask_driver_tool([*_CARD, *(prefix + name for name in _REASONS)], device=_device())
+    return {name.removeprefix(prefix): value for name, value in row.items()}
 
 
 def slowed_us() -> dict[str, int]:

@@ -63,9 +63,10 @@ from repro.models.loading import (
     read_rounded,
 )
 from repro.models.policy import Policy, device_named, load_policy
-from repro.models.weight_noise import mean_kl, token_logprobs
+from repro.models.weight_noise import last_hidden, mean_kl
 from repro.rl.noise import perturbed
 from repro.rl.single_run.for_policy import sampler_for
+from repro.rollout.sampler import Completion
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
 from repro.spec.whole_files import replace_text
@@ -225,17 +226,16 @@ def divergences(
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)
     rows = own_completions(policy, tokens, new_tokens, seed)
-    clean = token_logprobs(policy, rows)
+    clean = last_hidden(policy, rows)
+    by_part = partial(_by_part, policy, clean, prompts=tokens)
     for sigma in sigmas:
-        # One draw's distributions at a time: a row holds a vocabulary per token.
-        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), tokens) for draw in range(_DRAWS)]
+        kls = [by_part(policy, _noisy(policy, rows, sigma, draw)) for draw in range(_DRAWS)]
         yield _divergence(
             f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))
         )
-    del policy
     for kind in formats:
-        rounded = token_logprobs(_load(checkpoint, cast(WeightFormat, kind), device), rows)
-        yield _divergence(kind, *_by_part(clean, rounded, tokens))
+        rounded = _load(checkpoint, cast(WeightFormat, kind), device)
+        yield _divergence(kind, *by_part(rounded, last_hidden(rounded, rows)))
 
 
 def _divergence(change: str, prompt: float, completion: float) -> Divergence:
@@ -261,22 +261,38 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
 
 
+def completions_of(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    *,
+    group_size: int = 1,
+) -> list[Completion]:
+    """Return a group of completions of each prompt, drawn as rollouts are."""
+    limit = sampling.max_new_tokens
+    sampler = sampler_for(
+        policy,
+        rows=group_size * len(prompts),
+        max_new_tokens=limit,
+        max_positions=max(map(len, prompts)) + limit,
+    )
+    batch = sampler.sample(prompts, sampling, group_size=group_size, seeds=seeds)
+    close = getattr(sampler, "close", None)
+    if close is not None:
+        close()
+    return list(batch.completions)
+
+
 def own_completions(
     policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
     """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
-    sampler = sampler_for(
-        policy,
-        rows=len(prompts),
-        max_new_tokens=new_tokens,
-        max_positions=max(map(len, prompts)) + new_tokens,
-    )
     seeds = [derive_seed(seed, "dose", row) for row in range(len(prompts))]
-    sampling = SamplingConfig(max_new_tokens=new_tokens)
-    batch = sampler.sample(prompts, sampling, group_size=1, seeds=seeds)
+    sampled = completions_of(policy, prompts, SamplingConfig(max_new_tokens=new_tokens), seeds)
     return [
         [*prompt, *completion.token_ids]
-        for prompt, completion in zip(prompts, batch.completions, strict=True)
+        for prompt, completion in zip(prompts, sampled, strict=True)
     ]
 
 
@@ -284,46 +300,29 @@ def _noisy(policy: Policy, rows: Sequence[Sequence[int]], sigma: float, draw: in
     # Stage 1 of three: its sigma is the first one.
     noise = NoiseConfig(sigma_start=sigma, sigma_end=sigma, num_stages=3)
     with perturbed(policy, noise, seed=draw, step=1, total_steps=3):
-        return token_logprobs(policy, rows)
-
-
-def predicting_completion(prompt_tokens: int) -> slice:
-    """Return the positions of a row at which a token of its completion is predicted."""
-    return slice(prompt_tokens - 1, -1)
-
-
-def completion_kl(
-    clean: Sequence[Tensor], changed: Sequence[Tensor], prompt_tokens: Sequence[int]
-) -> float:
-    """Return KL(clean || changed), nats per token, over the tokens of completions.
-
-    Parameters
-    ----------
-    clean, changed
-        Log-probabilities at every position, (S, V) float32 per row, as `token_logprobs` gives them.
-    prompt_tokens
-        How many of each row's tokens are its prompt's.
-    """
-    return _kl_where(clean, changed, [predicting_completion(length) for length in prompt_tokens])
+        return last_hidden(policy, rows)
 
 
 def _by_part(
-    clean: Sequence[Tensor], changed: Sequence[Tensor], prompts: Sequence[Sequence[int]]
+    policy: Policy,
+    first: Sequence[Tensor],
+    changed: Policy,
+    second: Sequence[Tensor],
+    prompts: Sequence[Sequence[int]],
 ) -> tuple[float, float]:
     """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
-    lengths = [len(prompt) for prompt in prompts]
-    prompt = _kl_where(clean, changed, [slice(0, length - 1) for length in lengths])
-    return prompt, completion_kl(clean, changed, lengths)
-
-
-def _kl_where(
-    clean: Sequence[Tensor], changed: Sequence[Tensor], counted: Sequence[slice]
-) -> float:
-    """Return the mean KL over the positions that count, a slice per row."""
-    return mean_kl(
-        [row[part] for row, part in zip(clean, counted, strict=True)],
-        [row[part] for row, part in zip(changed, counted, strict=True)],
+    parts = [slice(0, len(prompt) - 1) for prompt in prompts]
+    rest = [slice(len(prompt) - 1, -1) for prompt in prompts]
+    prompt, completion = (
+        mean_kl(
+            policy,
+            [row[part] for row, part in zip(first, counted, strict=True)],
+            changed,
+            [row[part] for row, part in zip(second, counted, strict=True)],
+        )
+        for counted in (parts, rest)
     )
+    return prompt, completion
 
 
 def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:

@@ -238,9 +238,9 @@ class _Layer:
 
     def backward(self, M: int) -> tuple[float, float]:
         grad = self._x(M, self.base.shape[0])
-        self.totals.compare(linear.grad_input(grad, self.base), grad @ self.dense)
+        self.totals.compare(_grad_input(grad, self.base), grad @ self.dense)
         ours = timing.time_calls(
-            [partial(linear.grad_input, grad, w) for w in self.packed[:4]], self.replays
+            [partial(_grad_input, grad, w) for w in self.packed[:4]], self.replays
         ).median
         plain = timing.time_calls(
             [partial(torch.matmul, grad, w) for w in self.copies[:4]], self.replays
@@ -248,6 +248,11 @@ class _Layer:
         N, K = self.base.shape
         self.totals.add(ours, self.base.packs.nbytes + 2 * M * (N + K), 2 * M * N * K)
         return ours, plain
+
+
+def _grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:
+    """Return dy W, (M, K), as a backward pass does."""
+    return grad @ hopper.dequantize_packs(weight, dtype=grad.dtype)
 
 
 def around_the_layers(

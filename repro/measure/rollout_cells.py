@@ -65,41 +65,30 @@ def timed(
     prompts: list[list[int]],
     new_tokens: int,
     *,
-    group_size: int = 1,
-    limits: Sequence[int] | None = None,
     first_seed: int = 0,
 ) -> float:
-    """Return the seconds of one rollout between two device events.
-
-    Parameters
-    ----------
-    limits
-        Tokens of each row; None takes `new_tokens` for all.
-    first_seed
-        Of the rows' seeds, which follow one another.
+    """Return the seconds of one rollout between two device events; rows' seeds follow one another.
 
     Raises
     ------
     RuntimeError
         When another number of tokens was drawn than the protocol has.
     """
-    rows = len(prompts) * group_size
+    rows = len(prompts)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     before.record()
     batch = engine.sample(
         prompts,
         SamplingConfig(max_new_tokens=new_tokens),
-        group_size=group_size,
+        group_size=1,
         seeds=range(first_seed, first_seed + rows),
-        limits=limits,
     )
     after.record()
     torch.cuda.synchronize()
-    expected = sum(limits) if limits is not None else rows * new_tokens
     drawn = sum(len(completion.token_ids) for completion in batch.completions)
-    if drawn != expected:
-        raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {expected}")
+    if drawn != rows * new_tokens:
+        raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {rows * new_tokens}")
     return float(before.elapsed_time(after)) * 1e-3
 
 

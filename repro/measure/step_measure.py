@@ -1,11 +1,8 @@
 """Points of one model measured with one way of training: the policy is built once for all of them.
 
 A point for which the plan says that even one sequence at a time is far too much is not tried. One
-that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and where that does
-not help, with half as many sequences sampled at once, until one at a time fails, too. Rows that
-wait for a slot cost time, not correctness: their tokens and gradients are the same.
-The facts of the point list what was given up; for a point that does not fit, the results have the
-bytes that it needs.
+that runs out of memory goes on with smaller micro-batches (`repro.rl.step`); where that does not
+help, its results have the bytes that it needs, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import torch
 from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
 from repro.evidence.procedure import Progress
-from repro.evidence.receipts.device import SLOWED_MOST, slowed_shares
+from repro.evidence.receipts.device import slowed_shares
 from repro.measure.device_state import (
     is_out_of_memory,
     needs_by_allocator,
@@ -32,15 +29,8 @@ from repro.measure.device_state import (
     slowed_us,
 )
 from repro.measure.memory_use import context_bytes, reset_peak
-from repro.measure.step_metrics import StepResults, share_facts, step_line, way_of
-from repro.measure.step_training import (
-    begin,
-    go_to,
-    parameter_image,
-    timed_step,
-    training_of,
-    warm_up,
-)
+from repro.measure.step_metrics import Entry, Results, share_facts, step_line, way_of
+from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
@@ -58,8 +48,8 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.training_checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
@@ -70,9 +60,6 @@ from repro.spec.step_scale import StepArm, StepPoint, StepScale
 
 Stop = Callable[[], bool]
 
-# Repeats of a point that are timed again because heat or a power brake lowered the clocks. A card
-# that is too hot for more than these gets no clean record, and the receipts say why.
-_TIMED_AGAIN_MOST = 3
 # The plan is within a twentieth of what a step takes: beyond this share of the budget nothing fits.
 _HOPELESS = 1.1
 
@@ -89,40 +76,28 @@ class Bench:
         FLOP per second of a large product on the device; None where none was measured.
     failures
         Of points, what went wrong.
+    results
+        What was measured, by point and way.
     timed_retries
         By point and way: how often the allocator retried under the clock, where it was free to take
         the whole device. Within a budget retries are how a step is made to fit.
-    timed_again
-        By point and way: repeats that this process left out because the clocks were lowered, each
-        timed again.
     """
 
     scale: StepScale
     seed: int
     pool: GraderPool
-    results: StepResults
     should_stop: Stop
     progress: Progress = lambda text, values: None
     product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
     timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
-    timed_again: dict[str, int] = dataclasses.field(default_factory=dict)
+    results: Results = dataclasses.field(default_factory=dict)
 
     def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
         """Add retries of one timed step."""
         if not point.budget_bytes and not point.memory_only:
             name = f"{point.name} {way_of(arm)}"
             self.timed_retries[name] = self.timed_retries.get(name, 0) + count
-
-    def times_again(self, arm: StepArm, point: StepPoint, slowed: dict[str, float]) -> bool:
-        """Return whether a repeat is left out for its clocks, and count it if so."""
-        name = f"{point.name} {way_of(arm)}"
-        again = self.timed_again.get(name, 0)
-        hot = max(slowed.values(), default=0.0) > SLOWED_MOST
-        if point.memory_only or not hot or again >= _TIMED_AGAIN_MOST:
-            return False
-        self.timed_again[name] = again + 1
-        return True
 
 
 def step_shape(
@@ -211,33 +186,29 @@ def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
 
 def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
     """Measure some points of one model; return False when stopped."""
-    missing = [point for point in points if bench.results.missing(arm, point)]
-    if not missing:
-        return True
-    require_clean(finished=bench.results.not_fitting)
-    with _budget(missing[0]) as budget:
-        missing = [point for point in missing if not _is_hopeless(bench, arm, point, budget)]
-        if not missing:
+    require_clean()
+    with _budget(points[0]) as budget:
+        left = [point for point in points if not _is_hopeless(bench, arm, point, budget)]
+        if not left:
             return True
-        try:
-            policy = build_policy(arm, missing[0], bench.seed)
-        except Exception as error:  # noqa: BLE001
-            for point in missing:
-                if is_out_of_memory(error):
-                    sentence = f"{needs_by_allocator(error)}, for the weights alone"
-                    bench.results.out_of_memory(arm, point, sentence)
-                else:
-                    _note_failure(bench, arm, point, error)
-            return True
-        for point in missing:
+        policy: Policy | None = None
+        for point in left:
             if bench.should_stop():
                 return False
+            entry = Entry()
             try:
-                if not _measure(bench, arm, point, policy, budget):
+                policy = policy or build_policy(arm, point, bench.seed)
+                if not _measure(bench, arm, point, policy, budget, entry):
                     return False
             except Exception as error:  # noqa: BLE001
-                _note_failure(bench, arm, point, error)
-        del policy
+                if is_out_of_memory(error):
+                    entry = Entry(out_of_memory=needs_by_allocator(error))
+                else:
+                    entry = Entry()
+                    _note_failure(bench, arm, point, error)
+            bench.results[point.name, way_of(arm)] = entry
+            # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+            release()
     return True
 
 
@@ -294,30 +265,6 @@ def rank_of(arm: StepArm, point: StepPoint) -> int:
     return point.lora_rank or arm.lora_rank
 
 
-def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int) -> bool:
-    """Measure one point, with fewer slots where memory ends; return False when stopped."""
-    own = arm.linears == "kernels" and arm.training == "lora"
-    rank = rank_of(arm, point)
-    planned = step_shape(point, arm.weight_format, rank, bench.scale, budget, keeps=own)
-    given_up: list[int] = []
-    while True:
-        try:
-            return measure_repeats(bench, arm, point, policy, planned, given_up)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            needed = needs_by_allocator(error)
-            bench.results.begin_again(arm, point)
-        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
-        release()
-        if planned.slots == 1:
-            tried = f"with {[*given_up, planned.slots]} rows at once"
-            bench.results.out_of_memory(arm, point, f"{needed}, {tried}")
-            return True
-        given_up.append(planned.slots)
-        planned = dataclasses.replace(planned, slots=planned.slots // 2)
-
-
 def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> bool:
     """Whether a point needs far too much by the plan, one row at once; if so, note how much."""
     if arm.training == "full" or arm.linears != "kernels":
@@ -327,26 +274,25 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
     shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False)
     least = plan_memory(shape).peak
     if least > _HOPELESS * budget:
-        bench.results.out_of_memory(arm, point, needs(least, budget, "by the plan"))
+        sentence = needs(least, budget, "by the plan")
+        bench.results[point.name, way_of(arm)] = Entry(out_of_memory=sentence)
     return least > _HOPELESS * budget
 
 
-def measure_repeats(
-    bench: Bench,
-    arm: StepArm,
-    point: StepPoint,
-    policy: Policy,
-    planned: StepShape,
-    given_up: list[int],
+def _measure(
+    bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: Entry
 ) -> bool:
-    """Warm up and measure the repeats of a point; return False when stopped.
+    """Warm up and measure the repeats of a point into its entry; return False when stopped.
 
     Raises
     ------
     torch.OutOfMemoryError
-        When a step does not fit with as many slots, even by single rows.
+        When a step does not fit, even by single rows.
     """
     scale = bench.scale
+    own = arm.linears == "kernels" and arm.training == "lora"
+    rank = rank_of(arm, point)
+    planned = step_shape(point, arm.weight_format, rank, scale, budget, keeps=own)
     part, shape = first_wave(point, planned)
     waves = point.prompts // part.prompts
     config = engine_config(part, shape)
@@ -354,7 +300,7 @@ def measure_repeats(
     for parameter in policy.model.parameters():
         parameter.grad = None  # a step that ran out of memory may have left one
     release()
-    reset_peak()  # of this try: what an earlier point or a larger try took is not its own
+    reset_peak()  # what an earlier point took is not this one's
     sampler = CopySampler(policy, config) if full else Engine(policy, config)
     release()
     try:
@@ -366,26 +312,20 @@ def measure_repeats(
         state = begin(t)
         for _ in range(0 if point.memory_only else scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
-        while missing := bench.results.missing(arm, point):
+        for _ in range(scale.steps):
             if bench.should_stop():
                 return False
-            # A repeat that is timed again has the rows that it had.
-            go_to(state, t, scale.warm_up + scale.steps - missing)
             retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
             seconds = timed_step(t, state, waves)
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
-            if bench.times_again(arm, point, slowed):
-                continue
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point, waves) | {
-                "slot_fallbacks": list(given_up),
-                "moved": moved,
-            }
+            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point, waves)
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
-            bench.results.add(arm, point, seconds | {"slowed": slowed}, facts)
+            entry.repeats.append(seconds | {"slowed": slowed})
+            entry.facts = facts | {"moved": moved}
     finally:
         sampler.close()
     return True
@@ -436,18 +376,13 @@ def _memory() -> dict[str, int]:
 
 
 def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
-    """Return an engine of the planned size whose rows end at their limit alone.
-
-    It captures no prefills, as a trainer's does (`repro.rl.single_run.for_policy`): none are
-    planned.
-    """
+    """Return an engine of the planned size whose rows end at their limit alone."""
     return EngineConfig(
         slots=planned.slots,
         cache_format=planned.cache,
         max_positions=point.row_tokens,
         max_new_tokens=point.completion_tokens,
         cache_blocks=planned.cache_blocks,
-        prefill_graph_tokens=0,
         ignore_end=True,
         keeps_cache=planned.keep_cache,
     )

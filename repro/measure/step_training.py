@@ -115,13 +115,6 @@ def begin(t: Training[SinglePolicy]) -> RunStates:
     return fresh_states(t.policies.runs, freeze=t.policies.freeze)
 
 
-def go_to(state: RunStates, t: Training[SinglePolicy], rollouts: int) -> None:
-    """Let a run go on as if it had made so many rollouts, with all their updates."""
-    state.step = rollouts * t.scale.updates_per_rollout
-    for run in state.runs:
-        run.step, run.draws = state.step, rollouts
-
-
 def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
     """Make a step that samples `tokens` of each row and updates on one micro-batch.
 

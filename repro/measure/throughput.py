@@ -13,15 +13,13 @@ row to its limit, no prompt shared, prefill counted.
     host_share_<point>                     percent of a step at the smallest batch in which the
                                            device waits for the host
 
-A point with windows is not rolled out whole; see `rollout_cells`. What else the scale asks for
-is measured on the first shape (`rollout_checks`, `rollout_faults`).
+A point with windows is not rolled out whole; see `rollout_cells`.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
-after; the other batches are measured all the same, by a fresh process where memory ran out
-(`repro.measure.fresh_process`). Only finished runs are kept, as records; those that were stopped
-are measured again from the beginning. `effects["timed_retries"]` counts how often the allocator
-retried under the clock.
+after; the other batches are measured all the same. Only finished runs are kept, as records; those
+that were stopped are measured again from the beginning. `effects["timed_retries"]` counts how often
+the allocator retried under the clock.
 
 Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
 none does. A first rollout captures steps and compiles kernels: it is not timed.
@@ -39,11 +37,9 @@ from typing import Any
 import torch
 
 from kernels.timing import copy_rate, matmul_rate
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.procedure import Measured, Progress
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
-from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
-from repro.measure.rollout_checks import CHECKS
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.models.lora import adapter_layers
@@ -54,7 +50,7 @@ from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import fill_cache
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, derive_seed
-from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
@@ -88,23 +84,17 @@ def measure_seeds(
         Without a CUDA device of compute capability 8.0 or newer.
     Stopped
         When asked to stop; nothing is kept.
-    FreshProcessNeededError
-        When a part ran out of memory, which `folder` keeps: the others are for another process.
     DeviceBusyError
-        When others use the device's memory.
+        When the device's memory is in use.
     """
-    del threads
+    del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
             "this machine has none"
         )
-    arms = _arms(runs, folder / "checkpoint")
-    try:
-        _measure_arms(arms, progress, should_stop)
-    except FreshProcessNeededError as error:
-        error.finished = sum(len(arm.left_out.sentences) for arm in arms)
-        raise
+    arms = _arms(runs)
+    _measure_arms(arms, progress, should_stop)
     for arm in arms:
         arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
@@ -126,31 +116,27 @@ class _ArmAtHand:
     products: Products
     repeats: list[Repeat]
     effects: dict[str, Any]
-    left_out: LeftOut
 
     @property
     def not_run(self) -> dict[str, str]:
-        """Batches, points and checks that are left out, each with why."""
+        """Batches and points that are left out, each with why."""
         left_out: dict[str, str] = self.effects["not_run"]
         return left_out
 
     @contextmanager
     def fit_or_left_out(self, *names: str) -> Iterator[None]:
-        """Note parts whose work runs out of memory.
-
-        Raises
-        ------
-        FreshProcessNeededError
-            When it did: the other parts are measured in another process.
-        """
+        """Note parts whose work runs out of memory, and go on."""
+        sentence = None
         try:
             yield
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             sentence = needs_by_allocator(error)
-            self.left_out.note(names, sentence)
-            raise FreshProcessNeededError(f"{', '.join(names)} {sentence}") from error
+        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+        if sentence is not None:
+            self.not_run.update(dict.fromkeys(names, sentence))
+            release()
 
     def fitting(self, point: ThroughputPoint) -> list[int]:
         """Return the batches of a point that are not known not to fit."""
@@ -166,31 +152,35 @@ class _ArmAtHand:
 def _measure_arms(
     arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    """Measure all points and checks, each shape loaded once."""
+    """Measure all points, each shape loaded once."""
     scale: ThroughputScale = arms[0].run.scale
-    checks = scale.checks
     for shape, group in groupby(scale.points, key=lambda point: point.shape):
         points = list(group)
         policy: Policy | None = None
         for arm in arms:
             left = [point for point in points if arm.fitting(point)]
-            due = [(what, count) for what, count in checks if what not in arm.not_run]
-            if not left and not due:
+            if not left:
                 continue
             cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
-            with arm.fit_or_left_out(*cells, *(what for what, _ in due)):
-                if policy is None:
-                    require_clean()
-                    policy = _policy(arm.run, shape)
-                else:
-                    policy = _exchanged(policy, arm.run)
-            _measure_shape(arm, policy, left, due, progress, should_stop)
-        checks = ()
+            if policy is None:
+                require_clean()
+            loaded, policy = policy, None
+            with arm.fit_or_left_out(*cells):
+                policy = _exchanged(loaded, arm.run) if loaded else _policy(arm.run, shape)
+            del loaded
+            if policy is None:
+                continue
+            _count(policy, arm.run, arm.effects)
+            for point in left:
+                number = 1 + scale.points.index(point)
+                numbers = {"step": float(number), "steps": float(len(scale.points))}
+                progress(f"{point.name}: {arm.run.arm.label}", numbers)
+                _point(point, policy, arm, should_stop)
         del policy
         release()
 
 
-def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
+def _arms(runs: Sequence[RunConfig]) -> list[_ArmAtHand]:
     """Return the arms of the runs, in order, each with what is known not to fit."""
     seeds: dict[str, list[int]] = {}
     for run in runs:
@@ -200,37 +190,17 @@ def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
         first = next(run for run in runs if run.arm.name == name)
         foreign = name in first.scale.bitsandbytes
         products: Products = "bitsandbytes" if foreign else "own"
-        left_out = LeftOut(folder / name)
         effects = {
             "linears": {},
             "adapter_modules": 0,
             "products": products,
             "repeats_together": len(runs),
-            "not_run": left_out.sentences | not_fitting(first.scale, first.arm, total),
+            "not_run": not_fitting(first.scale, first.arm, total),
             "timed_retries": {},
         }
         repeats = [Repeat(seed=seed) for seed in numbers]
-        arms.append(_ArmAtHand(run=first, products=products, repeats=repeats, effects=effects,
-                               left_out=left_out))  # fmt: skip
+        arms.append(_ArmAtHand(run=first, products=products, repeats=repeats, effects=effects))
     return arms
-
-
-def _measure_shape(
-    arm: _ArmAtHand,
-    policy: Policy,
-    left: Sequence[ThroughputPoint],
-    due: Sequence[tuple[Check, int]],
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Measure the points of one shape that fit an arm, and the checks that are due."""
-    scale = arm.run.scale
-    _count(policy, arm.run, arm.effects)
-    for point in left:
-        number = 1 + scale.points.index(point)
-        progress(f"{point.name}: {arm.run.arm.label}", {"step": number, "steps": len(scale.points)})
-        _point(point, policy, arm, should_stop)
-    _check(due, policy, arm, progress, should_stop)
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:
@@ -256,28 +226,6 @@ def _exchanged(policy: Policy, run: RunConfig) -> Policy:
     return exchanged
 
 
-def _check(
-    due: Sequence[tuple[Check, int]],
-    policy: Policy,
-    arm: _ArmAtHand,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Make the checks that are due on `policy`, each with as many seeds as the scale says."""
-    for what, count in due:
-        repeats = [repeat for repeat in arm.repeats if repeat.seed < count]
-        if not repeats:
-            continue
-        if should_stop():
-            raise Stopped
-        progress(what, {})
-        with arm.fit_or_left_out(what):
-            by_seed = CHECKS[what](policy, [repeat.seed for repeat in repeats])
-        for repeat, metrics in zip(repeats, by_seed, strict=True):
-            repeat.metrics |= metrics
-        release()
-
-
 def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
     timing = {
         "method": "device_events",
@@ -295,35 +243,32 @@ def _point(
     arm: _ArmAtHand,
     should_stop: Callable[[], bool],
 ) -> None:
-    batches = arm.fitting(point)
     repeats = [repeat for repeat in arm.repeats if point.timed_by(repeat.seed)]
-    if not repeats:
+    batches = arm.fitting(point)
+    engine: Engine | None = None
+    while repeats and batches and engine is None:
+        with arm.fit_or_left_out(cell_of(point, max(batches))):
+            engine = _engine(point, max(batches), policy, arm.products)
+            if point.windows:
+                fill_cache(engine, repeats[0].seed)
+        batches = arm.fitting(point)
+    if engine is None:
         return
-    with arm.fit_or_left_out(cell_of(point, max(batches))):
-        engine = _engine(point, max(batches), policy, arm.products)
-        if point.windows:
-            fill_cache(engine, repeats[0].seed)
     whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
-        timing = point, batch, engine, repeats, should_stop
         with arm.fit_or_left_out(cell):
-            # What the allocator learnt under one timing may spare it the next; a batch that does
-            # not get by without a retry is as one that does not fit, and costs no other.
-            count = time_batch(*timing, also_whole=batch in whole)
-            count = count and time_batch(*timing, also_whole=batch in whole)
-        if count:
-            sentence = f"the allocator retried {count} times under the clock, as it did before"
-            arm.not_run[cell] = sentence
+            also_whole = batch in whole
+            count = time_batch(point, batch, engine, repeats, should_stop, also_whole=also_whole)
+            if count:
+                arm.not_run[cell] = f"the allocator retried {count} times under the clock"
+        if cell in arm.not_run:
             _forget(repeats, cell)
-            continue
-        arm.effects["timed_retries"][cell] = count
-    share = f"host_share_{point.name}"
-    smallest = min(point.batches)
-    timed = smallest in batches and cell_of(point, smallest) not in arm.not_run
-    smallest_timed = timed and not point.windows and point.new_tokens > 1
-    if smallest_timed and share not in arm.not_run:
-        with arm.fit_or_left_out(share):
+        else:
+            arm.effects["timed_retries"][cell] = 0
+    smallest = cell_of(point, min(point.batches))
+    if smallest in arm.effects["timed_retries"] and not point.windows and point.new_tokens > 1:
+        with arm.fit_or_left_out(f"host_share_{point.name}"):
             time_host_share(point, engine, repeats)
     engine.close()
     release()

@@ -2,7 +2,7 @@
 
 `kernels.tune` times a layer by itself. In a step the launch behind it begins before it has ended
 (programmatic dependent launch), in the registers and shared memory that it leaves free, so what is
-fastest alone need not be fastest in its place. Here every candidate of `kernels.tune_candidates`
+fastest alone need not be fastest in its place. Here every candidate of `kernels.tune`
 stands in the engine's own captured step, of a model with a few layers of the real shape and a small
 vocabulary, so that little else is timed. The products are gone through one after another, each with
 the others as chosen so far; those that come out best are timed again in turn with what the table

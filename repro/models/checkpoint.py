@@ -2,8 +2,8 @@
 
 `write_quantized` turns a 16-bit checkpoint folder into an NVFP4 or MXFP4 one that transformers with
 compressed-tensors, vLLM and this project load, or an NF4 one in bitsandbytes' layout. It reads one
-tensor, quantises it, writes it, and forgets it; peak memory is the work on the largest matrix,
-whatever the size of the model.
+tensor and quantises it, and writes a shard when it is full; peak memory is a shard, whatever the
+size of the model.
 
 An NVFP4 folder's tensors equal, bit for bit, those that llm-compressor's `NVFP4A16` stores of the
 same model in bfloat16 (recipe `bfloat16`, the default; a float32 or float16 file is rounded to
@@ -101,8 +101,6 @@ class Written:
         The safetensors files of `folder`, in order.
     bytes_read, bytes_written
         Of tensors in the source and of the shards.
-    source_sha256
-        Digest over the source's config and shards.
     """
 
     folder: Path
@@ -110,7 +108,6 @@ class Written:
     linears: int
     bytes_read: int
     bytes_written: int
-    source_sha256: str
 
 
 def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
@@ -203,7 +200,6 @@ def write_quantized(
     out_folder: str | Path,
     weight_format: str = "nvfp4",
     *,
-    recipe: str | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     device: str | torch.device = "cpu",
 ) -> Written:
@@ -215,8 +211,6 @@ def write_quantized(
         The second must not exist; it appears when complete.
     weight_format
         `nvfp4` or `mxfp4`, in compressed-tensors' layout, or `nf4`, in bitsandbytes'.
-    recipe
-        The arithmetic of NVFP4's scales, `bfloat16` or `float32`; None takes `default_recipe`.
     max_shard_bytes
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
@@ -227,13 +221,13 @@ def write_quantized(
     CheckpointError
         When the source is not what it claims, or is quantised already.
     ValueError
-        When the format has no layout, or no such recipe.
+        When the format has no layout.
     FileExistsError
         When `out_folder` exists.
     """
     source_path, out = resolve(source_folder), Path(out_folder)
     with appearing(out) as temporary:
-        _require_convertible(source_path, weight_format, max_shard_bytes)
+        _require_convertible(source_path, weight_format)
         model = build_on_meta(read_description(source_path).config)
         source = TensorFolder(source_path)
         require_same_names(model, source, None)
@@ -241,28 +235,25 @@ def write_quantized(
         temporary.mkdir()
         copy_companions(source_path, temporary)
         _write_config(source_path, temporary, weight_format)
-        scales = SharedScales(source, recipe or default_recipe(source_path, weight_format))
+        scales = SharedScales(source, default_recipe(source_path, weight_format))
         make = _Maker(scales, model, torch.device(device), weight_format)
         shards = write_shards(temporary, specs, make, max_shard_bytes)
-        source_sha256 = source_digest(source_path)
         linears = stored_layouts.count_projections(specs)
-        write_manifest(temporary, shards, linears, source_sha256, weight_format, scales.recipe)
+        digest = source_digest(source_path)
+        write_manifest(temporary, shards, linears, digest, weight_format, scales.recipe)
     return Written(
         folder=out,
         shards=tuple(out / name for name in shards),
         linears=linears,
         bytes_read=sum(source.spec(name).nbytes for name in source.names()),
         bytes_written=sum((out / name).stat().st_size for name in shards),
-        source_sha256=source_sha256,
     )
 
 
-def _require_convertible(source: Path, weight_format: str, max_shard_bytes: int) -> None:
+def _require_convertible(source: Path, weight_format: str) -> None:
     if weight_format not in stored_layouts.LAYOUTS:
         written = " and ".join(map(repr, stored_layouts.LAYOUTS))
         raise ValueError(f"format is {weight_format!r}; checkpoints are written in {written} only")
-    if max_shard_bytes < 1:
-        raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
     verify(source)
     stored = read_description(source).stored_format
     if stored is not None:
@@ -325,7 +316,7 @@ def write_shards(
         file = "model.safetensors"
         if len(groups) > 1:
             file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        digests[file] = write_tensors(folder / file, group, make)
+        digests[file] = write_tensors(folder / file, {name: make(name) for name in group})
         weight_map |= dict.fromkeys(group, file)
     if len(groups) > 1:
         total = sum(spec.nbytes for spec in specs.values())

@@ -118,47 +118,37 @@ def require_plain(config: Any, where: object) -> None:
     The trainer's packed rows, the engine and the kernels have their own forward pass: full causal
     attention, SwiGLU, rotary angles that do not depend on the length of the sequence.
     """
+
+    def require(fits: bool, name: str, value: object, needed: str) -> None:
+        if not fits:
+            raise ValueError(f"{where}: field {name} is {value!r}; needed is {needed}")
+
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if kinds:
-        window = getattr(config, "sliding_window", None)
-        raise ValueError(
-            f"{where}: layer_types holds {', '.join(kinds)} (sliding_window is {window!r}); only "
-            "full attention is built here"
-        )
-    if config.hidden_act != "silu":
-        raise ValueError(f"{where}: hidden_act is {config.hidden_act!r}; only 'silu' is built here")
+    require(not kinds, "layer_types", kinds, "full_attention alone, which is built here")
+    require(config.hidden_act == "silu", "hidden_act", config.hidden_act, "'silu'")
     for name, most in _SIZES.items():
         value = getattr(config, name)
-        if not 1 <= value <= most:
-            raise ValueError(f"{where}: field {name} is {value}; needed is 1 or more, up to {most}")
-    pad = getattr(config, "pad_token_id", None)
-    if pad is not None and not -config.vocab_size <= pad < config.vocab_size:
-        raise ValueError(f"{where}: field pad_token_id is {pad}; needed is below vocab_size")
+        require(1 <= value <= most, name, value, f"1 or more, up to {most}")
+    pad, size = getattr(config, "pad_token_id", None), config.vocab_size
+    require(pad is None or -size <= pad < size, "pad_token_id", pad, "below vocab_size")
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     channels = getattr(config, "head_dim", None)
     channels = config.hidden_size // heads if channels is None else channels
-    if channels % 2 or not 2 <= channels <= config.hidden_size * heads:
-        raise ValueError(f"{where}: head_dim is {channels}; needed is an even number from 2")
-    if not 0 <= config.rms_norm_eps < math.inf:
-        raise ValueError(f"{where}: field rms_norm_eps is {config.rms_norm_eps}; needed is from 0")
-    if heads % shared:
-        raise ValueError(
-            f"{where}: field num_key_value_heads is {shared}; needed is a divisor of "
-            f"num_attention_heads, {heads}"
-        )
+    even = channels % 2 == 0 and 2 <= channels <= config.hidden_size * heads
+    require(even, "head_dim", channels, "an even number from 2")
+    epsilon = config.rms_norm_eps
+    require(0 <= epsilon < math.inf, "rms_norm_eps", epsilon, "from 0")
+    divisor = f"a divisor of num_attention_heads, {heads}"
+    require(heads % shared == 0, "num_key_value_heads", shared, divisor)
     rope = getattr(config, "rope_parameters", None) or {}
     for name, value in rope.items():
-        if name not in {"rope_type", "type"} and not isinstance(value, int | float | None):
-            raise ValueError(f"{where}: field {name} is {value!r}; needed is a number")
-    theta = rope.get("rope_theta", 1.0)
-    if theta is None or not 0 < theta < math.inf:
-        raise ValueError(f"{where}: field rope_theta is {theta}; needed is a number above 0")
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise ValueError(
-            f"{where}: rope_type is {rope['rope_type']!r}; built here are {', '.join(ROPE_TYPES)}"
-        )
-    if getattr(config, "dual_chunk_attention_config", None):
-        raise ValueError(f"{where}: dual_chunk_attention_config is set; it is not built here")
+        number = name in {"rope_type", "type"} or isinstance(value, int | float | None)
+        require(number, name, value, "a number")
+    theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
+    require(theta is not None and 0 < theta < math.inf, "rope_theta", theta, "a number above 0")
+    require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))
+    chunks = getattr(config, "dual_chunk_attention_config", None)
+    require(not chunks, "dual_chunk_attention_config", chunks, "none")
 
 
 def causal_lm(model: nn.Module) -> nn.Module:

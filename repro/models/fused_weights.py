@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kernels import dispatch, reference
+from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from kernels.packing import PACK_ROWS, PackedWeight, pack
 from repro.models.decoder import causal_lm, fused_members, is_projection
@@ -63,20 +63,11 @@ def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
 
 def fuse(weights: Sequence[QuantizedWeight]) -> PackedWeight:
     """Return one packed weight (N1 + N2 + ..., K) of the rows of all `weights` (Ni, K)."""
-    weights = [_with_plain_scales(weight) for weight in weights]
     first = weights[0]
     tensors = dict(first.tensors())
     for name in ("codes", "block_scales"):
         tensors[name] = torch.cat([getattr(weight, name) for weight in weights])
     return pack(QuantizedWeight(format=first.format, **tensors))
-
-
-def _with_plain_scales(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return NF4's scales as the numbers they stand for: second levels cannot be joined."""
-    if not weight.double_quant:
-        return weight
-    scales = reference.decoded_block_scales(weight)
-    return QuantizedWeight(format=weight.format, codes=weight.codes, block_scales=scales)
 
 
 def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:

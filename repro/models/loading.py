@@ -114,7 +114,7 @@ def read_description(folder: Path) -> ModelDescription:
     stored: str | None = None
     if quantization is not None:
         try:
-            stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
+            stored = stored_layouts.stored_format(quantization, path)
         except (AttributeError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path}: field quantization_config is {reprlib.repr(quantization)}; it has not "
@@ -365,8 +365,7 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
     missing = sorted(expected.keys() - present)
     if missing:
         raise CheckpointError(f"{source.where(missing[0])} is missing{_and_more(missing)}")
-    optional = {name for name in present if stored_layouts.is_optional(name, stored_format)}
-    extra = sorted(present - expected.keys() - _tied_names(model) - optional)
+    extra = sorted(present - expected.keys() - _tied_names(model))
     if extra:
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"

@@ -3,7 +3,7 @@
     y = x W^T + b + scaling * (x A^T) B^T,    scaling = alpha / R   (rsLoRA: alpha / sqrt(R))
 
 peft does the bookkeeping (names, files, enabling and disabling); `AdapterLinear` does the
-arithmetic, through `kernels.dispatch.lora_linear` on a 4-bit base.
+arithmetic.
 
 Easy mistakes
 -------------
@@ -59,16 +59,10 @@ class AdapterLinear(PeftLinear):
         if args or kwargs:
             raise TypeError(f"AdapterLinear takes one tensor; got also {args} and {kwargs}")
         base = base_linear(self)
-        if self.disable_adapters:
-            if self.merged:
-                self.unmerge()
+        factors = self.factors()
+        if self.merged or factors is None:
             return cast(Tensor, base(x))
-        name = self.active_name()
-        if self.merged or name is None:
-            return cast(Tensor, base(x))
-        A, B, scaling = self.adapter(name)
-        if isinstance(base, QuantizedLinear) and base.product is None:
-            return dispatch.lora_linear(x, base.weight, A, B, scaling, base.bias)
+        A, B, scaling = factors
         down = functional.linear(x, A.to(x.dtype))
         return cast(Tensor, base(x)) + functional.linear(down, B.to(x.dtype)) * scaling
 
@@ -99,10 +93,6 @@ class AdapterLinear(PeftLinear):
                 "the adapter; keep the adapter apart, or take effective_weight() in 16 bits or more"
             )
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
-
-    def supports_lora_conversion(self, adapter_name: str = "default") -> bool:
-        """Tell that this is vanilla LoRA."""
-        return True
 
 
 def lora_config(*, rank: int, alpha: float, rslora: bool = False) -> LoraConfig:

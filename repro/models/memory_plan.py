@@ -318,10 +318,7 @@ def _diagonal_image_bytes(step: StepShape) -> int:
 
 
 def _graph_bytes(step: StepShape) -> int:
-    """Return the bytes of captures: their nodes, and the activations of the widest one.
-
-    A training step's engine captures no prefills (`EngineConfig.prefill_graph_tokens`).
-    """
+    """Return the bytes of captures: their nodes, and the activations of the widest one."""
     shape = step.shape
     widths = sum(width <= max(step.slots, 1) for width in GRAPH_WIDTHS)
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)

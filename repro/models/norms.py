@@ -40,10 +40,8 @@ class PerturbableRMSNorm(nn.Module):
     ----------
     weight : Parameter, (H,)
         The gain. Never perturbed in place.
-    noise : Tensor or None, (H,) or (J, H), float32
-        Added to the gain in float32 inside the norm; None switches it off. (J, H) is noise of their
-        own for the J projections that read the norm, which only a sampler that reads `gain` knows;
-        `forward` has one output and refuses it.
+    noise : Tensor or None, (H,), float32
+        Added to the gain in float32 inside the norm; None switches it off.
     """
 
     weight: nn.Parameter
@@ -62,28 +60,12 @@ class PerturbableRMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the normed `hidden`, (..., H), in its own dtype."""
-        out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, self.shared_noise())
+        out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, self.noise)
         # A float32 master gain under 16-bit activations must not turn the stream to float32.
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
 
-    def shared_noise(self) -> Tensor | None:
-        """Return the noise of one output for all that read it, (H,), or None.
-
-        Raises
-        ------
-        ValueError
-            When there is noise of their own for the projections.
-        """
-        noise = self.noise
-        if noise is not None and noise.shape != self.weight.shape:
-            raise ValueError(
-                f"noise has shape {tuple(noise.shape)}; the gain has {tuple(self.weight.shape)}, "
-                "and one output for all that read it"
-            )
-        return noise
-
     def gain(self) -> Tensor:
-        """Return the effective gain w + z, (H,) or (J, H) as the noise, float32, detached."""
+        """Return the effective gain w + z, (H,) float32, detached."""
         gain = self.weight.detach().to(torch.float32)
         return gain if self.noise is None else gain + self.noise
 

@@ -19,8 +19,6 @@ __all__ = [
     "LoraConfig",
     "PeftLinear",
     "PeftModel",
-    "check_target_module_exists",
-    "get_pattern_key",
     "get_peft_model",
 ]
 
@@ -43,5 +41,3 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 with _hidden(_HIDDEN):
     from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
     from peft.tuners.lora.layer import Linear as PeftLinear
-    from peft.tuners.tuners_utils import check_target_module_exists
-    from peft.utils.other import get_pattern_key

@@ -2,13 +2,9 @@ r"""A rounding's error on 16-bit weights, at any multiple of its size: the dose 
 
     W' = W + factor (Q(W) - W)
 
-with Q a storage format, or one that no kernel here stores:
-
-    int3, int2   blocks of 32 along K, absmax / L as float32 scale, integers -L to L, L = 3 and 1
-
-At factor 1 the policy is the format's own, but for one rounding to the compute dtype; at 0 it is
-the 16-bit one. Read through a source, so that the dense model is never changed in place and loads
-as every other does.
+with Q a storage format. At factor 1 the policy is the format's own, but for one rounding to the
+compute dtype; at 0 it is the 16-bit one. Read through a source, so that the dense model is never
+changed in place and loads as every other does.
 """
 
 from __future__ import annotations
@@ -24,9 +20,6 @@ from repro.models.decoder import is_projection
 from repro.models.files.tensor_files import SourceAround, WeightSource
 from repro.models.loading import SharedScales, quantize_projection, read_rounded
 from repro.spec.arm import PlantedRounding
-
-_LEVELS = {"int3": 3, "int2": 1}
-_BLOCK = 32
 
 
 class RoundedSource(SourceAround):
@@ -79,24 +72,5 @@ class RoundedSource(SourceAround):
 
     def _rounded(self, dense: Tensor, projection: str) -> Tensor:
         """Return Q(W), (N, K) float32."""
-        levels = _LEVELS.get(self._rounding.format)
-        if levels is not None:
-            return round_to_integers(dense.float(), levels)
         weight = quantize_projection(dense, projection, self._rounding.format, self._scales)
         return dispatch.dequantize(weight, torch.float32)
-
-
-def round_to_integers(weight: Tensor, levels: int) -> Tensor:
-    """Return (N, K) float32 rounded to -levels..levels times the block's absmax / levels.
-
-    Raises
-    ------
-    ValueError
-        If K is not a multiple of 32.
-    """
-    if weight.shape[-1] % _BLOCK:
-        raise ValueError(f"K is {weight.shape[-1]}; blocks of {_BLOCK} need a multiple of it")
-    blocks = weight.unflatten(-1, (-1, _BLOCK))  # (N, K / 32, 32)
-    scale = blocks.abs().amax(dim=-1, keepdim=True) / levels
-    integers = (blocks / scale.clamp_min(torch.finfo(torch.float32).tiny)).round()
-    return (integers * scale).flatten(-2)  # (N, K / 32, 32) -> (N, K)

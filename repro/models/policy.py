@@ -28,7 +28,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -63,11 +62,6 @@ COMPUTE_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-# Bytes of a chat template and of tokenizer_config.json; published ones have some thousands, and
-# with all added tokens a million.
-_LONGEST_TEMPLATE, _LARGEST_CONFIG = 1_000_000, 20_000_000
 
 
 @dataclass(slots=True)
@@ -130,7 +124,6 @@ def load_policy(
     seed: int = 0,
     device: str | torch.device = "cpu",
     rslora: bool = False,
-    recipe: str | None = None,
     order: int | None = None,
     rounding: PlantedRounding | None = None,
 ) -> Policy:
@@ -155,9 +148,6 @@ def load_policy(
         Of A; the same A for every weight format, and unused unless `lora`.
     device
         Where the policy goes; projections are quantised there.
-    recipe
-        The arithmetic of NVFP4's scales, where projections are quantised here; None takes
-        `repro.models.loading.default_recipe`, as `write_quantized` does.
     order
         Which permutation of the channels: the same function, another draw of the rounding
         (`permuted_source`). None leaves them as they are stored.
@@ -188,9 +178,9 @@ def load_policy(
         source = PermutedSource(source, description.config, order)
     rounded: RoundedSource | None = None
     if rounding is not None:
-        rounding_recipe = recipe or default_recipe(folder, rounding.format)
+        rounding_recipe = default_recipe(folder, rounding.format)
         source = rounded = RoundedSource(source, rounding, device, rounding_recipe)
-    recipe = recipe or default_recipe(folder, weight_format)
+    recipe = default_recipe(folder, weight_format)
     model, effects = _load_base(
         description, source, weight_format, base_dtype, torch.device(device), recipe
     )
@@ -295,24 +285,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     Raises
     ------
     CheckpointError
-        When a file of it is broken or a chat template endless, naming the file.
+        When a file of it is broken, naming the file.
     """
-    templates = [folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja")]
-    sizes = {path: (path.stat().st_size, _LONGEST_TEMPLATE) for path in templates if path.exists()}
     vocabulary, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    if config.is_file():
-        sizes[config] = (config.stat().st_size, _LARGEST_CONFIG)
-    for path, (size, most) in sizes.items():
-        if size > most:
-            raise CheckpointError(f"{path} has {size} bytes; needed are {most} at most")
     if not (vocabulary.is_file() or config.is_file()):
         return None
-    inside = read_object(config).get("chat_template") if config.is_file() else None
-    size = len(json.dumps(inside))
-    if size > _LONGEST_TEMPLATE:
-        raise CheckpointError(
-            f"{config}: chat_template has {size} bytes; needed are {_LONGEST_TEMPLATE} at most"
-        )
+    if config.is_file():
+        read_object(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)

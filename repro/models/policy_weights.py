@@ -94,29 +94,13 @@ class DecoderWeights:
 
 @torch.no_grad()
 def policy_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> DecoderWeights:
-    """Return the policy's weights as they are now, adapters merged in float32.
-
-    Parameters
-    ----------
-    dtype
-        Of every tensor returned.
-
-    Raises
-    ------
-    ValueError
-        When a layer attends through a sliding window, which such a pass would get wrong.
-    """
+    """Return the policy's weights as they are now, in `dtype`, adapters merged in float32."""
     decoder: Any = policy.decoder
     config = decoder.config
     norms = block_norms(decoder)
     layers = []
     for number, block in enumerate(decoder.model.layers):
         attention, mlp = block.self_attn, block.mlp
-        if getattr(attention, "sliding_window", None) is not None:
-            raise ValueError(
-                f"model.layers.{number} has a sliding window of {attention.sliding_window}; "
-                "policy_weights needs full attention"
-            )
         prefix = f"model.layers.{number}"
         layers.append(
             LayerWeights(

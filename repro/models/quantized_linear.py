@@ -133,13 +133,6 @@ class QuantizedLinear(nn.Module):
         super()._apply(fn, recurse)
         return self
 
-    def extra_repr(self) -> str:
-        """Show the shape and the format."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"format={self.weight_format}, bias={self.bias is not None}"
-        )
-
 
 def relative_error(dense: Tensor, quantized: QuantizedWeight) -> float:
     """Return ||W - dequantize(Q(W))||_F / ||W||_F, in float32; 0 for an all-zero weight."""

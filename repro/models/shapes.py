@@ -50,37 +50,8 @@ def _qwen2(shape: DecoderShape) -> dict[str, Any]:
     }
 
 
-# From the config.json of the published checkpoints (Qwen/Qwen2.5-*-Instruct, Qwen/Qwen3-8B,
-# meta-llama/Llama-3.1-8B).
 SHAPES: dict[str, dict[str, Any]] = {
-    **{f"qwen2.5-{name}": _qwen2(shape) for name, shape in QWEN_SHAPES.items()},
-    "qwen3-8b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-    },
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "tie_word_embeddings": False,
-    },
+    f"qwen2.5-{name}": _qwen2(shape) for name, shape in QWEN_SHAPES.items()
 }
 
 

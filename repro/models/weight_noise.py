@@ -4,36 +4,39 @@ Every projection W becomes
 
     W' = W + sigma * rms(W) * N(0, I)
 
-rounded to W's own dtype, once and for good. One sigma serves the whole model; `matched_sigma` finds
-it so that the mean over tokens of KL(policy || W') equals that of KL(policy || quantised policy) on
-the same tokens. Rounding is not independent of W and not Gaussian: what remains different between
-the two policies at equal KL is what is peculiar to rounding.
+rounded to W's own dtype, once and for good. One sigma serves the whole model; it is found so that
+the mean over tokens of KL(policy || W') equals that of KL(policy || quantised policy) on the same
+tokens. Rounding is not independent of W and not Gaussian: what remains different between the two
+policies at equal KL is what is peculiar to rounding.
 
 The noise of one projection depends on (seed, its name) and nothing else. The matching scales the
-very draw that is planted: on a small model KL at one sigma differs several times over from draw to
-draw.
+very draw that stays: on a small model KL at one sigma differs several times over from draw to draw.
+
+Of distributions over the vocabulary a slice of tokens is held at a time; of every token its last
+hidden state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from repro.models.decoder import is_projection
 from repro.models.lora import AdapterLinear, base_linear
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
 
 _TOLERANCE = 0.01
 _BISECTIONS = 40
-_PROMPTS_AT_ONCE = 16
+# Padded tokens that go forward at once, and tokens that reach the vocabulary at once.
+_FORWARD, _SLICE = 8192, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class MatchedNoise:
     sigma: float
     kl_format: float
     kl_noise: float
+    projections: int
 
 
 def base_projections(policy: Policy) -> dict[str, nn.Linear]:
@@ -66,65 +70,25 @@ def base_projections(policy: Policy) -> dict[str, nn.Linear]:
     return projections
 
 
-def noise_of(weight: Tensor, sigma: float, *, seed: int, name: str) -> Tensor:
-    """Return sigma * rms(weight) * N(0, I), (N, K) float32 on the weight's device."""
-    return _scaled(_drawn(weight, seed=seed, name=name), weight, sigma)
-
-
-def _drawn(weight: Tensor, *, seed: int, name: str) -> Tensor:
-    """Return N(0, I), (N, K) float32 on the weight's device."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, "planted", name))
-    return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight.device)
-
-
-def _scaled(drawn: Tensor, weight: Tensor, sigma: float) -> Tensor:
-    rms = weight.detach().float().square().mean().sqrt()
-    return drawn * (sigma * rms)
-
-
 @torch.no_grad()
-def plant_noise(policy: Policy, sigma: float, *, seed: int) -> list[str]:
-    """Add the noise to the policy's projections for good; return the names of those changed.
-
-    Raises
-    ------
-    ValueError
-        If a projection came out as it went in.
-    """
-    changed = []
-    for name, linear in base_projections(policy).items():
-        before = linear.weight.detach().clone()
-        noise = noise_of(before, sigma, seed=seed, name=name)
-        linear.weight.copy_((before.float() + noise).to(before.dtype))
-        if torch.equal(before, linear.weight):
-            raise ValueError(f"noise of sigma {sigma} left {name} as it was")
-        changed.append(name)
-    return changed
-
-
-def matched_sigma(
-    checkpoint: str | Path,
-    weight_format: WeightFormat,
-    prompts: Sequence[Sequence[int]],
+def plant_matched_noise(
+    policy: Policy,
+    rounded: Policy,
+    rows: Sequence[Sequence[int]],
+    prompt_tokens: Sequence[int],
     *,
+    matched_to: WeightFormat,
     seed: int,
-    compute_dtype: str,
-    device: str | torch.device,
-    order: int | None = None,
-    counted: Sequence[slice] = (),
 ) -> MatchedNoise:
-    """Return the sigma at which the noise of `seed` has the KL of `weight_format`'s rounding.
+    """Put noise of `seed` on a policy, for good, as strong as another's rounding; return it.
 
     Parameters
     ----------
-    prompts
-        Token ids of calibration prompts, with or without a completion behind each.
-    seed
-        Of the noise, as `plant_noise` will draw it.
-    order
-        Order of channels in which it will be planted; see `load_policy`.
-    counted
-        Positions that count, a slice per row; none given counts every position.
+    policy, rounded
+        The 16-bit policy, and the same in the format `matched_to`.
+    rows, prompt_tokens
+        Token ids of prompts, each with a completion behind it, and how many are the prompt's: the
+        positions that predict a token of the completion count.
 
     Raises
     ------
@@ -132,39 +96,63 @@ def matched_sigma(
         If the format changes nothing, or no sigma up to 10 reaches its KL.
     """
 
-    def load(which: WeightFormat) -> Policy:
-        return load_policy(
-            checkpoint,
-            weight_format=which,
-            compute_dtype=compute_dtype,
-            device=device,
-            order=order,
-        )
+    def predictions(of: Policy) -> list[Tensor]:
+        return [
+            row[length - 1 : -1]
+            for row, length in zip(last_hidden(of, rows), prompt_tokens, strict=True)
+        ]
 
-    def logprobs(of: Policy) -> list[Tensor]:
-        rows = token_logprobs(of, prompts)
-        return [row[part] for row, part in zip(rows, counted, strict=True)] if counted else rows
-
-    policy = load("bf16")
-    clean = logprobs(policy)
-    target_kl = mean_kl(clean, logprobs(load(weight_format)))
+    clean = predictions(policy)
+    target_kl = mean_kl(policy, clean, rounded, predictions(rounded))
     if not target_kl > 0:
-        raise ValueError(f"{weight_format} left the policy as it was; there is no KL to match")
-
-    # Drawn once: only the strength changes from one try to the next.
-    drawn = {
-        name: _drawn(linear.weight, seed=seed, name=name)
-        for name, linear in base_projections(policy).items()
-    }
+        raise ValueError(f"{matched_to} left the policy as it was; there is no KL to match")
+    planted = PlantedNoise(policy, seed=seed)
 
     def kl_at(sigma: float) -> float:
-        with _planted(policy, drawn, sigma):
-            return mean_kl(clean, logprobs(policy))
+        planted.scale(sigma)
+        return mean_kl(policy, clean, policy, predictions(policy))
 
     sigma, noise_kl = _solve(kl_at, target_kl)
     return MatchedNoise(
-        matched_to=weight_format, sigma=sigma, kl_format=target_kl, kl_noise=noise_kl
+        matched_to=matched_to,
+        sigma=sigma,
+        kl_format=target_kl,
+        kl_noise=noise_kl,
+        projections=len(planted.projections),
     )
+
+
+class PlantedNoise:
+    """The noise of one seed on a policy's projections, drawn once; only its strength changes."""
+
+    def __init__(self, policy: Policy, *, seed: int) -> None:
+        self.projections = base_projections(policy)
+        self._clean = {name: one.weight.detach().clone() for name, one in self.projections.items()}
+        self._unit = {
+            name: _drawn(weight, seed=seed, name=name) for name, weight in self._clean.items()
+        }
+
+    @torch.no_grad()
+    def scale(self, sigma: float) -> None:
+        """Let every projection carry sigma * rms(W) * N(0, I).
+
+        Raises
+        ------
+        ValueError
+            If one is as it was without.
+        """
+        for name, linear in self.projections.items():
+            clean = self._clean[name]
+            weight = clean.float()
+            noise = self._unit[name] * (sigma * weight.square().mean().sqrt())
+            linear.weight.copy_((weight + noise).to(clean.dtype))
+            if torch.equal(clean, linear.weight):
+                raise ValueError(f"noise of sigma {sigma} left {name} as it was")
+
+
+def _drawn(weight: Tensor, *, seed: int, name: str) -> Tensor:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "planted", name))
+    return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight.device)
 
 
 def _solve(kl_at: Callable[[float], float], target_kl: float) -> tuple[float, float]:
@@ -183,47 +171,47 @@ def _solve(kl_at: Callable[[float], float], target_kl: float) -> tuple[float, fl
     raise ValueError(f"no sigma near {middle} gives a KL of {target_kl}; found {kl}")
 
 
-@contextmanager
-def _planted(policy: Policy, drawn: Mapping[str, Tensor], sigma: float) -> Iterator[None]:
-    """Let a policy's projections carry what `plant_noise` adds, for a while."""
-    linears = base_projections(policy)
-    before = {name: linear.weight.detach().clone() for name, linear in linears.items()}
-    try:
-        with torch.no_grad():
-            for name, linear in linears.items():
-                noise = _scaled(drawn[name], before[name], sigma)
-                linear.weight.copy_((before[name].float() + noise).to(before[name].dtype))
-        yield
-    finally:
-        with torch.no_grad():
-            for name, linear in linears.items():
-                linear.weight.copy_(before[name])
-
-
 @torch.no_grad()
-def token_logprobs(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return log-probabilities over the vocabulary at every position, (S, V) float32 per prompt.
+def last_hidden(policy: Policy, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return what reaches the vocabulary at every position, (S, H) per row, on the device.
 
-    On the policy's device. Prompts go forward together, padded on the right, where causal attention
-    never looks.
+    Rows go forward together, padded on the right, where causal attention never looks.
     """
-    by_row = []
-    for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
-        part = prompts[begin : begin + _PROMPTS_AT_ONCE]
+    at_once = max(1, _FORWARD // max(map(len, rows)))
+    states = []
+    for begin in range(0, len(rows), at_once):
+        part = rows[begin : begin + at_once]
         ids = torch.zeros(len(part), max(map(len, part)), dtype=torch.long)
-        for row, prompt in enumerate(part):
-            ids[row, : len(prompt)] = torch.tensor(list(prompt))
-        logits = policy.model(input_ids=ids.to(policy.device)).logits
-        by_row += [
-            logits[row, : len(prompt)].float().log_softmax(-1) for row, prompt in enumerate(part)
-        ]
-    return by_row
+        for place, row in enumerate(part):
+            ids[place, : len(row)] = torch.tensor(list(row))
+        decoder: Any = policy.decoder
+        hidden = decoder.model(input_ids=ids.to(policy.device), use_cache=False).last_hidden_state
+        states += [hidden[place, : len(row)].clone() for place, row in enumerate(part)]
+    return states
 
 
-def mean_kl(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Return the mean over positions of KL(first || second), in nats."""
+def logprobs(policy: Policy, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log-probabilities over the vocabulary, (tokens, V) float32, of (tokens, H)."""
+    output = cast(Any, policy.decoder).get_output_embeddings()
+    logits = functional.linear(hidden, output.weight, getattr(output, "bias", None))
+    return (logits.float() / temperature).log_softmax(-1)
+
+
+def mean_kl(
+    clean: Policy, first: Sequence[Tensor], changed: Policy, second: Sequence[Tensor]
+) -> float:
+    """Return the mean over positions of KL(clean || changed), in nats.
+
+    Parameters
+    ----------
+    first, second
+        What the policies' `last_hidden` gives, (S, H) per row, or the same positions of both.
+    """
     total, positions = 0.0, 0
-    for a, b in zip(first, second, strict=True):
-        total += float((a.exp() * (a - b)).sum(-1).double().sum())
+    for a, b in zip(
+        torch.cat(list(first)).split(_SLICE), torch.cat(list(second)).split(_SLICE), strict=True
+    ):
+        p, q = logprobs(clean, a), logprobs(changed, b)
+        total += float((p.exp() * (p - q)).sum(-1).double().sum())
         positions += len(a)
     return total / positions

@@ -14,9 +14,12 @@ the BF16 policy of the same seed. Units are prompts; each has `group_size` compl
   wrong answers both (only these teach), different answers to a prompt, completions that box an
   answer, write a program, or are cut.
 
-An arm with `exploration` is the policy at another temperature, in sampling and in every
+An arm with a `temperature_factor` is the policy at another temperature, in sampling and in every
 distribution: where its entropy is a format's, the accuracy that the format has less is *damage*,
 what rounding costs beyond exploring. Arms with added noise carry that of the first noisy stage.
+
+The BF16 policy is loaded as the arm is, adapter and all: an adapter of zeros adds up in another
+order than a bare projection, which alone is a KL of .004 nats per token in bfloat16.
 
 Where each seed has an order of channels of its own (`TrainScale.permuted`), seeds are draws of the
 rounding. Distributions are never held: both policies go forward over the same rows, and a slice of
@@ -25,6 +28,7 @@ tokens at a time reaches the vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -37,7 +41,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
@@ -47,15 +50,17 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
-from repro.models.policy import Policy, end_token_ids, load_policy
+from repro.models.policy import Policy, end_token_ids
+from repro.models.weight_noise import logprobs
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.passes import row_hidden
+from repro.rl.single_run.packed import packed_hidden
 from repro.rollout.sampler import Completion
+from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 from repro.spec.tier import cuda_devices
 
@@ -79,6 +84,7 @@ class Common:
     policy: Policy
     asked: list[Question]
     sampled: Sampled
+    temperature: float
 
 
 def measure_dose(
@@ -95,13 +101,12 @@ def measure_dose(
     scale: TrainScale = run.scale
     problems = load_problems(scale.data, "development")
     progress("sampling the common tokens", {})
-    common = _common(scale, run.seed, run.tier)
+    common = _common(_untreated(run))
     if should_stop():
         raise Stopped
     progress("loading", {})
     policy = load_arm(run, _device(run.tier))
-    explored = run.arm.exploration
-    temperature = run.rollout.temperature * (explored.temperature if explored else 1.0)
+    temperature = run.rollout.temperature
     with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
         progress("sampling its own", {})
         own = _sampled(policy, common.asked, scale, run.seed, temperature)
@@ -148,18 +153,26 @@ def _device(tier: str) -> str:
     return "cuda" if tier != "smoke" and cuda_devices() else "cpu"
 
 
+def _untreated(run: RunConfig) -> RunConfig:
+    """Return the run of the BF16 policy that a run's arm is compared with."""
+    arm = run.arm
+    plain = Arm(
+        name="bf16",
+        label="BF16",
+        training=arm.training,
+        lora_rank=arm.lora_rank,
+        lora_alpha=arm.lora_alpha,
+        norms_trained=arm.norms_trained,
+    )
+    return dataclasses.replace(run, arm=plain)
+
+
 # A process asks the arms of one seed in turn; the BF16 policy's completions are sampled once.
 @functools.lru_cache(maxsize=1)
-def _common(scale: TrainScale, seed: int, tier: str) -> Common:
-    """Return what the arms of a seed have in common."""
-    policy = load_policy(
-        scale.checkpoint,
-        revision=scale.revision,
-        weight_format="bf16",
-        compute_dtype=scale.compute_dtype,
-        device=_device(tier),
-        order=seed if scale.permuted else None,
-    )
+def _common(run: RunConfig) -> Common:
+    """Return what the arms of a seed have in common, from the run of their BF16 policy."""
+    scale: TrainScale = run.scale
+    policy = load_arm(run, _device(run.tier))
     asked = questions(
         load_problems(scale.data, "development"),
         scale.prompt_template,
@@ -167,27 +180,19 @@ def _common(scale: TrainScale, seed: int, tier: str) -> Common:
         max_prompt_tokens=scale.max_prompt_tokens,
     )
     with torch.no_grad():
-        sampled = _sampled(policy, asked, scale, seed, scale.rollout.temperature)
-    return Common(policy=policy, asked=asked, sampled=sampled)
+        sampled = _sampled(policy, asked, scale, run.seed, run.rollout.temperature)
+    return Common(policy=policy, asked=asked, sampled=sampled, temperature=run.rollout.temperature)
 
 
 def _sampled(
     policy: Policy, asked: Sequence[Question], scale: TrainScale, seed: int, temperature: float
 ) -> Sampled:
     """Return a group of completions of each question, as rollouts are drawn."""
-    group, limit = scale.group_size, scale.rollout.max_new_tokens
-    longest = max(len(question.prompt) for question in asked)
-    sampler = sampler_for(
-        policy, rows=group * len(asked), max_new_tokens=limit, max_positions=longest + limit
-    )
-    sampling = SamplingConfig(temperature=temperature, max_new_tokens=limit)
+    group = scale.group_size
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=scale.rollout.max_new_tokens)
     prompts = [question.prompt for question in asked]
     seeds = seeds_of(asked, samples=group, seed=seed, stream="dose")
-    batch = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
-    close = getattr(sampler, "close", None)
-    if close is not None:
-        close()
-    completions = list(batch.completions)
+    completions = completions_of(policy, prompts, sampling, seeds, group_size=group)
     at_once = max(1, _ROWS // group)
     parts = tuple(
         make_rows(
@@ -216,7 +221,7 @@ def _of_distributions(
         )
     }
     for rows in common.sampled.parts:
-        kl, entropy = zip(*_compared(common.policy, policy, rows, temperature), strict=True)
+        kl, entropy = zip(*_compared(common, policy, rows, temperature), strict=True)
         values["kl_completions"] += _by_prompt(rows, torch.cat(kl))
         values["entropy_forced"] += _by_prompt(rows, torch.cat(entropy))
     for rows in own.parts:
@@ -227,23 +232,17 @@ def _of_distributions(
     return values
 
 
-def _logprobs(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
-    """Return log-probabilities, (tokens, V) float32, at a temperature."""
-    output = cast(Any, policy.decoder).get_output_embeddings()
-    logits = functional.linear(hidden, output.weight, getattr(output, "bias", None))
-    return (logits.float() / temperature).log_softmax(-1)
-
-
 def _compared(
-    clean: Policy, changed: Policy, rows: Rows, temperature: float
+    common: Common, changed: Policy, rows: Rows, temperature: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, slice by slice, KL(clean || changed) and the changed policy's entropy per token."""
+    """Yield, slice by slice, KL(BF16 || changed) and the changed policy's entropy per token."""
     for first, second in zip(
-        row_hidden(clean, rows).split(_TOKENS),
-        row_hidden(changed, rows).split(_TOKENS),
+        packed_hidden(common.policy, rows).split(_TOKENS),
+        packed_hidden(changed, rows).split(_TOKENS),
         strict=True,
     ):
-        p, q = _logprobs(clean, first, 1.0), _logprobs(changed, second, temperature)
+        p = logprobs(common.policy, first, common.temperature)
+        q = logprobs(changed, second, temperature)
         yield (p.exp() * (p - q)).sum(-1), -(q.exp() * q).sum(-1)
 
 
@@ -251,11 +250,11 @@ def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Ten
     """Yield, slice by slice, the entropy and p (1 - p) of the token that was drawn."""
     drawn = rows.token_ids[rows.mask].to(policy.device)
     for hidden, ids in zip(
-        row_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
+        packed_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
     ):
-        logprobs = _logprobs(policy, hidden, temperature)
-        chosen = logprobs.gather(1, ids[:, None])[:, 0].exp()
-        yield -(logprobs.exp() * logprobs).sum(-1), chosen * (1 - chosen)
+        own = logprobs(policy, hidden, temperature)
+        chosen = own.gather(1, ids[:, None])[:, 0].exp()
+        yield -(own.exp() * own).sum(-1), chosen * (1 - chosen)
 
 
 def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[float]:

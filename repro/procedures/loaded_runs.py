@@ -16,7 +16,6 @@ from typing import Any
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
-from repro.data.repeats import repeat_counts
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_metrics, final_tallies
 from repro.evidence.derived import gain, training_metrics
@@ -73,11 +72,6 @@ class ProblemSets:
             else [problem for problems in further.values() for problem in problems],
             further=further,
         )
-
-    @cached_property
-    def repeats(self) -> dict[str, int]:
-        """How often problems repeat; see `repeat_counts`. Once for all runs, as the digests are."""
-        return repeat_counts(self.train, self.test)
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -203,7 +197,6 @@ class LoadedRuns:
         effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
         effects["trained_change_l2"] = trained.change_l2
         effects["optimizer_steps"] = trained.result.step
-        effects["repeated_questions"] = problems.repeats
         inputs["train_problems"] = problems.train_digest
         series = {name: list(values) for name, values in trained.result.series.items()}
         return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)

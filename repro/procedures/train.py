@@ -19,7 +19,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from repro.data.load import load_problems
 from repro.evaluate.asking import SingleAsker
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator
@@ -36,7 +35,7 @@ from repro.procedures.loaded_runs import (
     TrainingOutcome,
     digests_at_start,
 )
-from repro.procedures.matched_noise import plant_matched_noise
+from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -47,7 +46,6 @@ from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
-from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.runlog.run_logger import LogOptions, RunLogger
@@ -164,8 +162,7 @@ def load_arm(run: RunConfig, device: str) -> Policy:
         order=run.seed if scale.permuted else None,
         rounding=arm.rounding,
     )
-    if arm.weight_noise is not None:
-        plant_matched_noise(policy, run, load_problems(scale.data, "train"))
+    plant_arms_noise(policy, run)
     return policy
 
 
@@ -185,7 +182,6 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
-    sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     ranks = Ranks.joined()
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
@@ -211,7 +207,9 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Policy, loaded_runs.loaded),
         cast(Sampler, loaded_runs.sampler),
     )
-    micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
+    # A CPU has room for all that it computes.
+    unplanned = (None, None if policy.device.type == "cpu" else 0)
+    micro_tokens, kept = fitting_update(run, policy.device) or unplanned
     return single_policy(
         run,
         policy,

@@ -1,8 +1,6 @@
-"""A judgement written down: plain lines, Markdown, JSON, and JUnit for CI.
+"""A judgement written down: plain lines, the same lines as Markdown, and everything as JSON.
 
-Every form has the same verdict first and the same rows in the same order: regressed, unclear,
-improved, the largest losses first. JUnit's words are fewer: a regressed row is a failure, an
-unclear one skipped, a target that could not be judged an error.
+Rows stand in one order: regressed, unclear, improved, the largest losses first.
 """
 
 from __future__ import annotations
@@ -12,18 +10,14 @@ import json
 import sys
 from collections.abc import Sequence
 from typing import Any
-from xml.etree import ElementTree
 
-from repro.evidence.form import one_line, without_controls
 from repro.evidence.origins import commits_of, devices_of
+from repro.evidence.printable import one_line
 from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.report.numbers import quantity
-from repro.report.tables import plain
-from repro.report.tables import table as markdown_table
 
 LINES = 10
 _PROBLEMS_SHOWN = 3
-_ROWS_IN_MARKDOWN = 50
 
 
 def headline(judgement: Judgement) -> str:
@@ -150,22 +144,9 @@ def print_judgement(judgement: Judgement, files: str = "") -> None:
 
 
 def markdown(judgement: Judgement) -> str:
-    """Return the judgement as the summary of a CI step."""
-    lines = [f"## Regression: {judgement.status}", "", f"{headline(judgement)}.", ""]
-    lines += [f"{counts_text(judgement)}.", ""]
-    lines += [f"* not judged: {plain(one_line(problem))}" for problem in judgement.every_problem]
-    rows = _remarkable(judgement)[:_ROWS_IN_MARKDOWN]
-    heads = ("target", "arm", "value", "verdict", "old", "new", "change", "because")
-    lines += ["", *markdown_table(heads, map(_markdown_cells, rows))]
-    left = len(_remarkable(judgement)) - len(rows)
-    lines += [f"{left} more rows are in the JSON.", ""] if left else []
-    return "\n".join([*lines, provenance_text(judgement)]).rstrip() + "\n"
-
-
-def _markdown_cells(row: Row) -> tuple[str, ...]:
-    verdict = f"**{row.verdict}**" if row.verdict == "regressed" else row.verdict
-    old, new = _mean(row.old, row), _mean(row.new, row)
-    return (row.target, row.arm, row.title, verdict, old, new, change_text(row), _because(row))
+    """Return the judgement as the summary of a CI step: every line, as it is."""
+    lines = plain_lines(judgement, most=None)
+    return "\n".join([f"## Regression: {judgement.status}", "", "```", *lines, "```", ""])
 
 
 def json_text(judgement: Judgement) -> str:
@@ -187,7 +168,6 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
         "old": _side_json(comparison.old),
         "new": _side_json(comparison.new),
         "problems": list(comparison.problems),
-        "without_baseline": list(comparison.without_baseline),
         "rows": [dataclasses.asdict(row) for row in comparison.rows],
     }
 
@@ -200,44 +180,3 @@ def _side_json(side: Side) -> dict[str, Any]:
         "devices": sorted(str(device) for device in devices_of(records)),
         "commits": commits_of(records),
     }
-
-
-def junit_text(judgement: Judgement) -> str:
-    """Return the judgement as JUnit's XML: a suite per target, a case per row."""
-    root = ElementTree.Element("testsuites", name="repro regression")
-    for comparison in judgement.comparisons:
-        suite = _suite(root, f"{comparison.target} ({comparison.tier})")
-        for row in comparison.rows:
-            case = _case(suite, f"{row.target}.{row.arm}", row.metric)
-            if row.verdict in ("regressed", "unclear"):
-                kind = "failure" if row.verdict == "regressed" else "skipped"
-                ElementTree.SubElement(
-                    case, kind, message=without_controls(row_text(row))
-                ).text = _raw(row)
-        _errors(suite, comparison.target, comparison.problems)
-    if judgement.problems:
-        _errors(_suite(root, "records"), "records", judgement.problems)
-    for element in (*root, root):
-        element.set("tests", str(len(element.findall(".//testcase"))))
-        for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            element.set(name, str(len(element.findall(f".//{kind}"))))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
-
-
-def _suite(root: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(root, "testsuite", name=name)
-
-
-def _case(suite: ElementTree.Element, owner: str, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname=owner, name=name)
-
-
-def _errors(suite: ElementTree.Element, owner: str, problems: Sequence[str]) -> None:
-    for number, problem in enumerate(problems, 1):
-        case = _case(suite, owner, f"could be judged ({number})")
-        ElementTree.SubElement(case, "error", message=without_controls(problem))
-
-
-def _raw(row: Row) -> str:
-    return f"old {list(row.old)}\nnew {list(row.new)}\nin {row.unit}"

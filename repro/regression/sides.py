@@ -6,12 +6,13 @@ their side, and a target with such a problem is not judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from repro.evidence.origins import devices_of
 from repro.evidence.record import iterate_records
-from repro.evidence.verdicts.compare import Comparison, Judgement, Side, compare
+from repro.evidence.verdicts.compare import Judgement, Side, compare
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
@@ -23,8 +24,6 @@ from repro.targets import TARGETS, find, runs_of
 
 BLESSED = "blessed"
 BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
-
-Sides = Mapping[tuple[str, Tier], Side]
 
 
 def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path) -> Judgement:
@@ -55,19 +54,17 @@ def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected:
         asked = ", ".join(names) or "any target"
         where = " or ".join(map(str, folders))
         return Judgement(problems=(f"there is no record of {asked} in {where}",))
-    news = {key_of(item): folder_side(item, new) for item in selections}
-    if old == BLESSED:
-        olds: Sides = blessed_sides(expected, selections, news, new)
-    else:
-        olds = {key_of(item): folder_side(item, Path(old)) for item in selections}
-    comparisons = (compare_sides(item, olds, news) for item in selections)
+    comparisons = []
+    for selection in selections:
+        now = side_of(str(new), selection, gather(selection, new))
+        if old == BLESSED:
+            devices = devices_of(now.every())
+            device = devices.pop() if len(devices) == 1 else None
+            before = blessed_side(expected, selection, device, new)
+        else:
+            before = side_of(old, selection, gather(selection, Path(old)))
+        comparisons.append(compare(selection.source, selection.tier, before, now))
     return Judgement(comparisons=tuple(comparisons))
-
-
-def compare_sides(selection: Selection, olds: Sides, news: Sides) -> Comparison:
-    """Compare the two sides of one selection."""
-    key = key_of(selection)
-    return compare(selection.source, selection.tier, olds[key], news[key])
 
 
 def selected(
@@ -94,11 +91,6 @@ def selected(
     return selections
 
 
-def folder_side(selection: Selection, runs: Path) -> Side:
-    """Return the records of a selection in a folder."""
-    return side_of(str(runs), selection, gather(selection, runs))
-
-
 def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
     """Return evidence as one side; arms that other targets record are left to those.
 
@@ -115,64 +107,31 @@ def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
     return Side(name=name, records=own, problems=tuple(spoilt))
 
 
-def blessed_sides(
-    expected: Path, selections: Sequence[Selection], news: Sides, runs: Path
-) -> Sides:
-    """Return the blessed records of each selection on the device of its new ones."""
-    devices = {}
-    for item in selections:
-        records = news[key_of(item)].records
-        devices[key_of(item)] = device_name(
-            Evidence(records={k: dict(v) for k, v in records.items()})
-        )
-    return blessed_on(expected, selections, devices, runs)
-
-
-def blessed_on(
-    expected: Path,
-    selections: Sequence[Selection],
-    devices: Mapping[tuple[str, Tier], str | None],
-    runs: Path,
-) -> Sides:
-    """Return the blessed records of each selection on a device; a problem where there are none.
+def blessed_side(expected: Path, selection: Selection, device: str | None, runs: Path) -> Side:
+    """Return the blessed records of a selection on a device; a problem where there are none.
 
     Parameters
     ----------
     runs
         The folder whose records may become the baseline, for that sentence.
     """
-    stored: dict[tuple[str, Tier], dict[str | None, Side]] = {}
-    for checked in blessed_checks(expected, *(item.source.name for item in selections)):
-        device = device_name(checked.evidence)
-        side = side_of("blessed records", checked.selection, checked.evidence)
-        stored.setdefault(key_of(checked.selection), {})[device] = side
-    sides = {}
-    for item in selections:
-        key = key_of(item)
-        by_device, device = stored.get(key, {}), devices[key]
-        if item.tier is Tier.SMOKE:  # its values belong to no device
-            device = next(iter(by_device), None)
-        # Where all of them are refused, as of a configuration since changed, none names a device.
-        baseline = by_device.get(device) or by_device.get(None)
-        command = BLESS_COMMAND.format(tier=item.tier.value, runs=runs)
-        if baseline is None:
-            sides[key] = _nothing_blessed(device, by_device, command)
-        else:
-            again = tuple(f"{why}; to replace the baseline: {command}" for why in baseline.problems)
-            sides[key] = replace(baseline, problems=again)
-    return sides
-
-
-def _nothing_blessed(device: str | None, others: Iterable[str | None], command: str) -> Side:
-    known = ", ".join(sorted(map(str, others)))
+    by_device: dict[str | None, Side] = {}
+    for checked in blessed_checks(expected, selection.source.name):
+        if checked.selection.tier is selection.tier:
+            side = side_of("blessed records", checked.selection, checked.evidence)
+            by_device[device_name(checked.evidence)] = side
+    if selection.tier is Tier.SMOKE:  # its values belong to no device
+        device = next(iter(by_device), None)
+    # Where all of them are refused, as of a configuration since changed, none names a device.
+    baseline = by_device.get(device) or by_device.get(None)
+    command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
+    if baseline is not None:
+        again = tuple(f"{why}; to replace the baseline: {command}" for why in baseline.problems)
+        return replace(baseline, problems=again)
+    known = ", ".join(sorted(map(str, by_device)))
     sentence = (
         f"nothing is blessed on {device or 'the device of these records'}"
         + (f" (but on {known})" if known else "")
         + f"; to make these records the baseline: {command}"
     )
     return Side(name="blessed records", problems=(sentence,))
-
-
-def key_of(selection: Selection) -> tuple[str, Tier]:
-    """Return what names the two sides of a selection."""
-    return selection.source.name, selection.tier

@@ -10,8 +10,7 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from repro.evidence.form import without_controls
-from repro.evidence.provenance import commits_lacking
+from repro.evidence.printable import without_controls
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
@@ -122,12 +121,6 @@ def main_check(args: argparse.Namespace) -> int:
         given = [name for name in ("runs", *CHANGING) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
-        named = {record.commit for item in checks for record in item.evidence.every_record()}
-        if lacking := commits_lacking(named):
-            sentence = (
-                f"This checkout has none of the commits {', '.join(lacking)}, which records name: "
-                "what they ran cannot be looked up."
-            )
     else:
         folder, sentence = runs_folder(args.runs)
         selections = selections_of(args) if args.targets else recorded_selections(args.tier, folder)

@@ -13,20 +13,21 @@ from repro.judge.check import Checked
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title
 from repro.report.tables import (
     NOTHING,
-    Group,
     Line,
     bars_table,
-    grouped,
+    device_of,
     origin_text,
     side_by_side,
     table,
-    target_of,
 )
+from repro.report.tidy import rendered
 from repro.report.verdicts import Bar, counted, stated_bars
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
 from repro.targets import kernels
 
+# Checks of the target by device.
+Group = Mapping[str, Checked]
 Bars = Mapping[tuple[str, str], Bar]
 # A line of a grid: its label, the arm, and the metric of each column ("" leaves a cell empty).
 GridLine = tuple[str, str, Sequence[str]]
@@ -36,31 +37,39 @@ _GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
 
 def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return what was measured of the kernels as lines of Markdown."""
-    for group in grouped(checks):
-        if target_of(group).name == kernels.KERNELS.name:
-            return _tables(group, expected)
-    return NOTHING
-
-
-def _tables(group: Group, expected: Path) -> list[str]:
-    bars = {bar.key: bar for checked in group.values() for bar in stated_bars(checked, expected)}
-    scale = target_of(group).scales[Tier.SYSTEMS]
+    own = [c for c in checks if c.selection.target.name == kernels.KERNELS.name]
+    group = {device_of(checked): checked for checked in own if checked.evidence.count}
+    if not group:
+        return NOTHING
+    stated = {device: stated_bars(checked, expected) for device, checked in group.items()}
+    bars = {bar.key: bar for of_device in stated.values() for bar in of_device}
+    scale = kernels.KERNELS.scales[Tier.SYSTEMS]
     assert isinstance(scale, OperationScale)
-    blocks, back, adapted = scale.blocks, scale.backward_rows, scale.adapter_rows
-    known = {metric.name for metric in target_of(group).metrics}
-    grids = (
-        ("Time of `F.linear` in bfloat16 over ours:",
-         scale.rows, _by_block(blocks, scale.rows, kernels.ratio_name)),
-        ("The same for the gradient of x:", back, _by_block(blocks, back, kernels.backward_name)),
-        (f"Time with a LoRA adapter of rank {scale.adapter_rank} over time without it:",
-         adapted, _by_block(blocks, adapted, kernels.adapter_name)),
-        ("The portable linear layer, time of `F.linear` in bfloat16 over its own:",
-         kernels.PORTABLE_ROWS, _portable_lines(known)),
-    )  # fmt: skip
-    lines = [line for checked in group.values() for line in (origin_text(checked), "")]
-    for title, rows, grid in grids:
-        lines += [title, "", *_grid(group, bars, rows, grid)]
-    return lines + _other_operations(group, bars) + _bars_not_met(group, expected)
+    grids = {
+        "layers": (scale.rows, _by_block(scale.blocks, scale.rows, kernels.ratio_name)),
+        "backward": (
+            scale.backward_rows,
+            _by_block(scale.blocks, scale.backward_rows, kernels.backward_name),
+        ),
+        "adapted": (
+            scale.adapter_rows,
+            _by_block(scale.blocks, scale.adapter_rows, kernels.adapter_name),
+        ),
+        "portable": (kernels.PORTABLE_ROWS, _portable_lines()),
+    }
+    not_met = ("contradicted", "inconclusive", "not run")
+    tables = {
+        **{name: _grid(group, bars, rows, grid) for name, (rows, grid) in grids.items()},
+        "operations": _other_operations(group, bars),
+        "not_met": bars_table([*group.values()], expected, *not_met),
+    }
+    return rendered(
+        "kernels.md",
+        counts={device_title(d): counted(b.verdict for b in of) for d, of in stated.items()},
+        origins=[origin_text(checked) for checked in group.values()],
+        rank=scale.adapter_rank,
+        **{name: "\n".join(lines) for name, lines in tables.items()},
+    )
 
 
 def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[GridLine]:
@@ -71,7 +80,8 @@ def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) 
     ]
 
 
-def _portable_lines(known: set[str]) -> list[GridLine]:
+def _portable_lines() -> list[GridLine]:
+    known = {metric.name for metric in kernels.KERNELS.metrics}
     names = {
         format: [kernels.portable_name(format, count) for count in kernels.PORTABLE_ROWS]
         for format in kernels.FORMATS
@@ -119,20 +129,5 @@ def _other_operations(group: Group, bars: Bars) -> list[str]:
             ratio = metric.unit == "ratio" or bar is None
             bound = _bound(bar) if ratio or bar is None else bar_text(bar.expectation, metric.unit)
             mean = cell_text([*values.values()], n=False, unit=metric.unit).removesuffix(" x")
-            parts[device].append(Line(common=(metric.title, bound), own=(mean,)))
-    lines = side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
-    return ["Other operations:", "", *lines] if lines else []
-
-
-def _bars_not_met(group: Group, expected: Path) -> list[str]:
-    """Return the bars that the records do not show to be met, each with how much is lacking."""
-    lines = []
-    for device, checked in group.items():
-        counts = counted(bar.verdict for bar in stated_bars(checked, expected))
-        where = f" on {device_title(device)}" if len(group) > 1 else ""
-        lines += [f"Stated bars{where}: {counts}.", ""]
-    lines.append("Those not met (`missed`: the 95 % interval lies wholly beyond the bar; "
-                 "`undecided`: the bar lies inside it):")  # fmt: skip
-    return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
-        :-1
-    ]
+            parts[device].append(((metric.title, bound), (mean,)))
+    return side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)

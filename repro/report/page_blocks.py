@@ -11,11 +11,10 @@ from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows
-from repro.report.doses import dose_rows, untrained_rows
 from repro.report.kernels import kernel_rows
+from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
-from repro.report.training import training_rows
 from repro.spec.whole_files import replace_text
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)

@@ -8,34 +8,27 @@ Nothing is run, and no tier speaks for another.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import os
 from pathlib import Path
-from typing import Any
 
-from repro.evidence.record import Record
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.environments import environment_lines
-from repro.report.tables import arms_table, link_to, paper_columns, plain, table
+from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
-from repro.run.places import PACKAGE, expected_folder, runs_folder
+from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
-from repro.spec.target import Metric
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
 
-# The flags that write one page, what they write, and the flags that they read.
-_PAGES = {
-    "html": (
-        "one page of what is blessed, or of --runs",
-        ("expected", "runs", "targets", "tier"),
-    ),
-    "readme": ("the blocks of one file from blessed records", ("expected",)),
+# The flags that write one page: what they write, and the flags that they read.
+_READ = {
+    "html": ("one page of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
+    "readme": ("the blocks of one file from blessed records", {"expected"}),
 }
 
 
@@ -47,64 +40,32 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    rest = [*_figures_section(out, figures), *_environment_section(checks), *_rest_section(checks)]
+    pictures = sorted(figures.glob("*.png")) if figures.is_dir() else []
+    records = [record for checked in checks for record in checked.evidence.every_record()]
     lines = rendered(
         "run_report.md",
-        summary="\n".join(_summary(checks, expected)),
-        parts=[_target_part(checked, expected) for checked in checks],
-        rest="\n".join(rest),
+        about=about,
+        blessed=lambda checked: counted(of_kind(checked, Kind.BLESSED)),
+        checks=checks,
+        counts=lambda checked: counts_of(checked, expected),
+        details=_details_table,
+        environment=environment_lines(records) if records else [],
+        headline=lambda checked: _headline_table(checked, expected),
+        kinds=[kind.value for kind in KINDS],
+        labelled=labelled,
+        paper=lambda target: paper_columns(target, expected),
+        pictures={path.stem: os.path.relpath(path, out.parent) for path in pictures},
+        shown=to_show,
     )
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _summary(checks: list[Checked], expected: Path) -> list[str]:
-    rows = [
-        [
-            checked.selection.target.name,
-            checked.selection.tier.value,
-            f"{checked.evidence.count}",
-            *counts_of(checked, expected),
-        ]
-        for checked in checks
-    ]
-    return table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows)
-
-
-def _target_part(checked: Checked, expected: Path) -> dict[str, Any]:
-    """Return what the template takes of a target: title, statement, tier if it is told, tables."""
-    target, tier = checked.selection.target, checked.selection.tier
-    stated = "The paper" if target.paper_file else "Stated"
-    lines = []
-    reason = checked.selection.source.not_runnable(tier)
-    if reason and not checked.evidence.count:
-        lines += [f"Not run: {reason}.", ""]
-    if target.arms and checked.evidence.count and target.records_of is None:
-        if target.headline is not None:
-            lines += _headline_table(checked, expected, target.metric(target.headline))
-        lines += _details_table(checked)
-    elif target.records_of:
-        source = checked.selection.source.name
-        lines += [f"Judged on the runs of `{source}` above, at the `{tier.value}` tier.", ""]
-    return {
-        "title": target.title,
-        "stated": f"{stated} ({target.source}): {target.statement}.",
-        "tier": tier if target.records_of is None and target.paper_file else None,
-        "body": "\n".join([*lines, *_verdicts_table(checked), *_blemishes(checked)]),
-    }
-
-
-def _headline_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
-    target, tier = checked.selection.target, checked.selection.tier
+def _headline_table(checked: Checked, expected: Path) -> str:
+    target = checked.selection.target
+    metric = target.metric(target.headline or "")
+    head = f"{checked.selection.tier.value}: {metric.title} ({metric.unit})"
     columns = paper_columns(target, expected)
-    head = f"{tier.value}: {metric.title} ({metric.unit})"
-    note = "Cells: mean and 95 % t interval over n seeds."
-    if columns:
-        note += (
-            " Seeds of an untrained arm change only what is sampled. The columns are different "
-            "models on different problems; only the relation between rows is comparable. Controls "
-            "are not in the paper."
-        )
-    return [*arms_table(target, columns, [(head, checked, metric)]), note, ""]
+    return "\n".join(arms_table(target, columns, [(head, checked, metric)]))
 
 
 _DETAILS = (
@@ -123,74 +84,16 @@ _DETAILS = (
 )
 
 
-def _details_table(checked: Checked) -> list[str]:
+def _details_table(checked: Checked) -> str:
+    """Return the table of what stands beside the headline; empty without any of it."""
     target = checked.selection.target
+    known = {metric.name: metric for metric in target.metrics_at(checked.selection.tier)}
     shown = [
-        (f"{metric.title} ({metric.unit})", checked, metric)
+        (f"{known[name].title} ({known[name].unit})", checked, known[name])
         for name in _DETAILS
-        for metric in target.metrics_at(checked.selection.tier)
-        if metric.name == name and checked.evidence.values(name)
+        if name in known and checked.evidence.values(name)
     ]
-    lines = arms_table(target, {}, shown, n=False)
-    title = "Beside the accuracy: start, gain, ceiling, style, entropy"
-    summary = f"<details><summary>{title}</summary>"
-    return [summary, "", *lines, "</details>", ""] if shown else []
-
-
-def _verdicts_table(checked: Checked) -> list[str]:
-    blessed = of_kind(checked, Kind.BLESSED)
-    rows = [
-        [
-            f"{verdict.statement} ({about(verdict) or verdict.source})",
-            f"**{labelled(verdict)}**",
-            plain(verdict.sentence),
-        ]
-        for verdict in to_show(checked)
-    ]
-    lines = table(["claim or bar", "verdict", "measured"], rows)
-    return lines + ([f"{Kind.BLESSED.value}: {counted(blessed)}.", ""] if blessed else [])
-
-
-def _blemishes(checked: Checked) -> list[str]:
-    lines = [f"- refused: `{path.name}`: {plain(why)}" for path, why in checked.evidence.refused]
-    lines += [
-        f"- failed: `{path.parent.name}/{path.name}`: {plain(why)}"
-        for path, why in checked.evidence.failed
-    ]
-    return ["Records that do not count:", "", *lines, ""] if lines else []
-
-
-def _figures_section(out: Path, figures: Path) -> list[str]:
-    pictures = sorted(figures.glob("*.png")) if figures.is_dir() else []
-    if not pictures:
-        return []
-    lines = ["## Figures", "", "Drawn from the same records.", ""]
-    for picture in pictures:
-        link = link_to(picture, out)
-        title = picture.stem.replace("_", " ")
-        lines += [f"![{title}]({link})", "", f"[{picture.stem}.svg]({link[:-4]}.svg)", ""]
-    return lines
-
-
-def _environment_section(checks: list[Checked]) -> list[str]:
-    records: list[Record] = []
-    for checked in checks:
-        records += [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
-    if not records:
-        return []
-    said = environment_lines(records)
-    return ["## What ran", "", *(f"- {title}: {plain(text)}" for title, text in said), ""]
-
-
-def _rest_section(checks: list[Checked]) -> list[str]:
-    shown = {checked.selection.target.name for checked in checks}
-    rows = []
-    for target in TARGETS:
-        if target.name not in shown:
-            tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
-            note = target.why_not or f"`python -m repro reproduce {target.name}`"
-            rows.append([target.title, tiers, note])
-    return ["## The rest of the paper", "", *table(["target", "tiers", "how, or why not"], rows)]
+    return "\n".join(arms_table(target, {}, shown, n=False)) if shown else ""
 
 
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
@@ -253,20 +156,16 @@ def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
 
 def require_read(args: argparse.Namespace) -> None:
     """Raise `ValueError` where `report` would not read something that its line names."""
-    given = [
-        name
-        for name, value in vars(args).items()
-        if name != "command" and value is not None and value != []
-    ]
-    for page, (written, read) in _PAGES.items():
-        others = [name for name in given if name not in (page, *read)] if page in given else []
-        targets = args.targets if "targets" in others else []
-        named = [*targets, *(f"--{name}" for name in others if name != "targets")]
+    given = {name for name, value in vars(args).items() if value not in (None, [])}
+    given -= {"command"}
+    for page in given & _READ.keys():
+        written, read = _READ[page]
+        others = sorted(given - {page} - read)
+        named = [*(args.targets if "targets" in others else ()),
+                 *(f"--{name}" for name in others if name != "targets")]  # fmt: skip
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
-    changing = [f"--{name}" for name in CHANGING if name in given]
-    require(
-        bool(args.targets) or not changing, f"{', '.join(changing)}: name the targets that change"
-    )
+    changing = ", ".join(f"--{name}" for name in CHANGING if name in given)
+    require(bool(args.targets) or not changing, f"{changing}: name the targets that change")
 
 
 def main_report(args: argparse.Namespace) -> int:
@@ -298,23 +197,3 @@ def main_report(args: argparse.Namespace) -> int:
     if sentence:
         print(sentence)  # noqa: T201
     return 0
-
-
-def draw_figures(args: argparse.Namespace) -> None:
-    """Draw the figures beside the report, where the checkout has the drawing code."""
-    runs, _ = runs_folder(args.runs)
-    out = Path(args.out) if args.out else runs / "report.md"
-    folder = Path(args.figures) if args.figures else out.parent / "figures"
-    checkout = PACKAGE.parent
-    if not (checkout / "figures" / "__main__.py").is_file():
-        print("figures are drawn from the checkout; this installation has none")  # noqa: T201
-        return
-    command = [sys.executable, "-m", "figures", "--records", str(runs.resolve())]
-    command += ["--expected", str(expected_folder(args.expected).resolve())]
-    command += ["--out", str(folder.resolve())]
-    for selection in selections_of(args):
-        subprocess.run(
-            [*command, "--target", selection.source.name, "--tier", selection.tier.value],
-            check=False,
-            cwd=checkout,
-        )

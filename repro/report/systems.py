@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 
@@ -18,23 +17,21 @@ from repro.report.systems_rates import against, comparisons, printed_speedups, r
 from repro.report.systems_tables import rate_table, step_table
 from repro.report.tables import (
     NOTHING,
-    Group,
     Line,
     bars_table,
     by_device,
-    folded,
-    grouped,
+    device_of,
     origin_text,
     side_by_side,
-    target_of,
 )
+from repro.report.tidy import rendered
 from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
 from repro.spec.tier import Tier
 
 # The paper's card; what others measured is in the table that `check --table` writes.
 _PAPERS_CARD = "h100"
 Writer = Callable[[], list[str]]
-Table = Callable[[Group, Path], list[str]]
+Table = Callable[[Checked, Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,10 @@ class Block:
     written: Table
     picture: str = ""
     unfolded: bool = False
+
+
+def _bars(checked: Checked, expected: Path) -> list[str]:
+    return bars_table([checked], expected)
 
 
 _TABLES = ("table5", "table6", "table7", "table8")
@@ -62,8 +63,6 @@ BLOCKS = {
                      picture="rollout_throughput"),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table, picture="rollout_ranks"),
-    "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
-                        targets=("rollout_scheduling",), written=bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps", unfolded=True),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
@@ -74,10 +73,10 @@ BLOCKS = {
                         written=step_table, picture="arms_steps"),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
                         written=step_table, picture="full_steps"),
-    "memory": Block(asks="memory of a GRPO step", written=bars_table, picture="memory",
+    "memory": Block(asks="memory of a GRPO step", written=_bars, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
-                        targets=("checkpoint_path",), written=bars_table),
+                        targets=("checkpoint_path",), written=_bars),
 }  # fmt: skip
 _KERNELS = ("kernels_roofline", "kernels_operations")
 _AGAINST = {
@@ -106,7 +105,7 @@ def systems_writers(
         return [item for item in judged() if item.selection.target.name in targets]
 
     def writer(name: str) -> Writer:
-        return lambda: _block(BLOCKS[name], _first(grouped(checks(name))), expected, page)
+        return lambda: _block(BLOCKS[name], checks(name), expected, page)
 
     return {
         **{f"systems_{name}": writer(name) for name in BLOCKS},
@@ -116,49 +115,50 @@ def systems_writers(
     }
 
 
-def _first(groups: Sequence[Group]) -> list[Group]:
-    """Return each target's check on one device: the paper's card where it was measured on it."""
-    first = [
-        min(group, key=lambda device: (_PAPERS_CARD not in device, device)) for group in groups
-    ]
-    return [{device: group[device]} for device, group in zip(first, groups, strict=True)]
+def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) -> list[str]:
+    """Return title, origin and table of each target, what is not blessed, and the picture.
 
-
-def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) -> list[str]:
-    """Return title, origin and table of each target, what is not blessed, and the picture."""
-    lines = []
-    for group in groups:
-        (checked,) = group.values()
-        title, own = target_of(group).title, block.written(group, expected)
-        origin = origin_text(checked)
-        if block.unfolded:
-            lines += [f"**{title}.** {origin}", "", *own]
-        else:
-            counts = counted([*of_kind(checked, *CLAIMS), *all_bars(checked, expected)])
-            lines += folded(f"<b>{escape(title, quote=False)}</b>: {counts}", [origin, "", *own])
-    known = {target_of(group).name for group in groups}
-    absent = [f"`{name}`" for name in block.targets if name not in known]
-    if absent:
-        lines += [f"No records are blessed yet of {', '.join(absent)}.", ""]
-    lines += _pictures(page, block.picture, {device for group in groups for device in group})
-    return lines[:-1] if lines[-1] == "" else lines
+    Each target is shown on one device: the paper's card where it was measured on it.
+    """
+    tables, absent, devices = [], [], set()
+    for name in block.targets:
+        of_target = {device_of(c): c for c in checks if c.selection.target.name == name
+                     and c.evidence.count}  # fmt: skip
+        if not of_target:
+            absent.append(f"`{name}`")
+            continue
+        device = min(of_target, key=lambda device: (_PAPERS_CARD not in device, device))
+        checked = of_target[device]
+        devices.add(device)
+        tables.append({
+            "title": checked.selection.target.title,
+            "counts": counted([*of_kind(checked, *CLAIMS), *all_bars(checked, expected)]),
+            "origin": origin_text(checked),
+            "table": "\n".join(block.written(checked, expected)),
+        })  # fmt: skip
+    pictures = _pictures(page, block.picture, devices)
+    return rendered(
+        "systems_block.md", tables=tables, absent=absent, pictures=pictures, block=block
+    )
 
 
 def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
     """Return the pictures of the kernels, whose tables have a page of their own."""
     devices = by_device(item for item in checks if item.selection.target.name == "kernels")
-    lines = [line for name in _KERNELS for line in _pictures(page, name, devices)]
-    return lines[:-1] or NOTHING
+    pictures = {t: link for name in _KERNELS for t, link in _pictures(page, name, devices).items()}
+    if not pictures:
+        return NOTHING
+    return rendered("systems_block.md", tables=(), absent=(), pictures=pictures)
 
 
-def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
-    """Return links to what was drawn of the paper's card."""
-    tier, lines = Tier.SYSTEMS.value, []
+def _pictures(page: Path, name: str, devices: Iterable[str]) -> dict[str, str]:
+    """Return the links of what was drawn of the paper's card, by their titles."""
+    found = {}
     for device in (item for item in sorted(devices) if _PAPERS_CARD in item):
-        link = f"figures/{tier}_{device}_{name}.svg"
+        link = f"figures/{Tier.SYSTEMS.value}_{device}_{name}.svg"
         if name and (page.parent / link).is_file():
-            lines += [f"![{name.replace('_', ' ')}, {device_title(device)}]({link})", ""]
-    return lines
+            found[f"{name.replace('_', ' ')}, {device_title(device)}"] = link
+    return found
 
 
 def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
@@ -189,16 +189,14 @@ def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[L
         claims = [item for checked in checks for item in of_kind(checked, *CLAIMS)]
         paper, measured = step_spans(checks, expected)
         measured = measured or "; ".join(_headline(checked) for checked in checks)
-        return [Line(common=(asks, paper), own=(measured, counted(claims), counted(stated)))]
-    lines = []
+        return [((asks, paper), (measured, counted(claims), counted(stated)))]
+    lines: list[Line] = []
     for slow, items in against(compared).items():
         verdicts = [item.verdict for item in items if item.verdict is not None]
         claims = [verdict for verdict in verdicts if kind_of(verdict) is not Kind.BAR]
         bars = [verdict for verdict in verdicts if kind_of(verdict) is Kind.BAR]
         common = (f"{asks}: {_AGAINST.get(slow, slow)}", span(item.paper for item in items))
-        measured = ratio_span(items)
-        own = (measured, counted(claims), counted([*bars, *stated]))
-        lines.append(Line(common=common, own=own))
+        lines.append((common, (ratio_span(items), counted(claims), counted([*bars, *stated]))))
         # Stated bars are of the arms, not of a pair: they are counted once.
         stated = []
     return lines

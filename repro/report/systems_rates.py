@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.not_run import reason
@@ -14,7 +14,6 @@ from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
-from repro.report.verdicts import Bar, stated_bars
 from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
@@ -27,7 +26,7 @@ _OTHER_PRODUCTS = "_bitsandbytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Tokens per second of one arm: measured, the paper's cell, and the bar with its verdict.
+    """Tokens per second of one arm: measured, and the paper's cell.
 
     Where it was not run, `measured` is None and `absent` the record's reason.
     """
@@ -35,7 +34,6 @@ class Rate:
     arm: str
     measured: Interval | None
     paper: float | None
-    bar: Bar | None
     absent: str = ""
 
 
@@ -77,16 +75,15 @@ def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
     """
     target = checked.selection.target
     printed = printed_rates(target, expected)
-    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     verdicts = {item.name: item for item in checked.verdicts}
     claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
     pairs = [
-        _pair(checked, claim.arms, claim.metric, bars, printed, claim.bound, verdicts[claim.name])
+        _pair(checked, claim.arms, claim.metric, printed, claim.bound, verdicts[claim.name])
         for claim in claims
     ]
     claimed = {claim.metric for claim in claims}
     pairs += [
-        _pair(checked, (NVFP4_LORA.name, BF16_LORA.name), metric.name, bars, printed)
+        _pair(checked, (NVFP4_LORA.name, BF16_LORA.name), metric.name, printed)
         for metric in target.metrics
         if _RATE.fullmatch(metric.name) and metric.name not in claimed
     ]
@@ -98,7 +95,6 @@ def _pair(
     checked: Checked,
     arms: Sequence[str],
     metric: str,
-    bars: Mapping[tuple[str, str], Bar],
     printed: Mapping[tuple[str, str, int], float],
     required: float | None = None,
     verdict: Verdict | None = None,
@@ -116,17 +112,15 @@ def _pair(
     def rate(arm: str) -> Rate:
         plain = _RANK.sub("", arm).removesuffix(_OTHER_PRODUCTS)
         paper = printed.get((match[1], plain, place))
-        if arm in absent:
-            return Rate(arm=arm, measured=None, paper=paper, bar=None, absent=absent[arm])
-        interval = mean_interval(list(values[arm].values()))
-        return Rate(arm=arm, measured=interval, paper=paper, bar=bars.get((arm, metric)))
+        measured = mean_interval([*values[arm].values()]) if values.get(arm) else None
+        return Rate(arm=arm, measured=measured, paper=paper, absent=absent.get(arm, ""))
 
     return Comparison(
         model=match[1],
         place=place,
         fast=rate(arms[0]),
         slow=rate(arms[1]),
-        ratio=_with_others(_exp(mean_interval(logs)), verdict) if logs else None,
+        ratio=_ratio(logs, verdict) if logs else None,
         required=required,
         verdict=verdict,
     )
@@ -140,19 +134,13 @@ def _absent(checked: Checked, arm: str, metric: str) -> str:
     return said.partition(": ")[2]
 
 
-def _with_others(ratio: Interval, verdict: Verdict | None) -> Interval:
-    if verdict is None or verdict.low is None:
-        return ratio
-    return replace(ratio, low=verdict.low, high=verdict.high)
-
-
-def _exp(interval: Interval) -> Interval:
-    return Interval(
-        value=math.exp(interval.value),
-        low=None if interval.low is None else math.exp(interval.low),
-        high=None if interval.high is None else math.exp(interval.high),
-        n=interval.n,
-    )
+def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
+    """Return the geometric mean with its verdict's interval, or its own without a verdict's."""
+    interval = mean_interval(logs)
+    low, high = (None if end is None else math.exp(end) for end in (interval.low, interval.high))
+    if verdict is not None and verdict.low is not None:
+        low, high = verdict.low, verdict.high
+    return Interval(value=math.exp(interval.value), low=low, high=high, n=interval.n)
 
 
 def rank_of(arm: str) -> int:

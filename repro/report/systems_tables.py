@@ -19,29 +19,24 @@ from repro.report.systems_rates import (
     printed_speedups,
     rank_of,
 )
-from repro.report.tables import Group, Line, bar_rows, bars_table, side_by_side, target_of
+from repro.report.tables import bar_rows, bars_table, table
 from repro.report.verdicts import Bar, labelled, stated_bars
 
 # Tokens per second from which digits behind the point say nothing.
 _WHOLE_FROM = 1000
 
 
-def rate_table(group: Group, expected: Path) -> list[str]:
+def rate_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each pair of arms, model and place whose rollouts are compared."""
-    compared = {device: comparisons(checked, expected) for device, checked in group.items()}
-    pairs = [item for items in compared.values() for item in items]
+    pairs = comparisons(checked, expected)
     by_rank = any(rank_of(item.fast.arm) for item in pairs)
     several = len(against(pairs)) > 1
     first, second = _arm_names(pairs, several=several)
-    heads = ["model", "rank" if by_rank else "batch", "against", "ratio, paper", "required"]
-    own = ["ratio, 95 % interval", "verdict", f"{second}, paper", f"{first}, paper",
-           f"{second}, tokens/s", f"{first}, tokens/s"]  # fmt: skip
-    parts = {
-        device: [_rate_line(group[device], same, by_rank, several) for same in _alike(items)]
-        for device, items in compared.items()
-    }
-    lines = side_by_side(heads, own, parts) + bar_rows(group, expected)
-    return lines + _disagreements(group, expected)
+    heads = ["model", "rank" if by_rank else "batch", "against", "ratio, paper", "required",
+             "ratio, 95 % interval", "verdict", f"{second}, paper", f"{first}, paper",
+             f"{second}, tokens/s", f"{first}, tokens/s"]  # fmt: skip
+    rows = [_rate_row(checked, same, by_rank, several) for same in _alike(pairs)]
+    return [*table(heads, rows), *bar_rows(checked, expected), *_disagreements(checked, expected)]
 
 
 def _arm_names(pairs: Sequence[Comparison], *, several: bool) -> tuple[str, str]:
@@ -61,28 +56,26 @@ def _alike(items: Sequence[Comparison]) -> list[list[Comparison]]:
     return list(same.values())
 
 
-def _rate_line(checked: Checked, same: Sequence[Comparison], by_rank: bool, several: bool) -> Line:
+def _rate_row(
+    checked: Checked, same: Sequence[Comparison], by_rank: bool, several: bool
+) -> list[str]:
     item = same[0]
     first, second = rank_of(item.fast.arm), rank_of(item.slow.arm)
     ranks = f"{first} over {second}" if first != second else f"{first}"
     other = checked.selection.target.arm(item.slow.arm).label if several else ""
-    return Line(
-        common=(
-            item.model.upper(),
-            ranks if by_rank else f"{item.place}",
-            other.replace(f", rank {second}", ""),
-            "" if item.paper is None else f"{item.paper:.2f} x",
-            ", ".join(f"> {one.required:g} x" for one in same if one.required is not None),
-        ),
-        own=(
-            _interval(item.ratio),
-            ", ".join(labelled(one.verdict) for one in same if one.verdict is not None),
-            "" if item.slow.paper is None else f"{item.slow.paper:,g}",
-            "" if item.fast.paper is None else f"{item.fast.paper:,g}",
-            _tokens(item.slow),
-            _tokens(item.fast),
-        ),
-    )
+    return [
+        item.model.upper(),
+        ranks if by_rank else f"{item.place}",
+        other.replace(f", rank {second}", ""),
+        "" if item.paper is None else f"{item.paper:.2f} x",
+        ", ".join(f"> {one.required:g} x" for one in same if one.required is not None),
+        _interval(item.ratio),
+        ", ".join(labelled(one.verdict) for one in same if one.verdict is not None),
+        "" if item.slow.paper is None else f"{item.slow.paper:,g}",
+        "" if item.fast.paper is None else f"{item.fast.paper:,g}",
+        _tokens(item.slow),
+        _tokens(item.fast),
+    ]
 
 
 def _tokens(rate: Rate) -> str:
@@ -102,49 +95,38 @@ def _interval(interval: Interval | None) -> str:
     return f"{interval.value:.2f} x ({interval.low:.2f} to {interval.high:.2f})"
 
 
-def step_table(group: Group, expected: Path) -> list[str]:
+def step_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
-    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update"]
-    own = ["speed-up", "verdict", "update's", "verdict", "step", "16-bit LoRA's"]
-    parts = {device: _step_lines(checked, expected) for device, checked in group.items()}
-    # What rows of new lengths cost is no speed-up: it stands among the bars, so all are shown.
-    every = any("_over_equal_" in metric.name for metric in target_of(group).metrics)
-    return side_by_side(heads, own, parts) + (bars_table if every else bar_rows)(group, expected)
-
-
-def _step_lines(checked: Checked, expected: Path) -> list[Line]:
-    target = checked.selection.target
+    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
+             "update's", "verdict", "step", "16-bit LoRA's"]  # fmt: skip
+    target, rows = checked.selection.target, []
     bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     printed = printed_speedups(target.paper_file, expected)
-    lines = []
     for metric in target.metrics:
         if not (match := re.fullmatch(r"speedup_(((?:0_)?\d+[bm])_(?:b(\d+)|\w+))", metric.name)):
             continue
         point, model, batch = match.groups()
+        update = f"update_ratio_{point}"
         for arm, ratios in checked.evidence.values(metric.name).items():
             paper = printed.get((arm, model, batch))
-            update = f"update_ratio_{point}"
             whole_bar, update_bar = bars.get((arm, metric.name)), bars.get((arm, update))
-            lines.append(
-                Line(
-                    common=(
-                        _point_text(point),
-                        target.arm(arm).label,
-                        "" if paper is None else f"{paper:g} x",
-                        _bar_text(whole_bar),
-                        _bar_text(update_bar),
-                    ),
-                    own=(
-                        f"{median(ratios.values()):.2f} x",
-                        _bar_word(whole_bar),
-                        _middle(checked.evidence.values(update).get(arm, {}).values()),
-                        _bar_word(update_bar),
-                        _seconds(checked, f"step_seconds_{point}", arm),
-                        _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
-                    ),
-                )
-            )
-    return lines
+            rows.append([
+                _point_text(point),
+                target.arm(arm).label,
+                "" if paper is None else f"{paper:g} x",
+                _bar_text(whole_bar),
+                _bar_text(update_bar),
+                f"{median(ratios.values()):.2f} x",
+                _bar_word(whole_bar),
+                _middle(checked.evidence.values(update).get(arm, {}).values()),
+                _bar_word(update_bar),
+                _seconds(checked, f"step_seconds_{point}", arm),
+                _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
+            ])  # fmt: skip
+    # What rows of new lengths cost is no speed-up: it stands among the bars, so all are shown.
+    every = any("_over_equal_" in metric.name for metric in target.metrics)
+    bars_below = bars_table([checked], expected) if every else bar_rows(checked, expected)
+    return [*table(heads, rows), *bars_below]
 
 
 def _middle(values: Iterable[float]) -> str:
@@ -171,9 +153,9 @@ def _bar_word(bar: Bar | None) -> str:
     return "" if bar is None else labelled(bar.verdict)
 
 
-def _disagreements(group: Group, expected: Path) -> list[str]:
+def _disagreements(checked: Checked, expected: Path) -> list[str]:
     """Return where the paper's own numbers of this target disagree."""
-    name = target_of(group).paper_file
+    name = checked.selection.target.paper_file
     path = expected / "paper" / f"{name}.json"
     if not name or not path.is_file():
         return []

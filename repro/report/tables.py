@@ -1,44 +1,26 @@
 """Tables of Markdown, written in one place, with any number of devices side by side.
 
-A row (`Line`) has cells that all devices share, which say what it is about, and cells of its own
-per device. `side_by_side` joins the rows of several devices by their shared cells. A column in
-which every row is empty is left out, so that one layout serves every target.
+A column in which every row is empty is left out, so that one layout serves every target.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.form import without_controls
 from repro.evidence.paper import paper_cells
+from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
 from repro.report.verdicts import Bar, counted, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
-# Checks of one target at one tier, by device.
-Group = Mapping[str, Checked]
+# A row: cells that all devices share, which say what it is about, and those of one device.
+Line = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING = ["No records are blessed yet."]
-# Columns that a table of several devices may have.
-_WIDEST = 12
 # What HTML takes for the beginning of a tag; `p < 0.001` has none.
 _TAG = re.compile("<(?=[A-Za-z/!?])")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A row of a table: cells that devices share, and those of one device.
-
-    `name` tells rows apart whose shared cells agree.
-    """
-
-    common: tuple[str, ...]
-    own: tuple[str, ...]
-    name: str = ""
 
 
 def in_cell(text: str) -> str:
@@ -65,57 +47,34 @@ def side_by_side(
     own_heads: Sequence[str],
     parts: Mapping[str, Sequence[Line]],
 ) -> list[str]:
-    """Return one table of the lines of each device, joined where name and shared cells agree.
-
-    Of several devices each has columns of its own; where that would be too wide to read, rows of
-    its own, one below the other.
+    """Return one table of the lines of each device, joined where their shared cells agree.
 
     Parameters
     ----------
     own_heads
-        Heads of a device's own columns.
+        Heads of a device's own columns, which of several devices name it.
 
     Raises
     ------
     ValueError
-        If two lines of a device have the same name and shared cells: one would hide the other.
+        If two lines of a device have the same shared cells: one would hide the other.
     """
-    rows: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = {}
+    rows: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for device, lines in parts.items():
-        for line in lines:
-            cells = rows.setdefault((line.name, line.common), {})
-            if device in cells:
-                raise ValueError(f"two rows of {device_title(device)} are both {line.common}")
-            cells[device] = line.own
+        for common, own in lines:
+            if device in rows.setdefault(common, {}):
+                raise ValueError(f"two rows of {device_title(device)} are both {common}")
+            rows[common][device] = own
     names = device_heads(parts)
-    if len(parts) > 1 and len(heads) + len(parts) * len(own_heads) > _WIDEST:
-        return table(
-            [*heads, "device", *own_heads],
-            [
-                [*common, names[device], *cells]
-                for (_, common), own in rows.items()
-                for device, cells in own.items()
-            ],
-        )
     behind = {device: f", {name}" if len(parts) > 1 else "" for device, name in names.items()}
     empty = ("",) * len(own_heads)
     return table(
         [*heads, *(head + behind[device] for device in parts for head in own_heads)],
         [
             [*common, *(cell for device in parts for cell in own.get(device, empty))]
-            for (_, common), own in rows.items()
+            for common, own in rows.items()
         ],
     )
-
-
-def grouped(checks: Iterable[Checked]) -> list[Group]:
-    """Return the checks that have records, those of one target and tier together by device."""
-    groups: dict[tuple[str, str], dict[str, Checked]] = {}
-    for checked in checks:
-        if checked.evidence.count:
-            key = checked.selection.target.name, checked.selection.tier.value
-            groups.setdefault(key, {})[device_of(checked)] = checked
-    return list(groups.values())
 
 
 def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
@@ -132,14 +91,9 @@ def device_of(checked: Checked) -> str:
     return device_name(checked.evidence) or ""
 
 
-def target_of(group: Group) -> Target:
-    """Return the target that a group of checks is of."""
-    return next(iter(group.values())).selection.target
-
-
 def origin_text(checked: Checked) -> str:
     """Return what the records of a check are: runs, command, device, commits, dates."""
-    records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
+    records = checked.evidence.every_record()
     runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
     commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
     dates = " to ".join(sorted({record.finished[:10] for record in records}))
@@ -192,25 +146,28 @@ def arms_table(
     return table(["arm", *heads], rows)
 
 
-def bar_rows(group: Group, expected: Path) -> list[str]:
+def bar_rows(checked: Checked, expected: Path) -> list[str]:
     """Return how many of a target's stated bars are met, and a table of those missed."""
-    lines = []
-    for device, checked in group.items():
-        bars = [bar.verdict for bar in stated_bars(checked, expected)]
-        where = f" on {device_title(device)}" if len(group) > 1 else ""
-        lines += [f"Stated bars{where}: {counted(bars)}.", ""] if bars else []
-    return lines + bars_table(group, expected, "contradicted")
+    bars = [bar.verdict for bar in stated_bars(checked, expected)]
+    lines = [f"Stated bars: {counted(bars)}.", ""] if bars else []
+    return lines + bars_table([checked], expected, "contradicted")
 
 
-def bars_table(group: Group, expected: Path, *statuses: str) -> list[str]:
-    """Return the stated bars that have one of these statuses (all by default), and by how much."""
+def bars_table(checks: Sequence[Checked], expected: Path, *statuses: str) -> list[str]:
+    """Return the stated bars that have one of these statuses (all by default), and by how much.
+
+    Parameters
+    ----------
+    checks
+        Of one target, one per device.
+    """
     lines = {
-        device: [
-            Line(common=(bar.title, bar_text(bar.expectation, bar.unit)), own=_bar_cells(bar))
+        device_of(checked): [
+            ((bar.title, bar_text(bar.expectation, bar.unit)), _bar_cells(bar))
             for bar in stated_bars(checked, expected)
             if not statuses or bar.verdict.status in statuses
         ]
-        for device, checked in group.items()
+        for checked in checks
     }
     return side_by_side(["what", "bar"], ["measured", "off by", "verdict"], lines)
 
@@ -224,14 +181,3 @@ def _bar_cells(bar: Bar) -> tuple[str, str, str]:
     elif bar.verdict.status == "contradicted":  # One of its values missed the bar, not their mean.
         measured += f" on average; {bar.verdict.sentence}"
     return measured, off, labelled(bar.verdict)
-
-
-def link_to(path: Path, page: Path) -> str:
-    """Return the relative link from a page to a file."""
-    return os.path.relpath(path, page.parent).replace(os.sep, "/")
-
-
-def folded(summary: str, lines: Sequence[str]) -> list[str]:
-    """Return lines below a summary that a click unfolds; nothing for none."""
-    head = ["<details>", f"<summary>{summary}</summary>", ""]
-    return [*head, *lines, "</details>", ""] if lines else []

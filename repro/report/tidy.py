@@ -19,20 +19,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from repro.evidence.store import Source
 from repro.evidence.verdicts.verdict import Status, Verdict
-from repro.judge.check import Checked, check_selection, device_name
+from repro.judge.check import Checked, device_name
 from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import Comparison, comparisons, printed_speedups
+from repro.report.tables import in_cell, plain
 from repro.report.verdicts import Bar, Kind, kind_of, labelled, stated_bars
-from repro.run.select import Selection
 from repro.spec.arm import require
 from repro.spec.config import TrainScale
-from repro.spec.target import Target
-from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
-from repro.targets import runs_of
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
 _SPEEDUP = re.compile(r"speedup_((?:\d+_)?\d+[bm])_b(\d+)")
@@ -201,7 +197,7 @@ def _treatments(checked: Checked, expected: Path) -> dict[str, str]:
     return {
         name: treatment(dose.rise, expected)
         for name, dose in doses(checked).items()
-        if dose.arm.weight_format != "bf16" and dose.arm.noise is None
+        if dose.is_plain
     }
 
 
@@ -247,15 +243,6 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
         quantised = {"kernels": own, "dequantised": "torch, dequantised"}.get(linears, linears)
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
-
-
-def claim_verdicts(
-    records: Source, expected: Path, target: Target, tier: Tier
-) -> dict[str, Verdict]:
-    """Return the verdicts on a target's claims by their names, for pictures of the same records."""
-    selection = Selection(target=target, source=runs_of(target), tier=tier)
-    checked = check_selection(selection, records, expected)
-    return {claim.name: verdict for claim, verdict in checked.statements()}
 
 
 def values(checks: Sequence[Checked]) -> list[Value]:
@@ -321,13 +308,15 @@ def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
 @cache
 def templates() -> Environment:
     """Return the templates of pages; those of HTML escape what they are given."""
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("repro.report"),
         autoescape=lambda name: bool(name and name.endswith(".html")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"cell": in_cell, "plain": plain}
+    return environment
 
 
 def rendered(template: str, **given: Any) -> list[str]:

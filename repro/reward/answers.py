@@ -1,10 +1,7 @@
 r"""Reading a completion: its format, and the answer it gives.
 
-Four readings, kept apart because they measure different things:
+Three readings, kept apart because they measure different things:
 
-* `soft_format_ok`, the released code's regular expression
-  `<think>.*?</think>\s*<answer>.*?</answer>` searched with DOTALL: it also accepts tags in the
-  middle of anything, empty answers, and any number of answers;
 * `format_ok`, the strict format that our reward pays: each tag exactly once, in order, only white
   space before, between and after, and an answer that is not the prompt's own placeholder;
 * `extract_answer`, the answer that our reward compares: the content of the *only* answer block;
@@ -20,10 +17,10 @@ its own (`READINGS`): the last box, or what follows the last `####`, with one of
 
 The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
 
-Easy to get wrong: the regular expression above takes cubic time on a completion that repeats
+Easy to get wrong: a regular expression for the tags, such as the released code's
+`<think>.*?</think>\s*<answer>.*?</answer>`, takes cubic time on a completion that repeats
 `<think></think><answer>` without ever closing an answer; every reading here is a fixed number of
-linear scans. Sources: arXiv 2510.11696v1 section 4.1 for the format; the released
-`utils/rewards.py` for the soft format.
+linear scans. Source: arXiv 2510.11696v1 section 4.1 for the format.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ _PLACEHOLDERS = frozenset({"answer here", "...", "\u2026"})
 _MOST_ANSWER_CHARACTERS = 8192
 # Texts whose readings are kept, the least recently used being forgotten.
 _REMEMBERED = 65_536
-_THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*", re.IGNORECASE)
 _SENTENCE_CHARACTERS = 200
@@ -58,20 +54,11 @@ _NUMBER_IN_WORDS = re.compile(r"\\text[a-z]*\s?\{\s*([0-9$\\][^{}]*)\}")
 _CLAIMS = 16
 
 
-def soft_format_ok(text: str) -> bool:
-    """Say whether the released code's soft format expression is found, in linear time."""
-    think = text.find(THINK_OPEN)
-    if think < 0:
-        return False
-    middle = _THINK_THEN_ANSWER.search(text, think + len(THINK_OPEN))
-    return middle is not None and text.find(ANSWER_CLOSE, middle.end()) >= 0
-
-
 @functools.lru_cache(maxsize=_REMEMBERED)
 def format_ok(text: str) -> bool:
     """Say whether the text is exactly one thinking block and one answer block, and nothing else.
 
-    The thinking may be empty, as in the paper's expression; the answer may not.
+    The thinking may be empty; the answer may not.
     """
     if any(text.count(tag) != 1 for tag in _TAGS):
         return False

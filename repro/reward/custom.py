@@ -1,13 +1,9 @@
 """Rewards of a user's own: `--reward module:function`.
 
-The function is called once for each batch of sampled completions, and returns one reward each:
+The function is called by name, once for each batch of sampled completions, and returns one reward
+each:
 
     def reward(completions: list[str], answers: list[str]) -> list[float | None]:
-
-A function whose parameters have these names is called by name, in whatever order it has them, so
-one in TRL's form, `reward(completions, answer, **kwargs)`, is paid by as it stands; the gold
-answers go by any name of `_GOLDS`. Prompts are not given: a function that needs them, or whose
-names say another order than the one above, is refused. Other names are filled in that order.
 
 `completions` are texts without the prompt and without control tokens; `answers` are the gold
 answers of their problems, in the same order. A reward is a finite number; None means that there is
@@ -25,7 +21,6 @@ exception here fails the run, with its words in the record.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import inspect
@@ -40,11 +35,7 @@ from typing import Any, cast
 
 from repro.spec.arm import RewardFunction, meant, require
 
-CustomReward = Callable[[list[str], list[str]], Sequence[float | None]]
-_GOLDS = ("answers", "answer", "solution", "solutions", "ground_truth", "golds", "gold")
-_NO_GOLDS = {"completions", "prompts"}
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_ORDER = "its names say another order than completions, answers; needed are these, by name"
+CustomReward = Callable[..., Sequence[float | None]]
 _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])
 
 
@@ -104,7 +95,7 @@ def pay(
         When it raises, or does not return one finite number or None for each completion.
     """
     try:
-        returned: Any = function(list(completions), list(answers))
+        returned: Any = function(completions=list(completions), answers=list(answers))
     except Exception as error:
         raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
     is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str)
@@ -138,42 +129,20 @@ def _imported(name: str) -> ModuleType:
 
 
 def function_of(module: ModuleType, name: str) -> CustomReward:
-    """Return a module's function, to be called by place; `ValueError` if it cannot be."""
+    """Return a module's function; `ValueError` if it cannot be called as this module says."""
     known = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
     function: Any = getattr(module, name, None)
     sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"
     require(callable(function), sentence)
     signature = inspect.signature(function)
-    golds = _gold_name(signature)
-    names = list(signature.parameters)[:2]
     try:
-        if golds is None:
-            signature.bind([], [])
-            is_other = set(names[:1]) & {*_GOLDS, "prompts"} or set(names[1:]) & _NO_GOLDS
-            require(not is_other, f"{module.__name__}:{name}{signature}: {_ORDER}")
-            return cast(CustomReward, function)
-        signature.bind(**{"completions": [], golds: []})
+        signature.bind(completions=[], answers=[])
     except TypeError as error:
         raise ValueError(
-            f"{module.__name__}:{name}{signature} cannot be called with completions and answers: "
-            f"{error}"
+            f"{module.__name__}:{name}{signature} cannot be called with completions and answers, "
+            f"by these names: {error}"
         ) from error
-
-    @functools.wraps(function)
-    def by_name(completions: list[str], answers: list[str]) -> Any:
-        return function(**{"completions": completions, golds: answers})
-
-    return by_name
-
-
-def _gold_name(signature: inspect.Signature) -> str | None:
-    """Return the name by which a function takes the gold answers; None where it goes by place."""
-    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    if kinds.get("completions", inspect.Parameter.POSITIONAL_ONLY) not in _BY_NAME:
-        return None
-    named = [name for name in _GOLDS if kinds.get(name) in _BY_NAME]
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    return named[0] if named else "answers" if takes_any else None
+    return cast(CustomReward, function)
 
 
 def _number(value: Any, named: str) -> float | None:

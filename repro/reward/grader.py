@@ -20,8 +20,8 @@ status             accuracy    meaning
 =================  ==========  =====================================================================
 
 A late worker is not a wrong answer. The limit is on the worker's own processor time, so a machine
-that stands still for seconds changes no grade; a pair over it is tried once more on a fresh worker,
-and remembered only if the same happens when it is asked again. An error is not remembered.
+that stands still for seconds changes no grade, and a pair over it is tried once more on a fresh
+worker. An error is not remembered.
 
 Easy to get wrong: `verify(gold, answer)` is not symmetric; a limit by `signal.alarm` raises in any
 thread but the main one, and a caller that catches the error pays zero to everybody; a worker that
@@ -50,17 +50,15 @@ from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
-# A gold over the time limit is dropped, as one at fault is. What was late is so noted the first
-# time, and known the second.
+# A gold over the time limit is dropped, as one at fault is.
 _Result = Status | Literal["late_gold"]
-_Note = _Result | Literal["late_once"]
 
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
+# Pairs whose statuses are kept, the least recently used being forgotten.
+_REMEMBERED = 65_536
 _CODES: tuple[_Result, ...] = (*get_args(Status), "late_gold")
-# What may be the machine's fault, once.
-_LATE = ("timeout", "late_gold")
 
 
 class GraderError(RuntimeError):
@@ -113,8 +111,6 @@ class GraderPool:
         How many processes at most.
     seconds_per_item
         Processor time of a worker that one pair may take.
-    remembered
-        How many pairs' statuses are kept, the least recently used being forgotten.
     among
         Processes that ask for the same pairs in the same order; each grades its share, and all have
         all grades.
@@ -132,23 +128,15 @@ class GraderPool:
         workers: int = 1,
         seconds_per_item: float = 5.0,
         *,
-        remembered: int = 65_536,
         among: Sharing | None = None,
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers is {workers}; it must be 1 or more")
-        if not seconds_per_item > 0:
-            raise ValueError(f"seconds_per_item is {seconds_per_item}; it must be positive")
-        if remembered < 1:
-            raise ValueError(f"remembered is {remembered}; it must be 1 or more")
         self.workers = workers
         self.seconds_per_item = seconds_per_item
         self.counters: Counter[str] = Counter()
         self.workers_started = 0
         self.workers_killed = 0
-        self._remembered = remembered
         self._among = among
-        self._memory: OrderedDict[Pair, _Note] = OrderedDict()
+        self._memory: OrderedDict[Pair, _Result] = OrderedDict()
         self._lock = threading.Lock()
         # Places for workers; None is a place whose worker is not started.
         self._places: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
@@ -218,20 +206,16 @@ class GraderPool:
         known: dict[Pair, _Result] = {}
         with self._lock:
             for pair in pairs:
-                noted = self._memory.get(pair, "late_once")
-                if noted != "late_once":
+                if pair in self._memory:
                     self._memory.move_to_end(pair)
-                    known[pair] = noted
+                    known[pair] = self._memory[pair]
         batches = _batches([pair for pair in pairs if pair not in known])
         known.update(self._shared_work(batches) if self._among else self._work(batches))
         with self._lock:
             for pair in pairs:
-                result = known[pair]
-                if result in _LATE and pair not in self._memory:
-                    self._memory[pair] = "late_once"
-                elif result != "error":
-                    self._memory[pair] = result
-            while len(self._memory) > self._remembered:
+                if known[pair] != "error":
+                    self._memory[pair] = known[pair]
+            while len(self._memory) > _REMEMBERED:
                 self._memory.popitem(last=False)
         return known
 

@@ -30,7 +30,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.reward.answers import READINGS, lenient_answer, soft_format_ok
+from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import GraderPool, Status
 from repro.spec.arm import RewardKind, require_choice
@@ -53,8 +53,6 @@ class Rewards:
         The reward to train on; None where the item is to be dropped.
     lenient_accuracy
         1.0 or 0.0 by the lenient reading, never below `accuracy`; None where that is None.
-    soft_format
-        1.0 where the released code's soft format holds, else 0.0.
     statuses
         Status of the strict grade.
     """
@@ -63,21 +61,7 @@ class Rewards:
     format: list[float]
     total: list[float | None]
     lenient_accuracy: list[float | None]
-    soft_format: list[float]
     statuses: list[Status]
-
-    def summary(self) -> dict[str, float]:
-        """Return means over the items that are not dropped, as fractions, and how many are."""
-        graded = [i for i, value in enumerate(self.accuracy) if value is not None]
-        columns: dict[str, Sequence[float | None]] = {
-            "accuracy": self.accuracy,
-            "lenient_accuracy": self.lenient_accuracy,
-            "format": self.format,
-            "soft_format": self.soft_format,
-            "reward": self.total,
-        }
-        means = {name: _mean([column[i] for i in graded]) for name, column in columns.items()}
-        return means | {"dropped": float(len(self.accuracy) - len(graded))}
 
 
 def score(
@@ -153,7 +137,6 @@ def score(
             None if right is None else max(right, grade.accuracy or 0.0)
             for right, grade in zip(accuracy, lenient_grades, strict=True)
         ],
-        soft_format=[float(soft_format_ok(text)) for text in texts],
         statuses=[grade.status for grade in grades],
     )
 
@@ -186,9 +169,3 @@ def _paid(
 def _draw(seed: int) -> float:
     """Return 1.0 with probability 0.3, by the seed."""
     return float(random.Random(derive_seed(seed, "random reward")).random() < RANDOM_PROBABILITY)
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the values that are not None, or NaN if there is none."""
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else float("nan")

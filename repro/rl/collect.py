@@ -74,11 +74,6 @@ class Rollout:
         Groups of the B rows whose rewards differ before any shaping.
     examples
         Token ids of the first completions sampled.
-    explored, changed
-        Tokens sampled at another temperature than the policy's, and those of them that the policy's
-        own would have chosen otherwise.
-    to_explore
-        How many the arm asks to be drawn so.
     """
 
     rows: Rows
@@ -96,9 +91,6 @@ class Rollout:
     golds: list[str] = field(default_factory=list)
     mixed: int = 0
     examples: tuple[tuple[int, ...], ...] = ()
-    explored: int = 0
-    changed: int = 0
-    to_explore: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -238,7 +230,6 @@ class GrowingRollout:
         self._accuracy: list[float | None] = []
         self._lenient: list[float | None] = []
         self._examples: list[tuple[int, ...]] = []
-        self._explored, self._changed, self._to_explore = 0, 0, 0
         self._collected = _Drawn()
 
     @property
@@ -294,12 +285,6 @@ class GrowingRollout:
         self._lenient += rewards.lenient_accuracy
         room = EXAMPLES - len(self._examples)
         self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
-        self._explored += sum(completion.explored for completion in completions)
-        self._changed += sum(completion.changed for completion in completions)
-        exploration = self.run.arm.exploration
-        if exploration is not None:
-            lengths = [len(completion.token_ids) for completion in completions]
-            self._to_explore += sum(exploration.tokens_of(length) for length in lengths)
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
         is_own = self.run.arm.reward_function is not None
         informative = informative_groups(drawn.paid if is_own else drawn.accuracy, group_ids)
@@ -343,9 +328,6 @@ class GrowingRollout:
             golds=collected.golds,
             mixed=len(informative_groups(collected.paid, group_ids)),
             examples=tuple(self._examples),
-            explored=self._explored,
-            changed=self._changed,
-            to_explore=self._to_explore,
         )
 
 

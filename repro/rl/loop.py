@@ -14,8 +14,7 @@ from repro.rl.clock import WallClock
 from repro.rl.collect import Rollout
 from repro.rl.policies import Policies
 from repro.rl.receipts import Tally, Values, note_accuracy
-from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
-from repro.rl.training_checkpoint import TrainState
+from repro.rl.runs import FailedRun, RunStates, TrainResult, TrainState, fresh_states
 from repro.spec.config import RunConfig, TrainScale
 
 # Of one step: the values of each run, None for frozen ones.

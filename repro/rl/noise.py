@@ -31,10 +31,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from repro.models.decoder import READERS
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.spec.arm import NoiseConfig, NoiseSharing
+from repro.spec.arm import NoiseConfig
 from repro.spec.config import derive_seed
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 
@@ -52,7 +51,7 @@ class NoiseReceipt:
     sigma_realised
         Root mean square of the added noise over all channels of all that was touched.
     modules
-        Names of the norms touched; of the projections behind them where each has its own.
+        Names of the norms touched.
     channels, channels_changed
         Channels of those, and how many of them really moved.
     digest
@@ -109,17 +108,6 @@ def perturbable_norms(model: nn.Module, form: str) -> dict[str, PerturbableRMSNo
     return norms
 
 
-def names_of_draws(norm: str, sharing: NoiseSharing) -> list[str]:
-    """Return the names by which a norm's noise is drawn: its own, or those of what reads it.
-
-    The final norm, which no projection of a block reads, has its own either way.
-    """
-    block, _, leaf = norm.rpartition(".")
-    if sharing == "norm" or leaf not in READERS:
-        return [norm]
-    return [f"{block}.{reader}" for reader in READERS[leaf]]
-
-
 @contextmanager
 def perturbed(
     policy: Policy,
@@ -159,16 +147,13 @@ def perturbed(
     for name, norm in norms.items():
         if norm.noise is not None:
             raise ValueError(f"{name} carries noise already; perturbations do not nest")
-    sharing = "norm" if config is None else config.sharing
     drawn = {
-        drawn_as: draw_noise(norm.weight, sigma, seed=seed, step=step, name=drawn_as, form=form)
+        name: draw_noise(norm.weight, sigma, seed=seed, step=step, name=name, form=form)
         for name, norm in norms.items()
-        for drawn_as in names_of_draws(name, sharing)
     }
     try:
         for name, norm in norms.items():
-            own = [drawn[drawn_as] for drawn_as in names_of_draws(name, sharing)]
-            norm.noise = own[0] if sharing == "norm" else torch.stack(own)  # (H,) or (J, H)
+            norm.noise = drawn[name]
         yield receipt_of(drawn, form=form, stage=stage, sigma=sigma)
     finally:
         for norm in norms.values():

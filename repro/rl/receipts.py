@@ -19,7 +19,7 @@ from torch import Tensor
 from repro.rl.collect import Rollout
 from repro.rl.diagnostics import QUARTERS, Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
-from repro.rl.training_checkpoint import TrainState
+from repro.rl.runs import TrainState
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]
@@ -58,7 +58,6 @@ def note_rollout(
     if len(done):
         mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
     note_effects(state, rollout, receipt, mismatch)
-    note_exploration(run, state, rollout)
     return rollout_values(run, rollout, receipt, mismatch, state)
 
 
@@ -133,19 +132,6 @@ def note_effects(
             total / tokens if tokens else None
             for total, tokens in zip(quarters["sums"], quarters["tokens"], strict=True)
         ]
-
-
-def note_exploration(run: RunConfig, state: TrainState, rollout: Rollout) -> None:
-    """Add a rollout's tokens that were drawn at another temperature, where the arm asks for it."""
-    exploration = run.arm.exploration
-    if exploration is None and not rollout.explored:
-        return
-    done = state.effects.setdefault(
-        "exploration", {"tokens_asked": 0, "tokens_explored": 0, "tokens_changed": 0}
-    )
-    done["tokens_asked"] += rollout.to_explore
-    done["tokens_explored"] += rollout.explored
-    done["tokens_changed"] += rollout.changed
 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from repro.rl.training_checkpoint import TrainState
 from repro.spec.config import RunConfig
 
 # What a run may raise by itself; anything else is a fault of the program and ends all.
@@ -61,6 +60,33 @@ def reason_of(error: Exception) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
+class TrainState:
+    """What a run knows beside tensors; grows with every step.
+
+    Attributes
+    ----------
+    digest
+        Of the run's configuration.
+    draws
+        Batches of prompts drawn; more than rollouts where dynamic sampling refills.
+    series
+        `{name: [one value per step]}`.
+    effects
+        What was really done, JSON values.
+    counts
+        What the process had counted for the run beside its steps, when the checkpoint was written;
+        see `repro.rl.receipts.Tally`.
+    """
+
+    digest: str
+    step: int
+    draws: int
+    series: dict[str, list[float | int | None]]
+    effects: dict[str, Any]
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
 class RunStates:
     """What runs know beside tensors; grows with every step.
 
@@ -83,11 +109,6 @@ class RunStates:
     def alive(self) -> list[bool]:
         """Which runs have not failed."""
         return [failure is None for failure in self.failures]
-
-    def note_refused(self, sentences: list[str]) -> None:
-        """Write into every run's record which checkpoints could not be gone on from, and why."""
-        for run in self.runs:
-            run.note_refused(sentences)
 
     def fail(self, run: int, error: Exception) -> None:
         """Freeze a run, or raise its error."""

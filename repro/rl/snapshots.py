@@ -1,8 +1,8 @@
 """Snapshots of training: whole folders, sealed by checksums, the last two kept, read back verified.
 
 A snapshot is a folder `step-00000010/` with files of tensors (safetensors), `state.json`, and
-`SHA256SUMS`, which names every other file and its SHA-256 as `sha256sum --check` reads them. Single
-runs (`repro.rl.training_checkpoint`), ensembles and pre-training keep theirs by these functions.
+`SHA256SUMS`, which names every other file and its SHA-256 as `sha256sum --check` reads them.
+`repro.rl.training_checkpoint` says what is in them.
 
 Atomic: everything is written into a folder of another name, flushed to disk, and renamed; only then
 is the third newest removed. A process killed at any instant leaves the snapshots of before, or the
@@ -14,9 +14,9 @@ as `refused-00000010/`, and the one before it is used; the caller writes the sen
 record. Where none can be used, that is an error: starting over silently would hide the damage.
 
 Easy mistakes: sums that are listed but not compared with what lies in the folder (a file too many
-is as wrong as one too few); trusting a folder's name for its step; removing the older snapshot
-before the newer one is on the disk; copying into the policy before everything was checked, which
-leaves half of a refused snapshot in it.
+is as wrong as one too few); removing the older snapshot before the newer one is on the disk;
+copying into the policy before everything was checked, which leaves half of a refused snapshot in
+it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,22 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from repro.models.checkpoint import sha256_of
-from repro.models.files.tensor_files import TensorSpec, write_tensors
+from repro.models.files.tensor_files import write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"
-SCHEMA = 2
+SCHEMA = 3
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSORS = ".safetensors"
 
 
-class NotesRefused(Protocol):
-    """State of training that keeps a sentence per checkpoint that it could not go on from."""
-
-    def note_refused(self, sentences: list[str]) -> None:
-        """Keep the sentences for the record."""
-
-
 Used = TypeVar("Used")
-Noting = TypeVar("Noting", bound=NotesRefused)
-Value = TypeVar("Value")
 
 
 class SnapshotError(ValueError):
@@ -67,21 +57,6 @@ class Snapshot:
     step: int
     content: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
-
-    def value(self, name: str, kind: type[Value]) -> Value:
-        """Return a JSON value of a kind; raise `SnapshotError` where there is none."""
-        stored = self.content.get(name)
-        if not isinstance(stored, kind):
-            raise SnapshotError(
-                f"{name} in {STATE} is {_shown(stored)}; it must be of kind {kind.__name__}"
-            )
-        return stored
-
-    def file(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a file; raise `SnapshotError` where there is none."""
-        if name not in self.tensors:
-            raise SnapshotError(f"{name} is missing")
-        return self.tensors[name]
 
 
 def write_snapshot(
@@ -159,41 +134,11 @@ def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, li
     return None
 
 
-def restore_newest(folder: Path, restore: Callable[[Snapshot], Noting]) -> Noting | None:
-    """Return the state that the newest good snapshot restores, None where there is no snapshot.
-
-    Newer ones that were refused are noted in it; else as `read_newest`.
-    """
-    newest = read_newest(folder, restore)
-    if newest is None:
-        return None
-    state, refused = newest
-    state.note_refused(refused)
-    return state
-
-
 def snapshots_in(folder: Path) -> list[Path]:
     """Return the folders named like snapshots, oldest first."""
     return sorted(
         (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=_step_of
     )
-
-
-def require_same_tensors(
-    stored: Mapping[str, Tensor], needed: Mapping[str, Tensor], what: str
-) -> None:
-    """Raise `SnapshotError` unless names, shapes and dtypes of stored tensors are the needed."""
-    odd = sorted(stored.keys() ^ needed.keys())
-    if odd:
-        where = "the checkpoint" if odd[0] in stored else "this run"
-        raise SnapshotError(f"{what} {odd[0]} is in {where} alone")
-    for name, tensor in needed.items():
-        saved = stored[name]
-        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-            raise SnapshotError(
-                f"{what} {name} has shape {tuple(saved.shape)} and dtype {saved.dtype}; this run "
-                f"needs {tuple(tensor.shape)} and {tensor.dtype}"
-            )
 
 
 def _write_files(
@@ -202,8 +147,7 @@ def _write_files(
     """Write all files of a snapshot and force them to disk, the sums last."""
     sums = {}
     for name, values in tensors.items():
-        specs = {key: TensorSpec(dtype=t.dtype, shape=tuple(t.shape)) for key, t in values.items()}
-        sums[name] = write_tensors(folder / name, specs, values.__getitem__)
+        sums[name] = write_tensors(folder / name, values)
     (folder / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     sums[STATE] = sha256_of(folder / STATE)
     (folder / SUMS).write_text(_sums_text(sums), encoding="utf-8")
@@ -233,43 +177,24 @@ def _keep_two(folder: Path, newest: Path) -> None:
 
 
 def _read(path: Path) -> Snapshot:
+    """Return a snapshot each of whose files has the sum that is listed for it."""
     try:
-        names = _verified_names(path)
+        text = (path / SUMS).read_text(encoding="utf-8")
+        lines = (line.partition("  ") for line in text.splitlines())
+        listed = {name: digest for digest, _, name in lines}
+        present = {file.name: sha256_of(file) for file in path.iterdir() if file.name != SUMS}
+        for name in sorted(listed.keys() | present.keys()):
+            if listed.get(name) != present.get(name):
+                raise SnapshotError(
+                    f"{name} has SHA-256 {present.get(name)}; {SUMS} says {listed.get(name)}"
+                )
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
-        tensors = {name: load_file(path / name) for name in names if name.endswith(_TENSORS)}
-    except SnapshotError:
-        raise
-    except (OSError, ValueError, SafetensorError, RecursionError) as error:
+        if content["schema"] != SCHEMA:
+            raise SnapshotError(f"{STATE} is of schema {content['schema']}; needed is {SCHEMA}")
+        tensors = {name: load_file(path / name) for name in listed if name.endswith(_TENSORS)}
+    except OSError as error:
         raise SnapshotError(f"it cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise SnapshotError(f"{STATE} is not of schema {SCHEMA}: {_shown(content)}")
-    if content.get("step") != _step_of(path):
-        raise SnapshotError(
-            f"{STATE} is of step {_shown(content.get('step'))}; the folder says {_step_of(path)}"
-        )
-    return Snapshot(step=_step_of(path), content=content, tensors=tensors)
-
-
-def _verified_names(path: Path) -> list[str]:
-    """Return the names of a snapshot's files, each of which has the sum that is listed for it."""
-    text = (path / SUMS).read_text(encoding="utf-8")
-    lines = (line.partition("  ") for line in text.splitlines())
-    listed = {name: digest for digest, _, name in lines}
-    present = {file.name for file in path.iterdir()} - {SUMS}
-    for name in sorted(listed.keys() - present):
-        raise SnapshotError(f"{name} is missing; {SUMS} lists it")
-    for name in sorted(present - listed.keys()):
-        raise SnapshotError(f"{name} is foreign: {SUMS} does not list it")
-    sums = {name: sha256_of(path / name) for name in sorted(present)}
-    for name, digest in sums.items():
-        if listed[name] != digest:
-            raise SnapshotError(
-                f"{name} has SHA-256 {digest[:12]}...; {SUMS} says {listed[name][:12]}...: "
-                "bytes changed since it was written"
-            )
-    if text != _sums_text(sums):
-        raise SnapshotError(f"{SUMS} is not as it was written")
-    return list(sums)
+    return Snapshot(step=content["step"], content=content, tensors=tensors)
 
 
 def _set_aside(path: Path) -> None:
@@ -282,11 +207,6 @@ def _set_aside(path: Path) -> None:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _flush(path: Path) -> None:

@@ -32,7 +32,7 @@ from repro.rl.diagnostics import entropies, mean_of
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.single_run.passes import row_logprobs
+from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
@@ -232,7 +232,7 @@ def carry_out(
     for number in ranks.mine([int(sizes[index].sum()) for index, _ in plan.micro_batches]):
         index, counts = plan.micro_batches[number]
         part = rows.select(index)
-        new, entropy = row_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
+        new, entropy = packed_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
         result = loss_of_rows(
             new, rollout, index, counting, run.arm.loss, counts,
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
@@ -366,7 +366,9 @@ def _evaluated(
 ) -> list[Passed]:
     """Run pieces forward without gradient."""
     with torch.no_grad():
-        return [(piece, row_logprobs(policy, rows.select(piece), temperature)) for piece in pieces]
+        return [
+            (piece, packed_logprobs(policy, rows.select(piece), temperature)) for piece in pieces
+        ]
 
 
 def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What the machine decides for the engine: which operations, projections, steps and prefills.
+"""What the machine decides for the engine: which operations, projections and steps.
 
 The one place of the engine that asks about hardware. On a CPU: plain torch and the policy's
 own modules. On a GPU: this project's kernels, fused projections, and captured steps.
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from repro.models.policy import Policy
-from repro.rollout.eager import EagerPrefills, EagerSteps, Prefills, Steps
+from repro.rollout.eager import EagerSteps, Steps
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
@@ -37,10 +37,6 @@ class Backend(Protocol):
         """Return the decode steps."""
         ...
 
-    def prefills(self, forward: Forward, state: RowState) -> Prefills:
-        """Return the prefills."""
-        ...
-
 
 @dataclass(slots=True)
 class TorchBackend:
@@ -57,10 +53,6 @@ class TorchBackend:
     def steps(self, forward: Forward, state: RowState) -> Steps:
         """Return eager steps."""
         return EagerSteps(forward, state)
-
-    def prefills(self, forward: Forward, state: RowState) -> Prefills:
-        """Return eager prefills."""
-        return EagerPrefills(forward, state)
 
 
 def backend_for(policy: Policy, config: EngineConfig) -> Backend:

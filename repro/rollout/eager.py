@@ -1,13 +1,10 @@
-"""How decode steps and prefills are run, and the way without captures: each as it comes."""
+"""How decode steps are run, and the way without captures: each as it comes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from repro.rollout.forward import Forward
-from repro.rollout.prefill import new_tokens
-from repro.rollout.scheduler import Segment
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
@@ -21,14 +18,6 @@ class Steps(Protocol):
 
     def close(self) -> None:
         """Give back what was captured."""
-        ...
-
-
-class Prefills(Protocol):
-    """Runs a chunk of a prefill."""
-
-    def __call__(self, segments: Sequence[Segment]) -> int:
-        """Fill the cache with the segments' keys and values; return the tokens of padding."""
         ...
 
 
@@ -48,17 +37,3 @@ class EagerSteps:
 
     def close(self) -> None:
         """Nothing was captured."""
-
-
-class EagerPrefills:
-    """Runs each chunk as it comes, without padding."""
-
-    def __init__(self, forward: Forward, state: RowState) -> None:
-        self._forward, self._state = forward, state
-
-    def __call__(self, segments: Sequence[Segment]) -> int:
-        """Run the forward pass."""
-        state, block_size = self._state, self._forward.block_size
-        tokens, new = new_tokens(segments, block_size, state.table.shape[1], state.push)
-        self._forward.prefill(tokens, new)
-        return 0

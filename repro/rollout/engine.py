@@ -9,7 +9,7 @@ rollout. There is no second model to keep in step, to put to sleep or to wake.
 
 The loop, one *round* at a time:
 
-    let waiting rows enter       prefill their sequences in chunks, small ones from captured graphs
+    let waiting rows enter       prefill their sequences in chunks
     reserve cache blocks         or preempt the row that entered last
     launch some decode steps     from captured graphs on a GPU: the host does nothing in between
     look at the round before     rows that have ended leave, and their outputs are copied aside
@@ -36,7 +36,7 @@ from repro.rollout.backend import Backend, backend_for
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.forward import Forward
-from repro.rollout.prefill import chunks_of, entry_of, tokens_of
+from repro.rollout.prefill import chunks_of, entry_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
@@ -121,7 +121,6 @@ class Engine:
         self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
         self._steps = self._backend.steps(self.forward, self.state)
-        self._prefills = self._backend.prefills(self.forward, self.state)
 
     def refresh(self) -> None:
         """Take up the adapter as it is now, in place: captured steps see it."""
@@ -223,7 +222,7 @@ class Engine:
         self._steps.close()
         empty = torch.empty(0, device=self.device)
         self._keys = self._values = empty
-        del self.forward, self.state, self._results, self._steps, self._prefills
+        del self.forward, self.state, self._results, self._steps
 
     def _rows(
         self,
@@ -273,7 +272,7 @@ class Engine:
         if steps:
             self._reserve(steps)
             self._launch(steps, sampling)
-        while len(self._readbacks) > (config.rounds_behind if steps else 0):
+        while len(self._readbacks) > (1 if steps else 0):
             self._read(self._readbacks.popleft())
         self._compact()
 
@@ -291,8 +290,11 @@ class Engine:
         if not admission.rows:
             return
         for chunk in chunks_of(admission.segments, self.config.prefill_tokens):
-            self.statistics.padding_tokens += self._prefills(chunk)
-            self.statistics.prefill_tokens += tokens_of(chunk)
+            tokens, new = new_tokens(
+                chunk, self.pool.block_size, self.state.table.shape[1], self.state.push
+            )
+            self.forward.prefill(tokens, new)
+            self.statistics.prefill_tokens += len(tokens)
         if admission.copies:
             pairs = self.state.push(torch.tensor(admission.copies, dtype=torch.int64))
             for cache in (self._keys, self._values):

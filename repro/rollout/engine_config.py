@@ -42,12 +42,6 @@ class EngineConfig:
         Whether the members of a group share their prompt's blocks.
     static_batches
         Let rows enter only when none runs: what continuous batching is compared with.
-    graphs
-        Whether steps and small prefills are captured on a GPU.
-    prefill_graph_tokens
-        Tokens up to which a prefill's chunk is captured, padded to one of a few sizes
-        (`prefill.BUCKETS`); a larger one, whose products outlast the host's work, goes as it is.
-        0 captures none.
     products
         Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
@@ -67,8 +61,6 @@ class EngineConfig:
     round_steps: int = 16
     share_prompts: bool = True
     static_batches: bool = False
-    graphs: bool = True
-    prefill_graph_tokens: int = 1024
     products: Products = "own"
     ignore_end: bool = False
     keeps_cache: bool = True
@@ -83,15 +75,6 @@ class EngineConfig:
             self.prefill_tokens >= 16,
             f"engine prefill_tokens is {self.prefill_tokens}; it must be 16 or more",
         )
-        require(
-            self.prefill_graph_tokens >= 0,
-            f"engine prefill_graph_tokens is {self.prefill_graph_tokens}; it must be 0 or more",
-        )
-
-    @property
-    def rounds_behind(self) -> int:
-        """Rounds that the host may be behind the device."""
-        return 1 if self.graphs else 0
 
 
 def width_for(rows: int, slots: int) -> int:

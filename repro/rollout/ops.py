@@ -66,20 +66,17 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NewTokens:
-    """Tokens of a prefill chunk, rows one after another, then perhaps padding.
-
-    Padding tokens are computed like others, and nobody reads them: no key of theirs is kept, and
-    their tiles attend to nothing.
+    """Tokens of a prefill chunk, rows one after another.
 
     Attributes
     ----------
     positions, slots : Tensor, (M,), int32
         Where each token stands in its sequence, and where its key goes in the cache, counted in
-        positions of the cache; a slot of -1 marks padding.
+        positions of the cache.
     table : Tensor, (rows, max_blocks), int32
     tiles : Tensor, (tiles, 4), int32
-        Runs of at most `TILE` tokens of one row: row, first token, tokens, first position. A row
-        of -1 marks padding, or with 0 tokens a tile that is not needed. Every token is in one.
+        Runs of at most `TILE` tokens of one row: row, first token, tokens, first position. Every
+        token is in one.
     """
 
     positions: Tensor
@@ -241,10 +238,7 @@ class Operations:
     def attend_new(
         self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
     ) -> Tensor:
-        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim).
-
-        Zeros where there is padding.
-        """
+        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
         return self.primitives.prefill_attention(
             queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
         )

@@ -33,17 +33,11 @@ class Completion:
         point and each is 0.
     finish_reason
         `stop` at an end token, `length` at the limit (truncated).
-    explored, changed
-        Tokens drawn at another temperature than the policy's (`repro.spec.arm.Exploration`), and of
-        these those that the policy's own would have chosen otherwise. Their log-probabilities are
-        the policy's.
     """
 
     token_ids: tuple[int, ...]
     sampled_logprobs: tuple[float, ...]
     finish_reason: FinishReason
-    explored: int = 0
-    changed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

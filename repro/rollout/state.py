@@ -186,14 +186,11 @@ class Statistics:
 
     Attributes
     ----------
-    padding_tokens
-        Tokens by which captured prefills were padded, not among `prefill_tokens`.
     decode_steps
         Steps launched.
     """
 
     prefill_tokens: int = 0
-    padding_tokens: int = 0
     generated_tokens: int = 0
     decode_steps: int = 0
     preemptions: int = 0

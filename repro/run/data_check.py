@@ -1,10 +1,9 @@
 """The problems of a plan, opened once before anything starts.
 
 A broken line stops the plan, not each run; golds that can never be paid are named, and all of them
-unpayable is an error; copies of a question that are paid, and questions that occur twice or in
-training and test, are counted. Problems of the package's own generators need none of this and are
-not opened. Public sets are opened where a user named them: those of a target's own scale may have
-to be fetched first.
+unpayable is an error. Problems of the package's own generators need none of this and are not
+opened. Public sets are opened where a user named them: those of a target's own scale may have to
+be fetched first.
 
 What a scale reads (`reads_of`) and the reading itself (`problems_of`) stand here alone: prompts'
 lengths (`repro.run.preflight`) are looked at in the same lists.
@@ -19,10 +18,8 @@ from dataclasses import dataclass
 from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
 from repro.data.problem import DataError, Problem
-from repro.data.repeats import repeat_counts
 from repro.reward.golds import unpayable
 from repro.reward.grader import GraderPool
-from repro.reward.restating import paid_copies
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
 # At most this many are named; the rest are counted.
@@ -99,7 +96,6 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
             if _is_opened(data, named):
                 splits = {s: problems_of(data, s) for s in _GRADED if (data, s) in every}
                 lines += _lines(data.source, splits, pool)
-                lines += _repeat_lines(data.source, splits)
     return lines
 
 
@@ -124,33 +120,8 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
                 f"is {problems[0].answer!r} ({problems[0].where}), and numbers or formulas are "
                 "needed (docs/grading.md)"
             )
-        lines += _copy_lines(f"{source}, {split}", problems, pool)
         if len(places) > _NAMED:
             lines.append(
                 f"  {source}: {len(places)} of {len(problems)} {split} golds can never be paid"
             )
     return lines
-
-
-def _copy_lines(where: str, problems: Sequence[Problem], pool: GraderPool) -> list[str]:
-    """Return a line if a copy of some question is paid."""
-    questions = [problem.question for problem in problems]
-    paid = paid_copies(questions, [problem.answer for problem in problems], pool)
-    if not paid:
-        return []
-    place, copy = paid[0]
-    return [
-        f"  {where}: a copy of the question is paid in {len(paid)} of {len(problems)} problems "
-        f"({len(paid) / len(problems):.2%}), first in {problems[place].where}: {copy[:80]!r}"
-    ]
-
-
-def _repeat_lines(source: str, splits: Mapping[Split, Sequence[Problem]]) -> list[str]:
-    """Return a line if questions occur twice, in a split or in both."""
-    counts = repeat_counts(splits.get("train", ()), splits.get("test", ()))
-    if not any(counts.values()):
-        return []
-    return [
-        f"  {source}: repeated questions: {counts['train']} in train, {counts['test']} in test, "
-        f"{counts['shared']} of the test split are trained on"
-    ]

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from repro.evidence.form import without_controls
+from repro.evidence.printable import without_controls
 from repro.run.worker import Event, Task
 from repro.spec.tier import Tier
 

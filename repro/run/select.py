@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import data_sources, is_test_only
+from repro.data.load import data_sources
 from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
 from repro.spec.arm import all_of, require, unknown
@@ -21,7 +21,6 @@ from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.variants import (
-    asking,
     on_data,
     reading,
     with_overrides,
@@ -67,8 +66,7 @@ class Changes:
     Attributes
     ----------
     data
-        A folder of JSONL, or a data set's name, in place of the targets' own problems; one that
-        has test problems alone is asked in addition to them.
+        A folder of JSONL, or a data set's name, in place of the targets' own problems.
     steps
         Training steps in place of the targets' own.
     settings
@@ -170,8 +168,7 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     source = runs_of(target)
     changed = source
     if changes.data is not None:
-        named = data_source(changes.data)
-        changed = asking(changed, named) if is_test_only(named) else on_data(changed, named)
+        changed = on_data(changed, data_source(changes.data))
     if changes.steps is not None:
         changed = with_steps(changed, changes.steps)
     if changes.reward is not None:

@@ -2,8 +2,7 @@
 
 A worker takes tasks from its pipe, carries out their runs by their procedures, and says how each
 ended. It ends with its task where nothing may be left behind for the next one: when tasks are
-measurements (`alone`), when its device's context is spoilt, and when its task asks for a fresh
-process (`repro.measure.fresh_process`).
+measurements (`alone`), and when its device's context is spoilt.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any, Literal
 
 from repro.evidence.procedure import WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
-from repro.measure.fresh_process import FreshProcessNeededError
 from repro.run import carry_out as recording
 from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig
@@ -50,8 +48,7 @@ class Task:
     """One run, its own folder for checkpoints, and the folder of all records.
 
     `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`,
-    `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it;
-    `finished` the parts that were known not to fit when it last needed a fresh process.
+    `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it.
     """
 
     run: RunConfig
@@ -59,7 +56,6 @@ class Task:
     runs: Path
     also: tuple[RunConfig, ...] = ()
     attempt: int = 0
-    finished: int = -1
 
     @property
     def every(self) -> tuple[RunConfig, ...]:
@@ -71,10 +67,9 @@ class Task:
 class Event:
     """What a worker says of its task.
 
-    `returned` is a task that goes back into the queue: its worker died, or it needs a fresh
-    process; `values` then holds the number of `finished` parts. `lost` is one whose other processes
-    are gone. Else they are progress
-    numbers (`step`, `steps`, `reward`, ...). `text` is the phase, or the reason of a failure.
+    `returned` is a task that goes back into the queue, for its worker died. `lost` is one whose
+    other processes are gone. `values` are progress numbers (`step`, `steps`, `reward`, ...).
+    `text` is the phase, or the reason of a failure.
     `disk` is a task whose place cannot be written; `elsewhere` one that was recorded meanwhile.
     `last` says that the worker ends with this event: it takes one task alone, or can compute no
     more on its device.
@@ -197,9 +192,9 @@ def _carry_out(
             pipe.send(Event(task=task, kind="progress", text=text, values=values))
 
     pipe.send(Event(task=task, kind="started"))
-    kind, text, values = outcome_of(task, threads, progress, stop.is_set, carry_out)
-    ends = alone or kind in ("returned", "lost") or (kind == "failed" and _device_lost())
-    pipe.send(Event(task=task, kind=kind, text=text, values=values, last=ends))
+    kind, text = outcome_of(task, threads, progress, stop.is_set, carry_out)
+    ends = alone or kind == "lost" or (kind == "failed" and _device_lost())
+    pipe.send(Event(task=task, kind=kind, text=text, last=ends))
     return ends
 
 
@@ -224,28 +219,26 @@ def outcome_of(
     progress: Callable[[str, dict[str, float]], None],
     should_stop: Callable[[], bool],
     carry_out: CarryOut | None,
-) -> tuple[EventKind, str, dict[str, float]]:
-    """Carry out a task; return the kind, text and values of the event that ends it."""
+) -> tuple[EventKind, str]:
+    """Carry out a task; return the kind and text of the event that ends it."""
     measure = carry_out or recording.carry_out
     try:
         measure(task.every, task.folder, task.runs, progress, should_stop, threads)
     except Stopped:
-        return "stopped", "", {}
+        return "stopped", ""
     except EndedError as ended:
-        return ended.kind, str(ended), {}
+        return ended.kind, str(ended)
     except PeerLostError as lost:
-        return "lost", str(lost), {}
-    except FreshProcessNeededError as needed:
-        return "returned", str(needed), {"finished": needed.finished}
+        return "lost", str(lost)
     except OSError as error:
         if is_disk_fault(error, task.runs):
             with contextlib.suppress(OSError):  # the log may be on the same disk
                 traceback.print_exc()
-            return "disk", sentence_of(error, task.runs), {}
-        return "failed", _reason(error), {}
+            return "disk", sentence_of(error, task.runs)
+        return "failed", _reason(error)
     except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
-        return "failed", _reason(error), {}
-    return "finished", "", {}
+        return "failed", _reason(error)
+    return "finished", ""
 
 
 def _reason(error: Exception) -> str:

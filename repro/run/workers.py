@@ -4,9 +4,8 @@ Each worker is a fresh process (`spawn`) with its own torch, a fixed number of t
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
 run's own folder. A worker that dies (out of memory, a crash in native code), or whose device's
 context is spoilt, costs its run only: the parent reports how it ended and starts another. Each
-measurement has one worker, and is made again by another where it needs a fresh process. An
-interrupt is handled by the parent: workers ignore Ctrl-C, are asked to stop at the next step, and
-get `grace` seconds to write a checkpoint.
+measurement has one worker. An interrupt is handled by the parent: workers ignore Ctrl-C, are asked
+to stop at the next step, and get `grace` seconds to write a checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.
@@ -189,9 +188,7 @@ class WorkerPool:
             self.stop()  # the other runs have the same disk
         if event.last:
             self._retire(worker)
-            if event.kind == "returned":
-                event = self._continued(event, waiting)
-            elif event.kind == "lost" or (event.kind == "failed" and not self._alone):
+            if event.kind == "lost" or (event.kind == "failed" and not self._alone):
                 kind: EventKind = "stopped" if self._stopping else "failed"
                 event = dataclasses.replace(event, kind=kind)
                 event = self._given_back(event, waiting) or event
@@ -222,17 +219,6 @@ class WorkerPool:
             return None
         waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
         return dataclasses.replace(failed, kind="returned", last=False)
-
-    def _continued(self, asked: Event, waiting: deque[Task]) -> Event:
-        """Put a task that asked for a fresh process first in the queue, if it got on in this."""
-        task, finished = asked.task, int(asked.values["finished"])
-        if self._stopping:
-            return dataclasses.replace(asked, kind="stopped")
-        if finished <= task.finished:
-            text = f"{asked.text}; a fresh process got no further"
-            return dataclasses.replace(asked, kind="failed", text=text)
-        waiting.appendleft(dataclasses.replace(task, finished=finished))
-        return asked
 
     def _replace(self, died: _Worker, waiting: deque[Task]) -> None:
         """Start a worker in place of one that died."""

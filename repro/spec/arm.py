@@ -15,12 +15,11 @@ from typing import Any, Literal, get_args
 from repro.spec.resolve import LATER
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
-RoundingFormat = Literal["nf4", "mxfp4", "nvfp4", "int3", "int2"]
+RoundingFormat = Literal["nf4", "mxfp4", "nvfp4"]
 Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
-NoiseSharing = Literal["norm", "projection"]
 RewardKind = Literal["task", "random", "format", "answer", "finished"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 RatioLevel = Literal["token", "sequence"]
@@ -90,10 +89,6 @@ class NoiseConfig:
     reach
         `rollout`: only the sampler sees the noise (Fig. 2). `shared`: the trainer's
         log-probabilities see the same noise.
-    sharing
-        `norm`: one vector per norm, which all projections behind it share (Fig. 6: the input norm's
-        q, k and v, the other's gate and up). `projection`: each of these five has a vector of its
-        own, of the same sigma; a control of what sharing costs, for the sampler alone.
     """
 
     schedule: NoiseSchedule = "exponential"
@@ -102,7 +97,6 @@ class NoiseConfig:
     num_stages: int = 10
     form: NoiseForm = "as_described"
     reach: NoiseReach = "rollout"
-    sharing: NoiseSharing = field(default="norm", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_choice("noise.schedule", self.schedule, NoiseSchedule)
@@ -116,12 +110,6 @@ class NoiseConfig:
         require(
             self.num_stages >= 3, f"noise.num_stages is {self.num_stages}; it must be 3 or more"
         )
-        require_choice("noise.sharing", self.sharing, NoiseSharing)
-        require(
-            self.sharing == "norm" or (self.form, self.reach) == ("as_described", "rollout"),
-            f"noise.sharing is {self.sharing}, which only the sampler knows; it needs form "
-            f"as_described and reach rollout, not {self.form} and {self.reach}",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,26 +118,19 @@ class WeightNoise:
 
     Not in the paper: a control that tells "noise helps" from "this format's rounding helps". Every
     projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
-    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of calibration
-    prompts, or of the policy's own completions of them, equals that of the format's own rounding.
+    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
+    own completions of calibration prompts equals that of the format's own rounding.
 
     Attributes
     ----------
     matched_to
         The format whose KL is matched.
-    matched_on
-        Whose tokens: those of the prompts, which a policy never samples, or of its completions.
-        The two KLs differ by a factor that depends on the kind of noise.
     """
 
     matched_to: WeightFormat
-    matched_on: Literal["prompts", "completions"] = field(default="prompts", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_choice("weight_noise.matched_to", self.matched_to, WeightFormat)
-        require_choice(
-            "weight_noise.matched_on", self.matched_on, Literal["prompts", "completions"]
-        )
         require(
             self.matched_to != "bf16",
             "weight_noise.matched_to is bf16, which rounds nothing here; it must be nf4, mxfp4 or "
@@ -184,8 +165,7 @@ class PlantedRounding:
     Attributes
     ----------
     format
-        A storage format, or `int3` or `int2`: blocks of 32 along K, symmetric integers times
-        absmax.
+        A storage format.
     factor
         How many times the format's own error.
     """
@@ -196,46 +176,6 @@ class PlantedRounding:
     def __post_init__(self) -> None:
         require_choice("rounding.format", self.format, RoundingFormat)
         require(self.factor > 0, f"rounding.factor is {self.factor}; it must be above 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """Rollouts drawn at another temperature than the policy's: a control of exploration alone.
-
-    Not in the paper. Tokens are drawn from softmax(logits / (T * temperature)), T being the scale's
-    temperature of rollouts. What is recorded as the sampler's log-probabilities, and what the
-    gradient is taken of, stays the policy at T: only what is sampled changes, as under AQN in the
-    rollout. Evaluation is at its own temperature.
-
-    Its limits: the tokens are off-policy, and nothing corrects for it. An importance weight would
-    divide by the recorded log-probabilities, which are the policy's and not those of the
-    distribution that was drawn from; so a loss that asks for one is refused.
-
-    Attributes
-    ----------
-    temperature
-        Factor of the scale's temperature; above 1 is warmer.
-    opening_tokens
-        How many tokens from the start of each completion are drawn so; 0 draws all of them so.
-    """
-
-    temperature: float
-    opening_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < float("inf") and self.temperature != 1,
-            f"exploration.temperature is {self.temperature}; it must be above 0, finite and not 1, "
-            "1 means no exploration",
-        )
-        require(
-            self.opening_tokens >= 0,
-            f"exploration.opening_tokens is {self.opening_tokens}; it must be 0 (all) or more",
-        )
-
-    def tokens_of(self, length: int) -> int:
-        """Return how many of a completion's `length` tokens are drawn so."""
-        return min(length, self.opening_tokens) if self.opening_tokens else length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,9 +285,6 @@ class Arm:
         The paper trains LoRA alone; the released code also trains both block norms.
     learning_rate_factor
         Multiplies the scale's learning rate (Fig. 16, Fig. 17).
-    learning_rate
-        Peak rate in place of the scale's, whatever the format: arms at one absolute rate, as the
-        paper's are in Figs. 16 and 17. None takes the scale's.
     reward
         `task`: right answer plus the scale's format reward. `answer`: right answer alone.
         `finished`: the same, if the completion ended by itself. `random` and `format`: controls.
@@ -357,8 +294,6 @@ class Arm:
         A user's own reward instead of `task`; in no target.
     rounding
         A multiple of a format's rounding error on BF16 weights; a dose.
-    exploration
-        Rollouts at another temperature than the policy's; a control.
     temperature_factor
         Multiplies the scale's temperature of training: the policy itself is warmer, in rollouts and
         in every log-probability that the loss takes, so its tokens are on-policy. Entropy without a
@@ -379,8 +314,6 @@ class Arm:
     weight_noise: WeightNoise | None = field(default=None, metadata=LATER)
     reward_function: RewardFunction | None = field(default=None, metadata=LATER)
     rounding: PlantedRounding | None = field(default=None, metadata=LATER)
-    exploration: Exploration | None = field(default=None, metadata=LATER)
-    learning_rate: float | None = field(default=None, metadata=LATER)
     temperature_factor: float = field(default=1.0, metadata=LATER)
 
     def __post_init__(self) -> None:
@@ -424,40 +357,4 @@ class Arm:
             self.temperature_factor == 1 or self.training != "none",
             f"arm {self.name}: an untrained arm has no rollouts; temperature_factor must be 1, not "
             f"{self.temperature_factor}",
-        )
-        self._require_explorable()
-        self._require_one_rate()
-
-    def _require_explorable(self) -> None:
-        """Raise `ValueError` where exploration has no meaning beside the other fields."""
-        if self.exploration is None:
-            return
-        require(
-            self.training != "none",
-            f"arm {self.name}: an untrained arm has no rollouts; exploration needs lora or full",
-        )
-        require(
-            self.loss.importance_cap is None and self.loss.old_policy == "trainer",
-            f"arm {self.name}: under exploration the sampler's log-probabilities are the policy's, "
-            "not those of what was drawn from; loss.importance_cap must be None and "
-            "loss.old_policy trainer",
-        )
-
-    def _require_one_rate(self) -> None:
-        """Raise `ValueError` where the arm's own learning rate is none, or is not the only one."""
-        if self.learning_rate is None:
-            return
-        require(
-            self.training != "none",
-            f"arm {self.name}: an untrained arm has no learning rate; found {self.learning_rate}",
-        )
-        require(
-            0 < self.learning_rate < float("inf"),
-            f"arm {self.name}: learning_rate is {self.learning_rate}; it must be above 0 and "
-            "finite",
-        )
-        require(
-            self.learning_rate_factor == 1,
-            f"arm {self.name}: learning_rate {self.learning_rate} takes the place of the scale's, "
-            f"so learning_rate_factor must be 1, not {self.learning_rate_factor}",
         )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from repro.spec.arm import require
-from repro.spec.shapes import shape_named
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointScale:
@@ -30,10 +27,3 @@ class CheckpointScale:
     prompt_tokens: int = 256
     completion_tokens: int = 256
     seeds: tuple[int, ...] = (0,)
-
-    def __post_init__(self) -> None:
-        shape_named(self.model)
-        require(self.layers >= 0, f"layers is {self.layers}; it must be 0 or more")
-        for name in ("group", "prompt_tokens", "completion_tokens"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")

@@ -137,9 +137,6 @@ class EvaluationConfig:
         Percent of right completions in training at which a run has taken off; with it a run shows
         what was sampled in each step, and how fast, how far and how steadily it learnt. 0 asks
         for none of it.
-    dose
-        Whether, of a policy measured before training, the KL divergence from the 16-bit policy and
-        the accuracy of its samples stand beside its entropies.
     """
 
     every: int = 0
@@ -148,7 +145,6 @@ class EvaluationConfig:
     token_budget: int = field(default=0, metadata=LATER)
     at: tuple[int, ...] = field(default=(), metadata=LATER)
     threshold: float = field(default=0.0, metadata=LATER)
-    dose: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
@@ -167,34 +163,18 @@ class EvaluationConfig:
 class LearningRates:
     """Peak learning rates by what is trained: "1e-5 (QeRL, QLoRA); 5e-6 (LoRA)" (Table 4).
 
-    The rate of full training is not stated in the paper.
-
-    Attributes
-    ----------
-    chosen
-        (key, rate) as a sweep chose them, in place of the above; keys as of `key`. Arms that train
-        the same thing on the same format share a rate, so that added noise, rank, loss or reward
-        is all in which they differ.
+    The rate of full training is not stated in the paper. Arms that train the same thing on weights
+    of the same width share a rate, so that added noise, rank, loss or reward is all in which they
+    differ.
     """
 
     lora_16bit: float
     lora_4bit: float
     full: float
-    chosen: tuple[tuple[str, float], ...] = field(default=(), metadata=LATER)
-
-    @staticmethod
-    def key(arm: Arm) -> str:
-        """Return what decides the rate of `arm`: its format and what is trained."""
-        return f"{arm.weight_format}_{arm.training}"
 
     def of(self, arm: Arm) -> float:
-        """Return the peak learning rate of `arm`: its own, or its format's times its factor."""
-        if arm.learning_rate is not None:
-            return arm.learning_rate
-        chosen = dict(self.chosen).get(self.key(arm))
-        if chosen is not None:
-            rate = chosen
-        elif arm.training == "full":
+        """Return the peak learning rate of `arm`, its factor included."""
+        if arm.training == "full":
             rate = self.full
         else:
             rate = self.lora_16bit if arm.weight_format == "bf16" else self.lora_4bit

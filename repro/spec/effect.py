@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from repro.spec.arm import require, require_choice
-
 Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
 
 # The metric whose mean is the gain in `of gain`.
@@ -50,26 +48,6 @@ class Effect:
     measure: Measure
     place: str = ""
     because: str = ""
-
-    def __post_init__(self) -> None:
-        require_choice("effect: measure", self.measure, Measure)
-        floor = 1.0 if self.measure == "ratio" else 0.0
-        sizes = [size for size in (self.paper, self.smallest) if size is not None]
-        require(
-            bool(sizes) and min(sizes, default=0.0) > floor,
-            f"effect: paper is {self.paper} and smallest {self.smallest}; needs one of them, each "
-            f"above {floor:g}",
-        )
-        require(
-            (self.paper is None) == (not self.place),
-            f"effect: the paper's size is {self.paper} and its place {self.place!r}; needs both or "
-            "neither",
-        )
-        require(
-            (self.smallest is None) == (not self.because),
-            f"effect: the smallest that matters is {self.smallest} and its reason "
-            f"{self.because!r}; needs both or neither",
-        )
 
     @property
     def tenth(self) -> float | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,7 +26,6 @@ from repro.spec.arm import (
 )
 from repro.spec.config import derive_seed
 from repro.spec.resolve import LATER
-from repro.spec.shapes import shape_named
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]
 Lengths = Literal["full", "spread", "equal"]
@@ -135,26 +133,6 @@ class StepPoint:
     mean_tokens: int = field(default=300, metadata=LATER)
     one_wave: bool = field(default=False, metadata=LATER)
 
-    def __post_init__(self) -> None:
-        require(
-            re.fullmatch(r"[a-z0-9_]+", self.name) is not None,
-            f"step point {self.name!r} must be of small letters, digits and underscores",
-        )
-        shape_named(self.model)
-        require_choice(f"{self.name}: lengths", self.lengths, Lengths)
-        for name in ("prompts", "group", "prompt_tokens", "completion_tokens", "mean_tokens"):
-            value = getattr(self, name)
-            require(value >= 1, f"{self.name}: {name} is {value}; it must be 1 or more")
-        require(
-            not self.one_wave or self.lengths == "full",
-            f"{self.name}: one_wave needs rows of full length; lengths is {self.lengths!r}",
-        )
-        require(
-            0 <= self.sampled_tokens <= self.completion_tokens,
-            f"{self.name}: sampled_tokens is {self.sampled_tokens}; it must lie in 0 to "
-            f"{self.completion_tokens}",
-        )
-
     @property
     def rows(self) -> int:
         """Completions of the step."""
@@ -212,13 +190,6 @@ class StepScale:
     updates: int = 1
     optimizer: OptimizerName = "adamw"
     seeds: tuple[int, ...] = (0,)
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "updates"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        names = [point.name for point in self.points]
-        require(len(set(names)) == len(names), f"two step points share a name in {names}")
 
 
 def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:

@@ -22,7 +22,6 @@ from typing import Any
 from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, Metric
 from repro.spec.config import RunConfig
-from repro.spec.effect import GAIN
 from repro.spec.needs import Needs, needs_of_checkpoint
 from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
 
@@ -120,8 +119,6 @@ class Target:
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
             )
             _require_declared_factor(self, claim)
-            _require_sizes(self, claim)
-        _require_same_runs(self)
         undeclared = set(self.scales) - set(self.needs) - set(REAL_CHECKPOINTS)
         require(
             not undeclared or self.records_of is not None,
@@ -279,21 +276,6 @@ def _run_of(target: Target, tier: Tier, arm_name: str, seed: int) -> RunConfig:
     )
 
 
-def _require_same_runs(target: Target) -> None:
-    """Raise `ValueError` where a shared arm is not the same run as the one that it names."""
-    for name, (home, other) in target.shared.items():
-        where = f"target {target.name}: arm {name} shared with {home.name}.{other}"
-        differences = differing_fields(target.arm(name), home.arm(other))
-        require(
-            not differences and target.procedure == home.procedure,
-            f"{where} differs in {', '.join(sorted(differences)) or 'its procedure'}",
-        )
-        require(other not in home.shared, f"{where}, which is itself shared; name its home")
-        for tier, scale in target.scales.items():
-            same = tier in home.scales and differing_fields(scale, home.scales[tier]) <= {"seeds"}
-            require(same, f"{where} has another scale at the {tier.value} tier")
-
-
 def differing_fields(first: Any, second: Any) -> set[str]:
     """Return the fields in which two arms, or two scales, differ, names and labels aside."""
     names = {item.name for value in (first, second) for item in dataclasses.fields(value)}
@@ -313,19 +295,6 @@ def _require_declared_factor(target: Target, claim: Claim) -> None:
             f"target {target.name}: claim {claim.name} compares {one} with {other}, which also "
             f"differ in {', '.join(sorted(undeclared))}; declare it as a factor or match them",
         )
-
-
-def _require_sizes(target: Target, claim: Claim) -> None:
-    """Raise `ValueError` where the metrics behind a claim's size are not measured."""
-    where = f"target {target.name}: claim {claim.name}"
-    measure = claim.effect.measure if claim.effect else ""
-    gains = any(metric.name == GAIN for metric in target.metrics)
-    require(measure != "of gain" or gains, f"{where}: a share of gain needs {GAIN}")
-    require(
-        not (claim.headroom or measure == "of shortfall")
-        or target.metric(claim.metric).most is not None,
-        f"{where}: {claim.metric} has no ceiling, which its size or its headroom needs",
-    )
 
 
 def _require_unique(what: str, names: Sequence[str]) -> None:

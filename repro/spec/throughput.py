@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from repro.spec.arm import Arm, require, require_choice
+from repro.spec.arm import Arm, require
 from repro.spec.resolve import LATER
-
-Check = Literal["sharing", "long_tail", "parity", "trained_parity", "float8", "noise", "faults"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +68,15 @@ class ThroughputPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputScale:
-    """Points, and what else is measured on the model of the first one.
+    """Points, and which of their cells are measured in a second way.
 
     Attributes
     ----------
     points
         Neighbours of one shape share a loaded model.
     checks
-        (what, repeats): seeds from 0 to repeats - 1 make each check. See
-        `repro.measure.rollout_checks`.
+        Always empty: nothing is checked beside the points any more, and recorded runs' digests
+        count the field.
     bitsandbytes
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
     whole
@@ -88,7 +85,7 @@ class ThroughputScale:
     """
 
     points: tuple[ThroughputPoint, ...]
-    checks: tuple[tuple[Check, int], ...] = ()
+    checks: tuple[()] = ()
     bitsandbytes: tuple[str, ...] = ()
     whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -99,9 +96,6 @@ class ThroughputScale:
             bool(names) and len(set(names)) == len(names),
             f"throughput points need names of their own; found {names}",
         )
-        for what, repeats in self.checks:
-            require_choice("throughput check", what, Check)
-            require(repeats >= 1, f"check {what}: repeats is {repeats}; it must be 1 or more")
         windowed = {
             (point.name, batch) for point in self.points for batch in point.batches if point.windows
         }

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from repro.spec.arm import Arm, RewardFunction, require
-from repro.spec.config import DataConfig, ProblemSet, TrainScale, digest_of
+from repro.spec.config import DataConfig, TrainScale, digest_of
 from repro.spec.settings import with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
@@ -41,27 +41,6 @@ def on_data(target: Target, source: str) -> Target:
     }
     require(bool(scales), f"{target.name} trains on no problems, so it takes no other data")
     return _variant(target, f"on_{slug}", f"on {slug}", scales)
-
-
-def asking(target: Target, source: str) -> Target:
-    """Return `target`, trained on its own problems, with `source` among the further test sets.
-
-    It has another name, as a target on other data has.
-
-    Parameters
-    ----------
-    source
-        Of test problems alone, as `DataConfig.source` takes it.
-    """
-    slug = _source_slug(source)
-    further = ProblemSet(name=f"on_{slug}", data=DataConfig(source=source))
-    scales = {
-        tier: dataclasses.replace(scale, test_sets=(*scale.test_sets, further))
-        for tier, scale in target.scales.items()
-        if isinstance(scale, TrainScale)
-    }
-    require(bool(scales), f"{target.name} trains no policy that could be asked other problems")
-    return _variant(target, f"asked_{slug}", f"asked {slug}", scales)
 
 
 def _source_slug(source: str) -> str:

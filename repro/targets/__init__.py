@@ -32,7 +32,7 @@ TARGETS: tuple[Target, ...] = (
     ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *curves.SIZED_FIGURES,
     described.PRETRAIN_TINY, memory.MEMORY, memory.MEMORY_DENSE, memory.MEMORY_FORMATS,
     memory.MEMORY_BUDGETS, memory.CHECKPOINT_PATH, kernels.KERNELS, rollout.ROLLOUT,
-    rollout.SCHEDULING, rollout.RANKED,
+    rollout.RANKED,
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.arm import Arm, Exploration, NoiseConfig, PlantedRounding
+from repro.spec.arm import Arm, NoiseConfig, PlantedRounding
 from repro.spec.claim import Claim, Dose
 from repro.spec.config import (
     DataConfig,
@@ -37,7 +37,7 @@ from repro.spec.effect import Effect
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1
-from repro.targets.chosen_rates import FACTORS, at_rate
+from repro.targets.swept_rates import FACTORS, at_rate
 from repro.targets.table_rows import above, gains, metric, rises, times
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
@@ -95,25 +95,20 @@ STRONG_AQN = _own(
 TWICE_RATE = _own(
     BF16, name="bf16_lora_twice_rate", label="BF16, LoRA at twice the rate", learning_rate_factor=2
 )
-COOL, WARM = (
-    _own(
-        BF16,
-        name=f"bf16_lora_t{round(100 * factor)}",
-        label=f"BF16, LoRA at temperature {factor:g}",
-        temperature_factor=factor,
-    )
-    for factor in (0.9, 1.1)
-)
 RANDOM = table1.RANDOM_REWARD
-_TEMPERED = tuple(
-    _own(
+
+
+def _at(temperature: float, name: str, label: str) -> Arm:
+    return _own(
         BF16,
-        name=f"bf16_t{round(100 * temperature)}",
-        label=f"BF16 at temperature {temperature:g}",
-        exploration=Exploration(temperature=temperature),
+        name=f"{name}_t{round(100 * temperature)}",
+        label=f"{label} at temperature {temperature:g}",
+        temperature_factor=temperature,
     )
-    for temperature in (0.9, 1.1, 1.2)
-)
+
+
+COOL, WARM = (_at(temperature, "bf16_lora", "BF16, LoRA") for temperature in (0.9, 1.1))
+_TEMPERED = tuple(_at(temperature, "bf16", "BF16") for temperature in (0.9, 1.1, 1.2))
 _TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, WARM, COOL, TWICE_RATE, NF4, MXFP4, FULL)
 
 

@@ -8,8 +8,8 @@ What others measured, as anchors and no expectations, for their settings differ:
 GSM8K with LoRA has 54.3 % (0.5B) and 77.9 % (1.5B); a fork of the released code, at 1.5B, 71.3 %
 for BF16, 68.2 % for NVFP4 and 70.6 % for NVFP4 with added noise.
 
-Rates are Table 4's until `run learning_rates_0_5b --tier mini` (or `_1_5b`) and `choose` with that
-name have found better ones; a choice moves the digests of the runs that take it.
+Rates are Table 4's; `run learning_rates_0_5b --tier mini` (or `_1_5b`) tries a third and three
+times of each on seeds of its own, and `--set optimizer.learning_rates.lora_4bit=...` takes another.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from repro.spec.config import (
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
-from repro.targets.chosen_rates import FACTORS, at_rate, choice_file, chosen_rates
 from repro.targets.paper_tier import GSM8K_PROMPT, pinned
+from repro.targets.swept_rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,
     BF16_LORA,
@@ -100,16 +100,10 @@ SWEEP_1_5B = TrainScale(
 SWEEP_0_5B = dataclasses.replace(SWEEP_1_5B, **pinned("Qwen/Qwen2.5-0.5B-Instruct"))
 
 
-def tested(sweep: TrainScale, name: str) -> TrainScale:
-    """Return the scale that a sweep's choice serves: all test problems, seeds of its own."""
-    rates = dataclasses.replace(
-        sweep.optimizer.learning_rates, chosen=chosen_rates(sweep, choice_file(name))
-    )
+def tested(sweep: TrainScale) -> TrainScale:
+    """Return the scale that a sweep serves: all test problems, seeds of its own."""
     return dataclasses.replace(
-        sweep,
-        data=dataclasses.replace(sweep.data, test_problems=0),
-        optimizer=dataclasses.replace(sweep.optimizer, learning_rates=rates),
-        seeds=(0, 1, 2, 3, 4),
+        sweep, data=dataclasses.replace(sweep.data, test_problems=0), seeds=(0, 1, 2, 3, 4)
     )
 
 
@@ -147,8 +141,8 @@ def spoken(size: str) -> str:
 
 
 MINI_TARGETS = (
-    _table("0_5b", tested(SWEEP_0_5B, "learning_rates_0_5b")),
-    _table("1_5b", tested(SWEEP_1_5B, "learning_rates_1_5b")),
+    _table("0_5b", tested(SWEEP_0_5B)),
+    _table("1_5b", tested(SWEEP_1_5B)),
     _sweep("0_5b", SWEEP_0_5B),
     _sweep("1_5b", SWEEP_1_5B),
 )

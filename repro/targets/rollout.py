@@ -6,17 +6,13 @@ projections with non-zero factors, no prompt shared, prefill counted. The `must`
 the accepted interval, the `goal` stands beside it (`expected/bars/systems.toml`); the
 claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
-`rollout_scheduling` measures, at 7B, what sharing a group's prompt and continuous batching gain,
-how far the engine's log-probabilities lie from the trainer's and both from exact ones, what a cache
-of 8 bits changes, that noise is live under captured steps and leaves no trace, and that faults cost
-no memory. `rollout_ranks` compares the adapter's ranks at batch 1.
+`rollout_ranks` compares the adapter's ranks at batch 1.
 """
 
 from __future__ import annotations
 
-from repro.spec.claim import Better
 from repro.spec.needs import Needs
-from repro.spec.target import Metric, Target
+from repro.spec.target import Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets.speed import at_rank, rate
@@ -73,69 +69,6 @@ ROLLOUT = Target(
 
 
 _SMALL = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=(1,))
-_CHECKED = ThroughputScale(
-    points=(_SMALL,),
-    checks=(
-        ("sharing", 5), ("trained_parity", 5), ("noise", 5), ("parity", 3), ("float8", 3),
-        ("faults", 2), ("long_tail", 2),
-    ),
-)  # fmt: skip
-
-
-def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:
-    """Return the metrics of a comparison of log-probabilities."""
-    rows: list[tuple[str, str, str, Better]] = [
-        ("mean_exp_abs", "ratio", "mean exp |engine - trainer|", "lower"),
-        ("mean_abs", "nats", "mean |engine - trainer|", "lower"),
-        ("drift", "ratio", "second half of the positions over the first", "neither"),
-    ]
-    if exact:
-        ratio = "the engine's distance from float32 over the trainer's"
-        rows += [
-            ("engine_error", "nats", "mean |engine - float32|", "lower"),
-            ("trainer_error", "nats", "mean |trainer - float32|", "lower"),
-            ("error_ratio", "ratio", ratio, "lower"),
-        ]
-    return tuple(
-        metric(f"{prefix}_{name}", unit, f"{what}: {title}", better)
-        for name, unit, title, better in rows
-    )
-
-
-SCHEDULING = Target(
-    name="rollout_scheduling",
-    version=2,
-    title="Rollout engine: shared prompts, continuous batching, parity, noise, faults",
-    statement="a group's prompt costs one prefill, a long tail does not idle the device, the "
-    "engine's log-probabilities are as exact as the trainer's, and nothing is left behind",
-    source="not in the paper",
-    procedure="throughput",
-    arms=(NVFP4_LORA,),
-    scales={Tier.SYSTEMS: _CHECKED},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=90 * GIB, disk_bytes=100_000)},
-    metrics=(
-        rate("7b", 1),
-        metric("sharing_speedup", "ratio", "prefill, groups of 8 x 1024 tokens", "higher"),
-        metric("long_tail_speedup", "ratio", "continuous against static batches", "higher"),
-        metric("long_tail_tokens_per_second", "tokens per second",
-               "long-tailed completions, 64 slots"),
-        *_distances("parity", "7b, random weights", exact=True),
-        *_distances("trained_parity", "trained policy", exact=True),
-        *_distances("float8", "7b, FP8 cache, 512 tokens", exact=False),
-        *_distances("float8_without", "7b, BF16 cache, 512 tokens", exact=False),
-        metric("repeat_rows_changed", "rows", "the same rollout twice", "lower"),
-        metric("noise_off_rows_changed", "rows", "after noise against before", "lower"),
-        metric("noise_rows_changed", "percent", "rows that noise changes", "higher"),
-        metric("noise_norms", "ratio", "norms that carried noise, of all", "higher"),
-        metric("noise_channels_changed", "percent", "channels that noise moved", "higher"),
-        metric("noise_sigma_ratio", "ratio", "sigma realised over asked", "neither"),
-        metric("faults_as_they_should", "percent", "faults that end as they should", "higher"),
-        metric("faults_rows_changed", "rows", "rows changed by a fault before", "lower"),
-        metric("faults_bytes_kept", "bytes", "device memory kept after faults"),
-    ),
-    headline="sharing_speedup",
-)  # fmt: skip
-
 _RANKED = tuple(at_rank(NVFP4_LORA, rank) for rank in (16, 32, 64, 128))
 _RANK_SCALE = ThroughputScale(points=(_SMALL,))
 

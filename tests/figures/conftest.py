@@ -1,28 +1,34 @@
-"""What tests of pictures share."""
+"""What tests of pictures share: the checks of all blessed records, read once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
-from matplotlib.transforms import Bbox
+
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked, device_name
+
+EXPECTED = Path(__file__).resolve().parent.parent.parent / "expected"
 
 
-@pytest.fixture(autouse=True)
-def sources_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let made-up records be of no source: to look at every source file for each is most of them.
-
-    Pictures show the commit alone.
-    """
-    monkeypatch.setattr("repro.evidence.record.source_states", list)
+@pytest.fixture(scope="session")
+def every_blessed() -> Sequence[Checked]:
+    """Return the checks of all blessed records."""
+    return blessed_checks(EXPECTED)
 
 
-@pytest.fixture
-def overlap() -> Callable[[Bbox, Bbox], bool]:
-    """Return what tells whether two boxes share more than an edge."""
+@pytest.fixture(scope="session")
+def checks_of(every_blessed: Sequence[Checked]) -> Callable[..., list[Checked]]:
+    """Return what gives the blessed checks of targets, of one device where they name one."""
 
-    def shared(one: Bbox, other: Bbox) -> bool:
-        width = min(one.x1, other.x1) - max(one.x0, other.x0)
-        return bool(width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1)
+    def of(*names: str, device: str = "nvidia_h200") -> list[Checked]:
+        return [
+            checked
+            for checked in every_blessed
+            if checked.selection.target.name in names
+            and device_name(checked.evidence) in (None, device)
+        ]
 
-    return shared
+    return of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from fractions import Fraction
 
 import pytest
@@ -16,8 +15,6 @@ from kernels.formats import (
     E2M1_MAGNITUDES,
     FORMATS,
     QuantizedWeight,
-    byte_table,
-    e8m0_table,
     pack_codes,
     swap_nibbles,
 )
@@ -88,12 +85,6 @@ def test_every_mxfp4_code_times_every_exponent_dequantises_exactly() -> None:
                 assert Fraction(float(dense[exponent, code])) == expected, (exponent, code)
 
 
-def test_the_e8m0_table_holds_powers_of_two_and_one_nan() -> None:
-    table = e8m0_table(CPU)
-    assert [float(v) for v in table[:255]] == [2.0 ** (e - 127) for e in range(255)]
-    assert math.isnan(float(table[255]))
-
-
 def test_packing_is_a_bijection_with_the_even_element_low() -> None:
     low, high = torch.meshgrid(SIXTEEN, SIXTEEN, indexing="ij")
     codes = torch.stack((low, high), dim=-1).view(1, -1)
@@ -103,13 +94,6 @@ def test_packing_is_a_bijection_with_the_even_element_low() -> None:
     assert torch.equal(unpack_codes(packed), codes)
     assert torch.equal(swap_nibbles(swap_nibbles(packed)), packed)
     assert torch.equal(unpack_codes(swap_nibbles(packed)).view(-1, 2), codes.view(-1, 2).flip(1))
-
-
-@pytest.mark.parametrize("format", list(FORMATS))
-def test_the_byte_table_is_two_lookups(format: str) -> None:
-    table, values = byte_table(format, CPU), FORMATS[format].values
-    for byte in range(256):
-        assert table[byte].tolist() == pytest.approx([values[byte % 16], values[byte // 16]], abs=0)
 
 
 # Quantising dequantised values gives the same weight back where the scale can be found again.
@@ -222,18 +206,10 @@ def _encode(weight: QuantizedWeight) -> float:
     return 1.0 if weight.encode_scale is None else float(weight.encode_scale)
 
 
-@pytest.mark.parametrize(
-    ("format", "double_quant"), [("nvfp4", False), ("mxfp4", False), ("nf4", False), ("nf4", True)]
-)
-def test_a_matrix_of_zeros_comes_back_as_zeros(format: str, double_quant: bool) -> None:
-    quantized = quantize(torch.zeros(4, 128), format, double_quant=double_quant)
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_a_matrix_of_zeros_comes_back_as_zeros(format: str) -> None:
+    quantized = quantize(torch.zeros(4, 128), format)
     assert torch.equal(dequantize(quantized), torch.zeros(4, 128))
-
-
-def test_a_zero_block_of_nvfp4_gets_the_scale_of_the_released_recipe() -> None:
-    weight = torch.randn(2, 32)
-    weight[0, 16:] = 0.0
-    assert float(quantize(weight, "nvfp4").block_scales[0, 1]) == 0.125
 
 
 def test_nvfp4_block_scales_span_subnormal_to_maximal() -> None:
@@ -274,11 +250,6 @@ def test_a_value_that_is_not_finite_is_refused_and_located(format: str, bad: flo
         quantize(weight, format)
 
 
-def test_float64_beyond_float32_is_refused() -> None:
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        quantize(torch.full((1, 64), 1e300, dtype=torch.float64), "nf4")
-
-
 @pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("shape", [(4, 40), (4, 0), (0, 64), (64,), (2, 2, 64)])
 def test_a_shape_that_does_not_fit_is_refused(format: str, shape: tuple[int, ...]) -> None:
@@ -294,8 +265,6 @@ def test_options_of_another_format_are_refused() -> None:
         quantize(weight, "mxfp4", recipe="bfloat16")
     with pytest.raises(ValueError, match="recipe is 'float16'; it must be one of"):
         quantize(weight, "nvfp4", recipe="float16")
-    with pytest.raises(ValueError, match="double_quant is True; nvfp4"):
-        quantize(weight, "nvfp4", double_quant=True)
     with pytest.raises(ValueError, match="must be one of nvfp4, mxfp4, nf4"):
         quantize(weight, "int4")
     with pytest.raises(ValueError, match="must be positive, finite"):
@@ -313,14 +282,3 @@ def test_chunks_of_rows_change_no_bit(format: str, monkeypatch: pytest.MonkeyPat
     parts = quantize(weight, format)
     assert torch.equal(parts.codes, whole.codes)
     assert torch.equal(dequantize(parts, torch.bfloat16), dense)
-
-
-# The goal is 2 s on two idle threads (0.2 s measured); the limit here leaves room for a loaded
-# machine and still fails for an implementation that visits elements one search at a time.
-@pytest.mark.nightly
-@pytest.mark.parametrize("format", list(FORMATS))
-def test_a_large_matrix_quantises_in_seconds(format: str) -> None:
-    weight = torch.randn(4096, 14336, dtype=torch.float32).bfloat16()
-    start = time.process_time()
-    quantize(weight, format)
-    assert time.process_time() - start < 4.0

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear, reference, tune_candidates, tuning
+from kernels import linear, reference, tuning
 from kernels.cuda import compiler
 from kernels.fused_adapter import FILES, Joining, macros
 from kernels.hopper import Adapter, Choice
 from kernels.packing import PackedWeight, pack
-from kernels.tune import LAYERS
+from kernels.tune import LAYERS, with_adapter
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
@@ -54,7 +54,7 @@ def test_the_source_compiles(M: int) -> None:
         compiler.version()
     except compiler.CompileError as error:
         pytest.skip(f"needs NVRTC: {error}")
-    for choice, joining in random.Random(M).sample(list(tune_candidates.with_adapter(M)), 4):
+    for choice, joining in random.Random(M).sample(list(with_adapter(M)), 4):
         chosen = macros(_weight(512, 512), choice, M, 32, joining)
         assert compiler.build(FILES, chosen, "sm_90a")[:4] == b"\x7fELF"
 
@@ -86,7 +86,7 @@ def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
 
 @pytest.mark.gpu
 @hopper
-@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 32, 64, 200])
+@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 24, 32, 33, 100, 300])
 @pytest.mark.parametrize(
     ("N", "K", "rank", "ends", "format"),
     [

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from kernels.op import Op, copied, tensor_bytes
 from kernels.ops import OPS
-from kernels.ops_step import STEP_OPS
 
 ROOT = Path(__file__).parents[2]
 NO_TRITON = importlib.util.find_spec("triton") is None
@@ -81,10 +80,6 @@ def test_the_kernel_of_a_row_loads_without_a_gpu(op: Op) -> None:
     assert kernel.__module__ == op.kernel.split(":")[0]
 
 
-def test_names_are_unique() -> None:
-    assert len({op.name for op in OPS}) == len(OPS)
-
-
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_kernel_and_its_reference_take_the_arguments_of_the_row(op: Op) -> None:
     arguments = op.inputs(op.shapes[0], torch.float32, "cpu", 0)
@@ -92,17 +87,6 @@ def test_a_kernel_and_its_reference_take_the_arguments_of_the_row(op: Op) -> Non
         positional = len(given) - len(op.named)
         by_name = dict.fromkeys(op.named)
         inspect.signature(function).bind(*given[:positional], **by_name)
-
-
-@pytest.mark.parametrize("op", STEP_OPS, ids=lambda op: op.name)
-def test_a_kernel_of_the_step_has_the_signature_of_its_reference(op: Op) -> None:
-    names = [list(inspect.signature(f).parameters) for f in (op.reference, op.load())]
-    assert names[0] == names[1]
-    assert op.reference.__name__ == op.load().__name__
-
-
-def arguments_in(op: Op, dtype: torch.dtype) -> tuple[Any, ...]:
-    return op.inputs(op.shapes[0], dtype, "cpu", 0)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.dense is not None], ids=lambda op: op.name)
@@ -118,7 +102,7 @@ def test_the_dense_form_of_a_row_runs(op: Op) -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_copy_of_a_rows_arguments_has_other_addresses_and_the_same_values(op: Op) -> None:
-    arguments = op.prepare(arguments_in(op, torch.bfloat16))
+    arguments = op.prepare(op.inputs(op.shapes[0], torch.bfloat16, "cpu", 0))
     again = copied(arguments)
     assert tensor_bytes(again) == tensor_bytes(arguments) > 0
     pairs = list(zip(_leaves(arguments), _leaves(again), strict=True))

@@ -1,7 +1,7 @@
 """`OPS` has a row for every kernel that a run calls, and none else, by the callers' sources.
 
-Callers are `kernels.dispatch`, the autograd function of the packed layer, and everything of `repro`
-but the procedure that times kernels and calls them for that.
+Callers are `kernels.dispatch` and everything of `repro` but the procedure that times kernels and
+calls them for that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_KERNELS = {
 def callers() -> list[Path]:
     timing = set((ROOT / "repro" / "measure").glob("operation*.py"))
     sources = [path for path in (ROOT / "repro").rglob("*.py") if path not in timing]
-    return [*sources, ROOT / "kernels" / "dispatch.py", ROOT / "kernels" / "linear_autograd.py"]
+    return [*sources, ROOT / "kernels" / "dispatch.py"]
 
 
 def imported(node: ast.AST) -> dict[str, str]:

@@ -75,9 +75,10 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths) -> None:
+@pytest.mark.parametrize("attend", ["packed_attention", "attention_by_prompt"])
+def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths, attend: str) -> None:
     given = inputs(lengths)
-    out = reference_train.packed_attention(
+    out = getattr(reference_train, attend)(
         *given, segments_of(lengths), query_heads=QUERY, scale=SCALE
     )
     torch.testing.assert_close(out, row_by_row(*given, lengths), rtol=0, atol=1e-5)

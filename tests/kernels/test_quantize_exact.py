@@ -12,13 +12,11 @@ from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from kernels import reference
 from kernels.formats import RECIPES
-from kernels.reference_quantize import e2m1_codes
 from tests.interpreted import require_equal
 
 # Four times the magnitudes between neighbouring E2M1 values.
@@ -58,68 +56,6 @@ def test_no_quotient_comes_close_to_a_change_of_code_but_one() -> None:
     assert list(close) == [(128, (1 << 24) - 1)]
     # There the exact quotient is above the midpoint, so adding is right.
     assert Fraction(1 << 24, (1 << 24) - 1) > 1 + Fraction(1, 1 << 24)
-
-
-def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Return RN32(a b + c) of float32 arrays where the float64 sum is exact or no float32 tie."""
-    total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-    ties = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    rounded = total.astype(np.float32)
-    for i in np.flatnonzero(ties):
-        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
-        rounded[i] = _nearest(exact)
-    return rounded
-
-
-def _nearest(exact: Fraction) -> np.float32:
-    middle = np.float32(float(exact))
-    near = [np.nextafter(middle, np.float32(-np.inf)), middle, np.nextafter(middle, np.float32(9))]
-    return min(near, key=lambda v: (abs(Fraction(float(v)) - exact), int(v.view(np.int32)) & 1))
-
-
-def test_a_sixth_by_a_residual_is_the_rounded_quotient() -> None:
-    amax = (np.arange(128, dtype=np.int32) << 16 | 0x3F800000).view(np.float32)
-    sixth = np.full_like(amax, np.float32(0.16666667163372040))
-    q = amax * sixth
-    ours = _fused(_fused(q, np.full_like(q, -6), amax), sixth, q)
-    assert (ours == amax / np.float32(6)).all()
-    assert (q != amax / np.float32(6)).any(), "the residual would not be needed"
-
-
-def test_scale_over_encode_scale_by_a_residual_is_the_rounded_quotient() -> None:
-    """All eight mantissas of E4M3 over a spread of float32's, and the ends of its range."""
-    mantissas = np.unique(
-        np.concatenate(
-            [np.arange(0, 1 << 23, 97), np.arange(4096), (1 << 23) - 1 - np.arange(4096)]
-        )
-    )
-    g = (mantissas.astype(np.int32) | 0x3F800000).view(np.float32)
-    inverse = np.float32(1) / g
-    for eighths in range(8, 16):
-        s = np.full_like(g, eighths / 8)
-        q = s * inverse
-        ours = _fused(_fused(-q, g, s), inverse, q)
-        assert (ours == s / g).all(), eighths
-
-
-def _codes(scaled: np.ndarray) -> np.ndarray:
-    """Return the kernel's code of y, by its three saturating multiply-adds in float32."""
-    two23 = np.float32(8388608)
-    parts = [np.clip(scaled / 2 - i, 0, 1).astype(np.float32) for i in range(3)]
-    total = parts[0] * np.float32(4) + two23
-    total = parts[1] * np.float32(2) + total
-    return (total + parts[2] - two23).astype(np.uint8)
-
-
-def test_three_slopes_give_the_nearest_code_with_ties_to_even() -> None:
-    edges = np.array([bound / 4 for bound in BOUNDS], np.float32)
-    y = np.concatenate(
-        [np.nextafter(edges, np.float32(0)), edges, np.nextafter(edges, np.float32(9)),
-         np.linspace(0, 9, 36001, dtype=np.float32), np.array([1e9, 3e38], np.float32)]
-    )  # fmt: skip
-    magnitudes = torch.tensor(y.copy())
-    expected = e2m1_codes(magnitudes, torch.zeros(len(y), dtype=torch.bool))
-    assert (_codes(y) == expected.numpy()).all()
 
 
 def _hard_weight(dtype: torch.dtype) -> torch.Tensor:

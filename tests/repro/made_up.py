@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
-from repro.evidence.derived import derive
 from repro.evidence.record import Estimate, Record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
@@ -159,7 +158,7 @@ def following(record: Record) -> Record:
     """Return a record with the metrics and grades that follow from its other numbers."""
     grades = {"ok": 10**7}
     record = dataclasses.replace(record, effects=record.effects | {"grades": grades})
-    return dataclasses.replace(record, metrics=record.metrics | derive(record))
+    return dataclasses.replace(record, metrics=record.metrics | record.derived())
 
 
 def _inputs(run: RunConfig) -> dict[str, str]:
@@ -210,28 +209,21 @@ def _training_effects(run: RunConfig, norms: int, channels: int) -> dict[str, An
     form = "none" if run.arm.noise is None else run.arm.noise.form
     touched = norms + (form == "as_released") if _is_noisy(run) and asked else 0
     rows = len(starts) * scale.prompts_per_rollout * scale.group_size
-    tokens = TOKENS * rows
     return {
         "trained_change_l2": 3.2,
         "optimizer_steps": scale.steps,
         "advantage_group_mean_max": 2e-7,
         "seconds": {"rollout_seconds": 0.25, "update_seconds": 0.5},
         "rows": {
-            "groups_drawn": rows // scale.group_size,
             "trained_on": rows,
-            "truncated": 0,
             "without_reward": 0,
-            "tokens_sampled": tokens,
         },
-        "sampler_trainer_by_quarter": {"tokens": [tokens, 0, 0, 0]},
         "noise": {
             "form": form,
             "modules": touched,
             "channels_changed": asked * touched * channels,
             "rollouts_asked": asked,
             "rollouts_perturbed": asked if touched else 0,
-            "sigma_max": max(sigmas),
-            "sigma_realised_max": 1.02 * max(sigmas) if touched else 0.0,
         },
     }
 
@@ -240,15 +232,12 @@ def _is_noisy(run: RunConfig) -> bool:
     return run.arm.noise is not None and run.arm.noise.form != "as_published"
 
 
-def _stages(run: RunConfig) -> list[int]:
-    scale, noise = run.scale, run.arm.noise
-    firsts = [step - step % scale.updates_per_rollout for step in range(scale.steps)]
-    return [0 if noise is None else stage_of_step(noise, step, scale.steps) for step in firsts]
-
-
 def _sigmas(run: RunConfig) -> list[float]:
-    noise = run.arm.noise
-    return [0.0 if noise is None else sigma_of_stage(noise, stage) for stage in _stages(run)]
+    scale, noise = run.scale, run.arm.noise
+    if noise is None:
+        return [0.0] * scale.steps
+    firsts = [step - step % scale.updates_per_rollout for step in range(scale.steps)]
+    return [sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in firsts]
 
 
 def _series(run: RunConfig, start: float, end: float, draw: random.Random) -> dict[str, Any]:
@@ -264,10 +253,8 @@ def _series(run: RunConfig, start: float, end: float, draw: random.Random) -> di
             "entropy": [0.32 - 0.16 * step / steps + draw.gauss(0, 0.01) for step in range(steps)],
             "grad_norm": [0.05 + 0.01 * draw.random() for _ in range(steps)],
             "learning_rate": [learning_rate_of_run(run, step) for step in range(steps)],
-            "loss": [draw.gauss(0, 1e-8) for _ in range(steps)],
             "sigma": sigma,
             "sigma_realised": [1.02 * value if _is_noisy(run) else 0.0 for value in sigma],
-            "noise_stage": _stages(run),
         }
     )
 
@@ -283,19 +270,11 @@ def _rewards(run: RunConfig, accuracy: list[float]) -> dict[str, list[float]]:
         "format": form,
         "completion_tokens": float(TOKENS),
         "truncation_rate": 0.0,
-        "ratio": 1.0,
-        "kl": 0.0,
-        "clip_fraction_low": 0.0,
-        "clip_fraction_high": 0.0,
         "zero_variance_groups": 0.4,
-        "informative_groups": 0.6,
-        "sampler_trainer_kl": 1e-5,
     }
-    per_rollout, updates = scale.prompts_per_rollout, scale.updates_per_rollout
     return {name: [value] * steps for name, value in constant.items()} | {
         "accuracy": accuracy,
         "reward": [right * value + bonus * form for value in accuracy],
-        "prompts_consumed": [per_rollout * (step // updates + 1.0) for step in range(steps)],
     }
 
 

@@ -32,8 +32,8 @@ from repro.spec.effect import Effect
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.chosen_rates import FACTORS, at_rate
 from repro.targets.paper_effects import OPEN_SHARE
+from repro.targets.swept_rates import FACTORS, at_rate
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
 from repro.targets.table_rows import above, metric
 
@@ -185,7 +185,7 @@ DOSES = Target(
             BF16_LORA,
             name="noise_as_nvfp4",
             label="BF16 + noise as NVFP4",
-            weight_noise=WeightNoise(matched_to="nvfp4", matched_on="completions"),
+            weight_noise=WeightNoise(matched_to="nvfp4"),
         ),
     ),
     metrics=(
@@ -196,7 +196,7 @@ DOSES = Target(
     ),
     scales={
         Tier.MINI: dataclasses.replace(
-            SCALE, evaluation=EvaluationConfig(dose=True), permuted=True, seeds=(200, 201)
+            SCALE, evaluation=EvaluationConfig(), permuted=True, seeds=(200, 201)
         )
     },
     headline="kl_completions",

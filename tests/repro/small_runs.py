@@ -72,7 +72,6 @@ def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:
         format=formats,
         total=[(a or 0.0) + 0.2 * f for a, f in zip(accuracy, formats, strict=True)],
         lenient_accuracy=accuracy,
-        soft_format=formats,
         statuses=["ok"] * len(texts),
     )
 

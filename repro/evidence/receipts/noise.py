@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.evidence.receipts.required import rollouts
 from repro.evidence.record import Record
 from repro.spec.shapes import shape_by_name
 
@@ -47,31 +46,12 @@ def noise(record: Record) -> list[str]:
     return []
 
 
-def noise_counts(record: Record) -> Iterator[str]:
-    """Yield which counts of the added noise are not those of its schedule and of the model."""
-    done, form = record.effects.get("noise") or {}, _form(record)
-    series = record.series.get("sigma", [])
-    if done.get("form") != form:
-        yield f"effects.noise.form is {done.get('form')}; the arm's is {form}"
-    asked = sum(1 for step in rollouts(record) if step < len(series) and (series[step] or 0) > 0)
-    if done.get("rollouts_asked") != asked:
-        yield f"effects.noise.rollouts_asked is {done.get('rollouts_asked')}; sigma asks {asked}"
-    yield from _touched(record, asked)
-
-
-def _form(record: Record) -> str:
-    noise = record.config["arm"]["noise"]
-    return "none" if noise is None else str(noise["form"])
-
-
-def _touched(record: Record, asked: int) -> Iterator[str]:
+def touched(record: Record) -> Iterator[str]:
     """Yield why norms and channels are not those that the form perturbs."""
-    done, form = record.effects.get("noise") or {}, _form(record)
+    done, noise = record.effects.get("noise") or {}, record.config["arm"]["noise"] or {}
+    form, asked = noise.get("form", "none"), done.get("rollouts_asked") or 0
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     norms = (record.effects.get("norms_wrapped") or 1) - (form != "as_released")
-    if (record.config["arm"]["noise"] or {}).get("sharing", "norm") == "projection":
-        # q, k and v behind one of a block's two norms, gate and up behind the other.
-        norms = norms // 2 * 5
     if form in ("none", "as_published") or not asked:
         norms = 0
     if done.get("modules") != norms:

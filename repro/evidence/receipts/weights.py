@@ -102,7 +102,6 @@ def counts(record: Record) -> Iterator[str]:
 
 
 def _trainable(record: Record, shape: DecoderShape) -> int:
-    """Return how many parameters a run of this arm trains."""
     arm = record.config["arm"]
     if arm["training"] == "none":
         return 0

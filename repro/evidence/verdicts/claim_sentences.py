@@ -65,14 +65,11 @@ def sized(verdict: Verdict, sizes: Sizes | None) -> str:
 
 
 def could_show(claim: Claim, verdict: Verdict, compared: Compared, pair: str) -> str:
-    """Return what an inconclusive comparison could have shown, and how many pairs would decide."""
+    """Return what an inconclusive comparison could have shown."""
     if compared.deviation == 0:
         return "All seeds agree to the last digit, so no test can decide"
     what = "a factor" if claim.log else "an effect"
-    words = (
+    return (
         f"{verdict.n} {pair}s would have shown {what} of {verdict.detectable:.3g} "
         f"{verdict.unit} (80 % power)"
     )
-    if verdict.needed is not None and verdict.needed > verdict.n:
-        words += f"; if the effect is as measured, {verdict.needed} {pair}s would decide"
-    return words

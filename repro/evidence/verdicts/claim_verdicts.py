@@ -160,7 +160,6 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
         if compared.test != "sign_flip"
         else None
     )
-    needed = _needed(claim, compared, sizes, family)
     verdict = _shown(
         claim,
         replace(
@@ -172,7 +171,6 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
             p=p,
             p_alone=compared.p,
             detectable=detectable,
-            needed=needed,
         ),
     )
     # Of few values, not even the range of an exact test has the confidence asked for.
@@ -242,37 +240,6 @@ def _shown(claim: Claim, verdict: Verdict) -> Verdict:
 
 def _with_sizes(verdict: Verdict, sizes: Sizes | None) -> Verdict:
     return verdict if sizes is None else replace(verdict, paper=sizes.paper, matters=sizes.matters)
-
-
-def _needed(claim: Claim, compared: Compared, sizes: Sizes | None, family: int) -> int | None:
-    """Return how many pairs would decide at the effect measured, Holm's first step included.
-
-    The fewest that lead to any of the words that an effect of this size can have.
-    """
-    if compared.test != "t":
-        return None
-    counts = [
-        st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
-        for distance in _distances(claim, compared, sizes)
-    ]
-    return min((count for count in counts if count is not None), default=None)
-
-
-def _distances(claim: Claim, compared: Compared, sizes: Sizes | None) -> list[float]:
-    """Return how far the effect lies from each bound that decides once it is told from it."""
-    effect, to_bound = compared.effect, abs(compared.effect - bound_of(claim))
-    if claim.side == "within":
-        return [abs(bound_of(claim) - abs(effect))]
-    if sizes is None:
-        return [to_bound]
-    below_the_papers = [] if sizes.paper is None else [max(0.0, sizes.paper - effect)]
-    if _is_bound_the_size(claim):
-        return [to_bound, *below_the_papers]
-    # A direction counts from the smallest effect that matters, or told from a tenth of the paper's.
-    direction = [to_bound] if abs(effect) >= sizes.matters else []
-    if sizes.tenth is not None and 0 < effect < sizes.tenth:
-        direction.append(min(to_bound, sizes.tenth - effect))
-    return [*direction, max(0.0, sizes.matters - abs(effect)), *below_the_papers]
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:

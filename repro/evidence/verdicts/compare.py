@@ -145,8 +145,6 @@ class Comparison:
     ----------
     problems
         Why it could not be judged, or not wholly; one sentence each.
-    without_baseline
-        `arm.metric` that only the new records have.
     """
 
     target: str
@@ -155,7 +153,6 @@ class Comparison:
     new: Side
     rows: tuple[Row, ...] = ()
     problems: tuple[str, ...] = ()
-    without_baseline: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,14 +217,12 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     problems = list(_not_comparable(target, tier, old, new))
     if problems:
         return replace(head, problems=tuple(problems))
-    measured, missing, without_baseline = [], [], []
+    measured, missing = [], []
     for arm, metric, before, after in _values(target, tier, old, new):
         if before and after:
             measured.append(_measured(target, tier, arm, metric, before, after))
         elif before:
             missing.append(f"{arm}.{metric.name}")
-        else:
-            without_baseline.append(f"{arm}.{metric.name}")
     if missing:
         problems.append(
             f"{new.name} lacks {len(missing)} values of {target.name} that {old.name} has: "
@@ -235,16 +230,10 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
         )
     elif not measured:
         problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
-    return replace(
-        head,
-        rows=tuple(_judged(measured)),
-        problems=tuple(problems),
-        without_baseline=tuple(without_baseline),
-    )
+    return replace(head, rows=tuple(_judged(measured)), problems=tuple(problems))
 
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
-    """Yield why two sets of records must not be compared."""
     for side in (new, old):
         where = f"{target.name} at the {tier.value} tier, {side.name}"
         if side.problems:
@@ -340,7 +329,6 @@ def _measured(
 
 
 def _judged(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with corrected p values and their verdicts."""
     tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
     worse = holm([rows[place].p_worse or 0.0 for place in tested])
     better = holm([rows[place].p_better or 0.0 for place in tested])

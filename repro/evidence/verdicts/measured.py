@@ -124,5 +124,4 @@ def accepted(values: Sequence[float], unit: str) -> tuple[float, float]:
 
 
 def _tier_of(by_seed: Mapping[int, Record]) -> Tier:
-    """Return the tier of an arm's records."""
     return Tier(next(iter(by_seed.values())).tier)

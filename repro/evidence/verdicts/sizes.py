@@ -95,7 +95,6 @@ def _scale(
 
 
 def _room(metric: Metric, mean: float) -> float:
-    """Return what is left above `mean`."""
     if metric.most is None:
         raise ValueError(f"metric {metric.name} has no ceiling")
     return metric.most - mean

@@ -34,8 +34,8 @@ from statistics import NormalDist, fmean, median, stdev
 NORMAL = NormalDist()
 # Of the largest summand: a mean below it is the rounding of floats.
 _ROUNDING = 1e-12
-# Of a true difference: how likely planned pairs should show it, and how many may be planned.
-TARGET_POWER, MOST_PAIRS = 0.8, 1000
+# Of a true difference: how likely the pairs at hand should have shown it.
+TARGET_POWER = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,15 +248,6 @@ def _weighted(ranks: Sequence[float]) -> float:
     return sum(place * rank for place, rank in enumerate(ranks, 1))
 
 
-def trend_slope(block: Sequence[float]) -> float:
-    """Return the least-squares slope of a block over its places: units a place."""
-    centre = (len(block) - 1) / 2
-    weights = [place - centre for place in range(len(block))]
-    return sum(w * value for w, value in zip(weights, block, strict=True)) / sum(
-        w * w for w in weights
-    )
-
-
 def power(effect: float, n: int, alpha: float = 0.05) -> float:
     """Return the power of a one-sided paired t test at level alpha / 2.
 
@@ -289,31 +280,3 @@ def _detectable(n: int) -> float:
     # Good to six digits, which leaves a narrow interval for the root.
     near = nctdtrinc(n - 1, 1 - TARGET_POWER, t_quantile(0.975, n - 1)) / math.sqrt(n)
     return float(brentq(lambda effect: power(effect, n) - TARGET_POWER, 0.9 * near, 1.1 * near))
-
-
-def seeds_needed(effect: float, deviation: float, alpha: float = 0.05) -> int | None:
-    """Return how many pairs would show a true difference of `effect`; None above `MOST_PAIRS`.
-
-    They show it with probability `TARGET_POWER`.
-
-    Parameters
-    ----------
-    alpha
-        Level at which it is tested.
-    """
-    if effect == 0:
-        return None
-    if deviation == 0:
-        return 2
-    size = abs(effect) / deviation
-    low, high = 2, 2
-    while power(size, high, alpha) < TARGET_POWER:
-        low, high = high + 1, high * 2
-        if low > MOST_PAIRS:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if power(size, middle, alpha) >= TARGET_POWER else (middle + 1, high)
-        )
-    return low if low <= MOST_PAIRS else None

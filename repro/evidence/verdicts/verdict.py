@@ -74,9 +74,6 @@ class Verdict:
         study (`with_discovery_rate`).
     detectable
         Smallest effect that n seeds would have shown with probability 0.8.
-    needed
-        How many seeds would decide if the effect is as measured; None where there is
-        none, too many to name, or ranks are tested (orders and trends).
     paper, matters
         The paper's effect in these units, and the smallest that matters; None where not declared.
     post_hoc
@@ -98,7 +95,6 @@ class Verdict:
     p_alone: float | None = None
     q: float | None = None
     detectable: float | None = None
-    needed: int | None = None
     paper: float | None = None
     matters: float | None = None
     post_hoc: str = ""

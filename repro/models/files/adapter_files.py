@@ -10,6 +10,14 @@ The config names the base checkpoint and, for one of the hub, the commit that wa
 `AutoPeftModelForCausalLM.from_pretrained(folder)` needs nothing else. What PEFT's config has no
 place for, the format of the base weights while the adapter was trained, is in `qerl_adapter.json`.
 
+Plain LoRA of one rank and one scaling on all seven projections of every layer is read, rsLoRA's
+scaling and the gains of both block norms among it, whoever wrote it. Everything else is refused by
+the name of its field or tensor: other projections, ranks or scalings by pattern, what computes
+something else (DoRA, biases, trained tokens), and starts that change the base weights (PiSSA,
+OLoRA, LoftQ, CorDA), because the adapter belongs to the changed base, which its folder does not
+hold. A field that is not known here is refused unless it is empty: a later release of peft may mean
+anything by it.
+
 Easy mistakes
 -------------
 * Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing.
@@ -22,32 +30,60 @@ Easy mistakes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, Final, cast, get_args
 
 import torch
 from torch import nn
 
 from repro.models.checkpoint import write_json
 from repro.models.decoder import BLOCK_NORMS
-from repro.models.files.adapter_settings import (
-    A_LEAF,
-    B_LEAF,
-    PREFIX,
-    AdapterSettings,
-    read_json,
-    read_settings,
-    stored_tensors,
-)
-from repro.models.files.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
+from repro.models.files.tensor_files import CheckpointError, TensorFile, read_object, write_tensors
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
 
+PREFIX = "base_model.model."
+A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
 TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "qerl_adapter.json"
+# Read by name; or which modules have factors, as the tensors show; or without effect on what a
+# trained adapter computes: dropout acts in training alone.
+_FREE: Final = frozenset(
+    (
+        *("r", "lora_alpha", "use_rslora", "modules_to_save", "peft_type", "peft_version"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
+        *("lora_dropout", "megatron_core", "qalora_group_size"),
+    )
+)
+# What other fields may be; every field that is not here may only be empty.
+_PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
+    "task_type": (None, "CAUSAL_LM"),
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal"),
+}
+# Beyond the width of any layer.
+_LARGEST_RANK: Final = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """Rank and scaling of an adapter, as in `repro.models.lora`.
+
+    Attributes
+    ----------
+    norms_trained
+        Whether gains of the block norms are among the tensors.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool
+    norms_trained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +183,7 @@ def save_adapter(
         base, revision = base_of(policy)
     origin = {"base_model_name_or_path": base, "revision": revision}
     config = _config_values(policy, norms=norms) | origin | {"inference_mode": True}
-    specs = {
-        name: TensorSpec(dtype=torch.float32, shape=tuple(tensor.shape))
-        for name, tensor in tensors.items()
-    }
-    write_tensors(path / TENSORS, specs, lambda name: tensors[name].detach())
+    write_tensors(path / TENSORS, tensors)
     write_json(path / CONFIG, config)
     own = {"weight_format": policy.weight_format, "order": policy.effects.get("order")}
     planted = policy.effects.get("rounding")
@@ -178,7 +210,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     Raises
     ------
     CheckpointError
-        When a file is missing or broken, or as `repro.models.files.adapter_settings.read_settings`.
+        When a file is missing or broken, or as `repro.models.files.adapter_settings.settings_of`.
     """
     path = Path(folder) / CONFIG
     config = read_json(path)
@@ -186,12 +218,53 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     own = read_json(trained) if trained.is_file() else {}
     planted = own.get("rounding")
     return StoredAdapter(
-        settings=read_settings(path),
+        settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
         weight_format=_trained_format(trained),
         order=own.get("order"),
         rounding=None if planted is None else PlantedRounding(**planted),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file of an adapter; `CheckpointError` where there are none."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; its scaling is known from there alone")
+    return read_object(path)
+
+
+def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
+    """Return the settings in the values of an `adapter_config.json`.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first field that is not read here.
+    """
+
+    def require(fits: bool, field: str, needed: object) -> None:
+        if not fits:
+            raise CheckpointError(f"{where}: {field} is {values.get(field)!r}; needed is {needed}")
+
+    require(values.get("peft_type") == "LORA", "peft_type", "LORA")
+    for field in sorted(values.keys() - _FREE):
+        allowed = _PLAIN.get(field, (None, False, {}, []))
+        require(values[field] in allowed, field, " or ".join(map(repr, allowed)))
+    saved = values.get("modules_to_save")
+    norms = isinstance(saved, list) and sorted(map(str, saved)) == sorted(BLOCK_NORMS)
+    require(norms or saved in (None, []), "modules_to_save", f"none or {list(BLOCK_NORMS)}")
+    rank, alpha = values.get("r"), values.get("lora_alpha")
+    require(type(rank) is int and 1 <= rank <= _LARGEST_RANK, "r", f"1 to {_LARGEST_RANK}")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    require(number and 0 < abs(alpha or 0) < 1e30, "lora_alpha", "a number but 0")
+    for field in ("base_model_name_or_path", "revision"):
+        require(isinstance(values.get(field), str | None), field, "a text")
+    return AdapterSettings(
+        rank=int(rank or 0),
+        alpha=float(alpha or 0),
+        rslora=bool(values.get("use_rslora")),
+        norms_trained=norms,
     )
 
 
@@ -251,21 +324,33 @@ def load_adapted(
         order=stored.order,
         rounding=stored.rounding,
     )
-    load_adapter(policy, adapter, settings)
+    load_adapter(policy, adapter)
     return policy
 
 
 @torch.no_grad()
-def load_adapter(policy: Policy, folder: str | Path, settings: AdapterSettings) -> None:
+def load_adapter(policy: Policy, folder: str | Path) -> None:
     """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
 
     Raises
     ------
     CheckpointError
-        As `repro.models.files.adapter_settings.stored_tensors`.
+        Naming the first tensor that is missing, superfluous, of another shape or not finite.
     """
     parameters = adapter_tensors(policy)
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    values = stored_tensors(settings, TensorFile(Path(folder) / TENSORS), shapes)
+    source = TensorFile(Path(folder) / TENSORS)
+    odd = sorted(parameters.keys() ^ set(source.names()))
+    if odd:
+        fault = "is missing" if odd[0] in parameters else "has no place in the adapter"
+        raise CheckpointError(f"{source.where(odd[0])} {fault}, by {Path(folder) / CONFIG}")
     for name, parameter in parameters.items():
-        parameter.copy_(values[name])
+        spec = source.spec(name)
+        if spec.shape != tuple(parameter.shape) or not spec.dtype.is_floating_point:
+            raise CheckpointError(
+                f"{source.where(name)} is {spec.dtype} {spec.shape}; needed is a float "
+                f"{tuple(parameter.shape)}"
+            )
+        value = source.read(name).float()
+        if not bool(torch.isfinite(value).all()):
+            raise CheckpointError(f"{source.where(name)} holds NaN or infinity")
+        parameter.copy_(value)

@@ -12,16 +12,10 @@ tensor                                    dtype, shape          meaning
 `P.weight.quant_state.bitsandbytes__nf4`  uint8, (n,)           JSON: type, block, dtype, shape
 ========================================  ====================  =================================
 
-Written is this. Read are also the two other things that its files may be:
+This is written, and read; scales that are quantised once more (`bnb_4bit_use_double_quant`) and
+codes stored under another dtype are refused.
 
-* codes stored under another dtype (`bnb_4bit_quant_storage`: bfloat16, float16 or float32, so that
-  FSDP can shard them with the rest): the same bytes, (N * K/2 / itemsize, 1);
-* scales quantised once more (`bnb_4bit_use_double_quant`): `P.weight.absmax` is then uint8, and
-  there are `P.weight.nested_absmax`, float32, one per 256 scales, `P.weight.nested_quant_map`,
-  float32 (256,), and in the JSON `nested_blocksize`, `nested_dtype` and `nested_offset`.
-
-`config.json` carries a `quantization_config` that transformers reads to build its `Linear4bit`. The
-tensors decide how a projection is stored, as they do for transformers.
+`config.json` carries a `quantization_config` that transformers reads to build its `Linear4bit`.
 
 Easy to get wrong: the even element is in the high half of a byte, in `QuantizedWeight` in the low
 half; read the wrong way, weights are plausible and false. Source: the layout as bitsandbytes 0.50
@@ -31,17 +25,16 @@ and transformers 5.17 write it. Neither is imported here.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from kernels.formats import FORMATS, NESTED_BLOCK, QuantizedWeight, dynamic_codebook, swap_nibbles
-from repro.models.decoder import projection_names
-from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource
+from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
+from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_exactly
 
 NAME: Final = "bitsandbytes-nf4"
 METHOD: Final = "bitsandbytes"
@@ -51,9 +44,6 @@ CODES, SCALES, VALUES, STATE = (
     "weight.quant_map",
     "weight.quant_state.bitsandbytes__nf4",
 )
-NESTED_SCALES, NESTED_VALUES = "weight.nested_absmax", "weight.nested_quant_map"
-# Under which codes may be stored; the first is written.
-_STORAGE: Final = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
 _SETTINGS: Final = {
     "quant_method": METHOD,
     "load_in_4bit": True,
@@ -71,29 +61,20 @@ def quantization_config() -> dict[str, Any]:
     return dict(_SETTINGS)
 
 
-def stored_format(config: Mapping[str, Any], where: Path, num_layers: int) -> str:
-    """Return `nf4` where a `quantization_config` says that the projections are, and no others.
+def stored_format(config: Mapping[str, Any], where: Path) -> str:
+    """Return `nf4` where a `quantization_config` says so.
 
     Raises
     ------
     CheckpointError
         Naming the first field that differs, its value, and the value that is read here.
     """
-    for field in ("load_in_4bit", "bnb_4bit_quant_type"):
-        if config.get(field) != _SETTINGS[field]:
+    for field in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
+        if config.get(field, False) != _SETTINGS[field]:
             raise CheckpointError(
                 f"{where}: quantization_config.{field} is {config.get(field)!r}; NF4 read here "
                 f"needs {_SETTINGS[field]!r}"
             )
-    for pattern in config.get("llm_int8_skip_modules") or ():
-        for name in projection_names(num_layers):
-            # By part of a name in older transformers, from its start or by its end in newer ones.
-            if pattern in name or re.match(pattern, name):
-                raise CheckpointError(
-                    f"{where}: quantization_config.llm_int8_skip_modules holds {pattern!r}, which "
-                    f"leaves {name} in 16 bits; read here are checkpoints with every projection "
-                    "in NF4"
-                )
     return "nf4"
 
 
@@ -118,16 +99,7 @@ def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpe
 
 
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the tensors of a projection by full name, as the file holds them.
-
-    Raises
-    ------
-    ValueError
-        When the weight is not NF4 with float32 block scales.
-    """
-    if weight.format != "nf4" or weight.double_quant:
-        what = "double quantised " if weight.double_quant else ""
-        raise ValueError(f"{projection} is {what}{weight.format}; needed is plain nf4")
+    """Return the tensors of a projection in NF4 by full name, as the file holds them."""
     return {
         f"{projection}.{CODES}": swap_nibbles(weight.codes).reshape(-1, 1),
         f"{projection}.{SCALES}": weight.block_scales.reshape(-1),
@@ -145,80 +117,44 @@ def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -
         When a tensor is missing, has another dtype or shape, or says other values or another state
         than NF4's; when a scale is not a finite number.
     """
-    N, K = shape
-    blocks = N * K // FORMATS["nf4"].block
-    nested = source.spec(f"{projection}.{SCALES}").dtype == torch.uint8
-    _require_values(source, f"{projection}.{VALUES}", _values(), shape)
-    state = _read_state(source, f"{projection}.{STATE}", shape, nested)
-    scale_dtype = torch.uint8 if nested else torch.float32
-    scales = _read(source, f"{projection}.{SCALES}", {scale_dtype: (blocks,)})
-    fields = {
-        "codes": swap_nibbles(_read_codes(source, f"{projection}.{CODES}", shape)),
-        "block_scales": scales.reshape(N, K // FORMATS["nf4"].block),
+    specs = packed_specs(projection, shape)
+    # Others' states are JSON of another length.
+    state = f"{projection}.{STATE}"
+    specs[state] = replace(specs[state], shape=source.spec(state).shape)
+    tensors = {
+        name.removeprefix(f"{projection}."): read_exactly(source, name, spec)
+        for name, spec in specs.items()
     }
-    if nested:
-        codebook = dynamic_codebook(torch.device("cpu"))
-        _require_values(source, f"{projection}.{NESTED_VALUES}", codebook, shape)
-        second = {torch.float32: (-(-blocks // NESTED_BLOCK),)}
-        fields["nested_absmax"] = _read(source, f"{projection}.{NESTED_SCALES}", second)
-        fields["nested_offset"] = torch.tensor(state["nested_offset"], dtype=torch.float32)
+    if not torch.equal(tensors[VALUES], _values()):
+        where = source.where(f"{projection}.{VALUES}")
+        raise CheckpointError(f"{where} is not that of an NF4 matrix {shape}")
+    _require_state(tensors[STATE], source.where(state), shape)
+    N, K = shape
+    fields = {
+        "codes": swap_nibbles(tensors[CODES]).reshape(N, K // 2),
+        "block_scales": tensors[SCALES].reshape(N, K // FORMATS["nf4"].block),
+    }
     try:
         return QuantizedWeight.from_tensors("nf4", fields, shape)
     except ValueError as error:
         raise CheckpointError(f"{source.where(f'{projection}.{SCALES}')}: {error}") from error
 
 
-def _read(source: WeightSource, name: str, needed: Mapping[torch.dtype, tuple[int, ...]]) -> Tensor:
-    """Return a tensor that has one of the dtypes and the shape that goes with it."""
-    spec = source.spec(name)
-    if needed.get(spec.dtype) != spec.shape:
-        known = " or ".join(f"{dtype} {shape}" for dtype, shape in needed.items())
-        raise CheckpointError(
-            f"{source.where(name)} is {spec.dtype} {spec.shape}; the model needs {known}"
-        )
-    return source.read(name)
-
-
-def _read_codes(source: WeightSource, name: str, shape: tuple[int, int]) -> Tensor:
-    """Return bitsandbytes' codes, (N, K/2) uint8, whatever dtype their bytes are stored under."""
-    N, K = shape
-    nbytes = N * K // 2
-    needed = {dtype: (nbytes // dtype.itemsize, 1) for dtype in _STORAGE}
-    return _read(source, name, needed).contiguous().view(torch.uint8).reshape(N, K // 2)
-
-
-def _require_values(
-    source: WeightSource, name: str, values: Tensor, shape: tuple[int, int]
-) -> None:
-    """Raise unless a tensor holds exactly these float32 values."""
-    if not torch.equal(_read(source, name, {torch.float32: tuple(values.shape)}), values):
-        raise CheckpointError(f"{source.where(name)} is not that of an NF4 matrix {shape}")
-
-
-def _read_state(
-    source: WeightSource, name: str, shape: tuple[int, int], nested: bool
-) -> dict[str, Any]:
-    """Return the file's state of a matrix, checked field by field."""
+def _require_state(stored: Tensor, where: str, shape: tuple[int, int]) -> None:
+    """Raise unless the state of a matrix says NF4 in this shape."""
     needed: dict[str, Any] = {
-        "quant_type": ("nf4",),
-        "blocksize": (FORMATS["nf4"].block,),
-        "dtype": ("bfloat16", "float16", "float32"),
-        "shape": (list(shape),),
+        "quant_type": "nf4",
+        "blocksize": FORMATS["nf4"].block,
+        "shape": list(shape),
     }
-    if nested:
-        needed |= {"nested_blocksize": (NESTED_BLOCK,), "nested_dtype": ("float32",)}
     try:
-        state = json.loads(source.read(name).numpy().tobytes())
+        state = json.loads(stored.numpy().tobytes())
         said = {field: state[field] for field in needed}
-        if nested:
-            state["nested_offset"] = float(state["nested_offset"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{source.where(name)} is not a state of NF4: {error!r}") from error
+        raise CheckpointError(f"{where} is not a state of NF4: {error!r}") from error
     for field, value in said.items():
-        if value not in needed[field]:
-            known = " or ".join(map(str, needed[field]))
-            raise CheckpointError(f"{source.where(name)}: {field} is {value}; needed is {known}")
-    return dict(state)
+        if value != needed[field]:
+            raise CheckpointError(f"{where}: {field} is {value}; needed is {needed[field]}")
 
 
 def _values() -> Tensor:

@@ -18,9 +18,9 @@ scale.
 
 `config.json` carries a `quantization_config` that names the scheme (NVFP4A16, MXFP4A16: no
 activation is quantised) and what is left alone (`lm_head`). It is read strictly: every field is
-known and harmless, or the checkpoint is refused with the field's name. A transform (Hadamard
-rotations that the model must undo), a projection on the ignore list or missing from the targets, a
-quantised KV cache change what the tensors mean while their names stay.
+empty, says what is written here or means nothing for the tensors, or the checkpoint is refused with
+the field's name. A transform (Hadamard rotations that the model must undo) or a quantised KV cache
+changes what the tensors mean while their names stay.
 
 Easy mistakes
 -------------
@@ -29,26 +29,23 @@ Easy mistakes
 * Inference engines take one g for q, k, v and one for gate, up. A file written here has equal
   values there; one that others wrote may not, and is loaded as it is.
 * A NaN block scale (bytes 0x7F and 0xFF; of MXFP4, 255) spoils a block and, a few layers on, every
-  logit, so it is looked for here, where file and tensor are still known.
+  logit, so it is looked for while file and tensor are still known.
 
 Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md, row 18.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
-from repro.models.decoder import projection_names
-from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_exactly
 
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
 # compressed-tensors' release whose layout this module follows; a field of config.json.
@@ -74,33 +71,34 @@ class Layout:
     scale_dtype: torch.dtype
 
 
-LAYOUTS: Final[Mapping[str, Layout]] = MappingProxyType(
-    {
-        "nvfp4": Layout(
-            name="nvfp4-pack-quantized",
-            strategy="tensor_group",
-            scale_dtype=torch.float8_e4m3fn,
-        ),
-        "mxfp4": Layout(name="mxfp4-pack-quantized", strategy="group", scale_dtype=torch.uint8),
-    }
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "nvfp4": Layout(
+        name="nvfp4-pack-quantized",
+        strategy="tensor_group",
+        scale_dtype=torch.float8_e4m3fn,
+    ),
+    "mxfp4": Layout(name="mxfp4-pack-quantized", strategy="group", scale_dtype=torch.uint8),
+}
+# Fields that are read by themselves, mean nothing for the tensors, or show in their names.
+_FREE: Final = frozenset(
+    ("config_groups", "format", "version", "run_compressed", "dtype", "ignore")
 )
-
-
-def _weight_arguments(weight_format: str) -> dict[str, Any]:
-    return {
-        "num_bits": 4,
-        "type": "float",
-        "strategy": LAYOUTS[weight_format].strategy,
-        "group_size": FORMATS[weight_format].block,
-        "symmetric": True,
-        "dynamic": False,
-    }
+_FREE_OF_GROUP: Final = frozenset(("weights", "format", "targets"))
+_FREE_OF_WEIGHTS: Final = frozenset(("observer", "observer_kwargs", "zp_dtype", "scale_dtype"))
 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
     """Return the `quantization_config` of `config.json` for 4-bit weights, 16-bit activations."""
     layout = LAYOUTS[weight_format]
-    scale_dtype = str(layout.scale_dtype)
+    weights = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": layout.strategy,
+        "group_size": FORMATS[weight_format].block,
+        "symmetric": True,
+        "dynamic": False,
+        "scale_dtype": str(layout.scale_dtype),
+    }
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
@@ -110,7 +108,7 @@ def quantization_config(weight_format: str) -> dict[str, Any]:
             "group_0": {
                 "targets": ["Linear"],
                 "format": layout.name,
-                "weights": {**_weight_arguments(weight_format), "scale_dtype": scale_dtype},
+                "weights": weights,
                 "input_activations": None,
                 "output_activations": None,
             }
@@ -121,47 +119,8 @@ def quantization_config(weight_format: str) -> dict[str, Any]:
     }
 
 
-# Fields of a `quantization_config` and what they may be; None stands for absent, null and empty.
-_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    {
-        "quantization_status": ("compressed",),
-        "kv_cache_scheme": (None,),
-        "sparsity_config": (None, {"format": "dense"}),
-        "transform_config": (None,),
-        "moe_sparsity_config": (None,),
-    }
-)
-# Read elsewhere, or without a meaning for the tensors.
-_FREE_FIELDS: Final = frozenset(
-    [
-        "quant_method",
-        "format",
-        "config_groups",
-        "ignore",
-        "version",
-        "global_compression_ratio",
-        "run_compressed",
-        "dtype",
-    ]
-)
-_GROUP_FIELDS: Final = frozenset(
-    ["targets", "weights", "format", "input_activations", "output_activations"]
-)
-# How scales were found does not show in the layout. The order of columns in which GPTQ works
-# ("weight", by its older name "static") does not either; that by "group" permutes them.
-_FREE_ARGUMENTS: Final = frozenset(["observer", "observer_kwargs", "zp_dtype"])
-_ARGUMENTS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    {"actorder": (None, "weight", "static"), "block_structure": (None,)}
-)
-
-
-def stored_format(config: Mapping[str, Any], where: Path, num_layers: int) -> str:
+def stored_format(config: Mapping[str, Any], where: Path) -> str:
     """Return the format of a `quantization_config` that says 4-bit projections and nothing else.
-
-    Parameters
-    ----------
-    num_layers
-        Of the decoder, all of whose projections must be quantised.
 
     Raises
     ------
@@ -180,56 +139,10 @@ def stored_format(config: Mapping[str, Any], where: Path, num_layers: int) -> st
     formats = {_format_of(group, name, config, where) for name, group in groups.items()}
     if len(formats) > 1:
         raise CheckpointError(f"{where}: weights in {' and '.join(sorted(formats))}; one is read")
-    if config.get("kv_cache_scheme"):
-        raise CheckpointError(
-            f"{where}: the KV cache is quantised (kv_cache_scheme), not read here"
-        )
-    _require_fields(config, _FIELDS, _FREE_FIELDS, "quantization_config", where)
-    _require_all_quantised(config, groups, num_layers, where)
-    return formats.pop()
-
-
-def _require_fields(
-    values: Mapping[str, Any],
-    known: Mapping[str, tuple[Any, ...]],
-    free: Iterable[str],
-    name: str,
-    where: Path,
-) -> None:
-    """Raise `CheckpointError` for a field that is neither free nor one of its known values."""
-    for field in values.keys() - set(free):
-        value = values[field] if values[field] not in ({}, [], False) else None
-        allowed = known.get(field, (None,))
-        if value not in allowed:
-            read = " or ".join(map(repr, allowed))
-            raise CheckpointError(
-                f"{where}: {name}.{field} is {values[field]!r}; only {read} is read here"
-            )
-
-
-def _require_all_quantised(
-    config: Mapping[str, Any], groups: Mapping[str, Any], num_layers: int, where: Path
-) -> None:
-    """Raise unless targets and ignore list leave every projection quantised, and no `lm_head`."""
-    targets = [target for group in groups.values() for target in group.get("targets") or ()]
-    ignored = config.get("ignore") or []
-    for name in (*projection_names(num_layers), "lm_head"):
-        quantised = _matches(name, targets) and not _matches(name, ignored)
-        if quantised != (name != "lm_head"):
-            raise CheckpointError(
-                f"{where}: {name} is {'' if quantised else 'not '}quantised, by "
-                f"targets {targets} and ignore {ignored}; read here are checkpoints with every "
-                "projection in 4 bits and lm_head in 16"
-            )
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a linear layer's name or class is among compressed-tensors' patterns."""
-    return any(
-        pattern in (name, "Linear")
-        or (pattern.startswith("re:") and re.match(pattern[3:], name) is not None)
-        for pattern in patterns
-    )
+    weight_format = formats.pop()
+    ours = quantization_config(weight_format)
+    _require_same(config, ours, _FREE, "quantization_config", where)
+    return weight_format
 
 
 def _format_of(group: Any, name: str, config: Mapping[str, Any], where: Path) -> str:
@@ -241,24 +154,23 @@ def _format_of(group: Any, name: str, config: Mapping[str, Any], where: Path) ->
     if named not in of_layout:
         read = " and ".join(map(repr, of_layout))
         raise CheckpointError(f"{where}: {name}.format is {named!r}; {read} are read here")
-    weight_format = of_layout[named]
-    if group.get("input_activations") or group.get("output_activations"):
-        raise CheckpointError(
-            f"{where}: {name} quantises activations too; only weights in 4 bits are read here"
-        )
-    _require_fields(group, {}, _GROUP_FIELDS, name, where)
+    ours = quantization_config(of_layout[named])["config_groups"]["group_0"]
+    _require_same(group, ours, _FREE_OF_GROUP, name, where)
     weights = group.get("weights") or {}
-    needed = _weight_arguments(weight_format)
-    for field, value in needed.items():
-        if weights.get(field) != value:
+    _require_same(weights, ours["weights"], _FREE_OF_WEIGHTS, f"{name}.weights", where)
+    return of_layout[named]
+
+
+def _require_same(
+    values: Mapping[str, Any], ours: Mapping[str, Any], free: frozenset[str], name: str, where: Path
+) -> None:
+    """Raise `CheckpointError` for a field that is not free and differs from ours, if not empty."""
+    for field in sorted((values.keys() | ours.keys()) - free):
+        if (values.get(field) or None) != (ours.get(field) or None):
             raise CheckpointError(
-                f"{where}: {name}.weights.{field} is {weights.get(field)!r}; "
-                f"{weight_format.upper()} weight-only needs {value!r}"
+                f"{where}: {name}.{field} is {values.get(field)!r}; only {ours.get(field)!r} is "
+                "read here"
             )
-    scale_dtype = {"scale_dtype": (None, str(LAYOUTS[weight_format].scale_dtype))}
-    free = {*needed, *_FREE_ARGUMENTS}
-    _require_fields(weights, {**_ARGUMENTS, **scale_dtype}, free, f"{name}.weights", where)
-    return weight_format
 
 
 def packed_specs(
@@ -297,54 +209,20 @@ def read_packed(
     CheckpointError
         When a tensor is missing, has another dtype or shape, or a scale is not a finite number.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, spec in packed_specs(projection, shape, weight_format).items():
-        stored = source.spec(name)
-        if stored.dtype != spec.dtype:
-            raise CheckpointError(
-                f"{source.where(name)} has dtype {stored.dtype}; needed is {spec.dtype}"
-            )
-        scalar = name.endswith(GLOBAL_SCALE) and stored.shape == ()
-        if stored.shape != spec.shape and not scalar:
-            raise CheckpointError(
-                f"{source.where(name)} has shape {stored.shape}; the model needs {spec.shape}"
-            )
-        tensors[name] = source.read(name)
+    specs = packed_specs(projection, shape, weight_format)
+    tensors = {name: read_exactly(source, name, spec) for name, spec in specs.items()}
     scale_name = f"{projection}.{SCALE}"
     fields = {"codes": tensors[f"{projection}.{PACKED}"], "block_scales": tensors[scale_name]}
     if weight_format == "nvfp4":
-        magnitudes = tensors[scale_name].view(torch.uint8) & 0x7F
-        if bool((magnitudes == 0x7F).any()):
-            raise CheckpointError(f"{source.where(scale_name)} holds a NaN block scale")
-        fields["encode_scale"] = _global_scale(source, f"{projection}.{GLOBAL_SCALE}", tensors)
+        fields["encode_scale"] = tensors[f"{projection}.{GLOBAL_SCALE}"].reshape(())
     try:
         return QuantizedWeight.from_tensors(weight_format, fields, shape)
     except ValueError as error:
         raise CheckpointError(f"{source.where(scale_name)}: {error}") from error
 
 
-def _global_scale(source: WeightSource, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return NVFP4's encode scale, (), checked."""
-    encode = tensors[name].reshape(())
-    if not bool(torch.isfinite(encode)) or not bool(encode > 0):
-        raise CheckpointError(
-            f"{source.where(name)} is {float(encode)}; a global scale is finite and positive"
-        )
-    return encode
-
-
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the tensors of a projection by full name, as the file holds them.
-
-    Raises
-    ------
-    ValueError
-        When the weight's format has no layout here.
-    """
-    if weight.format not in LAYOUTS:
-        raise ValueError(
-            f"{projection} is {weight.format}; there are layouts for {' and '.join(LAYOUTS)} only"
-        )
+    """Return the tensors of a projection by full name, as the file holds them."""
     tensors = {f"{projection}.{PACKED}": weight.codes, f"{projection}.{SCALE}": weight.block_scales}
     if weight.encode_scale is not None:
         tensors[f"{projection}.{GLOBAL_SCALE}"] = weight.encode_scale.reshape(1)

@@ -149,7 +149,7 @@ class _File:
                 sys.stderr.write(f"{self.path.name} to bfloat16: {more} tensors to go\n")
             return self._read(places[name], specs[name].shape)
 
-        write_tensors(folder / "model.safetensors", specs, make)
+        write_tensors(folder / "model.safetensors", {name: make(name) for name in specs})
         types = Counter(tensor.tensor_type.name for tensor in self.reader.tensors)
         source = {
             "gguf": self.path.name, "gguf_bytes": self.path.stat().st_size,

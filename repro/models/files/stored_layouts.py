@@ -9,7 +9,6 @@ from typing import Any, Final
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight
-from repro.models.decoder import is_projection
 from repro.models.files import bitsandbytes_files, compressed_tensors
 from repro.models.files.tensor_files import TensorSpec, WeightSource
 
@@ -29,11 +28,11 @@ def quantization_config(weight_format: str) -> dict[str, Any]:
     return compressed_tensors.quantization_config(weight_format)
 
 
-def stored_format(config: Mapping[str, Any], where: Path, num_layers: int) -> str:
+def stored_format(config: Mapping[str, Any], where: Path) -> str:
     """Return the format that a `quantization_config` says; raise `CheckpointError` for others."""
     if config.get("quant_method") == bitsandbytes_files.METHOD:
-        return bitsandbytes_files.stored_format(config, where, num_layers)
-    return compressed_tensors.stored_format(config, where, num_layers)
+        return bitsandbytes_files.stored_format(config, where)
+    return compressed_tensors.stored_format(config, where)
 
 
 def packed_specs(
@@ -59,13 +58,6 @@ def read_packed(
     if weight_format == "nf4":
         return bitsandbytes_files.read_packed(source, projection, shape)
     return compressed_tensors.read_packed(source, projection, shape, weight_format)
-
-
-def is_optional(name: str, weight_format: str | None) -> bool:
-    """Tell whether a tensor may be absent: an NF4 projection's second level of scales."""
-    projection, rest = projection_of(name)
-    nested = (bitsandbytes_files.NESTED_SCALES, bitsandbytes_files.NESTED_VALUES)
-    return weight_format == "nf4" and rest in nested and is_projection(projection)
 
 
 def count_projections(names: Mapping[str, TensorSpec]) -> int:

@@ -1,59 +1,45 @@
-"""safetensors files read and written one tensor at a time, with errors that name file and tensor.
+"""safetensors files read and written, with errors that name file and tensor.
 
-A safetensors file is 8 bytes (little-endian header size), a JSON header (`name -> dtype, shape,
-[begin, end)` relative to the end of the header), then the tensors' bytes without gaps. The library
-reads headers, and holds every bound against the file's size. Reading and writing tensors here
-rather than through a memory map buys three things:
-
-* memory: one tensor's bytes at a time, so a 32B checkpoint passes through a process of a few GB
-  (mapped pages count as resident, and a map of the whole file grows to its size);
-* order: a header needs dtypes and shapes only, so a shard is written before its tensors exist;
-* errors: a file that is cut while it is mapped ends the process without a word.
+The library reads headers, and holds every bound against the file's size. One tensor is read at a
+time, so a 32B checkpoint passes through a process of a few GB.
 
 Easy mistakes
 -------------
 * A flipped bit in the *header* usually breaks JSON or a bound, but one in the data changes a weight
   without a trace; `repro.models.checkpoint` keeps SHA-256 sums for that.
-* Tensors are laid out by falling element size, so each starts at a multiple of its own; a file that
-  mixes 1-byte codes and 4-byte scales in order of name would not.
 * A file must appear whole or not at all: written under a temporary name, then renamed.
-
-Source: the format's description in the safetensors project's README.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from repro.spec.whole_files import replace_text
 
-DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
-    {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "I64": torch.int64,
-        "I32": torch.int32,
-        "I8": torch.int8,
-        "U8": torch.uint8,
-        "BOOL": torch.bool,
-    }
-)
-_NAMES: Final = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class CheckpointError(ValueError):
@@ -62,13 +48,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Dtype and shape of a tensor, known before its values are.
-
-    Attributes
-    ----------
-    dtype, shape
-        As in PyTorch.
-    """
+    """Dtype and shape of a tensor, known before its values are."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -76,17 +56,13 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     path: Path
     spec: TensorSpec
-    begin: int  # from the start of the file
 
 
 class WeightSource(Protocol):
@@ -191,22 +167,13 @@ class TensorFile:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU, freshly read."""
-        entry = self._entry(name)
-        spec = entry.spec
-        raw = torch.empty(spec.nbytes, dtype=torch.uint8)
-        if spec.nbytes:
-            with entry.path.open("rb", buffering=0) as file:
-                file.seek(entry.begin)
-                view = memoryview(raw.numpy().data)
-                filled = 0
-                while filled < spec.nbytes:
-                    count = file.readinto(view[filled:])
-                    if not count:
-                        raise CheckpointError(
-                            f"{self.where(name)}: file ends after {filled} of {spec.nbytes} bytes"
-                        )
-                    filled += count
-        return raw.view(spec.dtype).reshape(spec.shape)
+        try:
+            with safe_open(self._entry(name).path, "pt") as file:
+                # The library's tensor is a view of the file, which may change.
+                tensor: Tensor = file.get_tensor(name).clone()
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.where(name)} cannot be read: {error}") from error
+        return tensor
 
     def _entry(self, name: str) -> _Entry:
         try:
@@ -283,65 +250,44 @@ def read_header(path: Path) -> dict[str, _Entry]:
             stored = {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not safetensors, or not all of it: {error}") from error
-    specs = {}
+    entries = {}
     for name, (dtype, shape) in stored.items():
         if dtype not in DTYPES:
             raise CheckpointError(
                 f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}"
             )
-        specs[name] = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))
-    # The tensors lie one after the other, to the end.
-    begin = path.stat().st_size - sum(spec.nbytes for spec in specs.values())
-    entries = {}
-    for name, spec in specs.items():
-        entries[name] = _Entry(path=path, spec=spec, begin=begin)
-        begin += spec.nbytes
+        spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))
+        entries[name] = _Entry(path=path, spec=spec)
     return entries
 
 
-def write_tensors(
-    path: Path, specs: Mapping[str, TensorSpec], make: Callable[[str], Tensor]
-) -> str:
-    """Write a safetensors file tensor by tensor and return its SHA-256 hex digest.
+def read_exactly(source: WeightSource, name: str, spec: TensorSpec) -> Tensor:
+    """Return a tensor on the CPU; `CheckpointError` unless dtype and shape are those of `spec`."""
+    stored = source.spec(name)
+    if stored != spec:
+        raise CheckpointError(
+            f"{source.where(name)} is {stored.dtype} {stored.shape}; the model needs {spec.dtype} "
+            f"{spec.shape}"
+        )
+    return source.read(name)
 
-    The file appears under its name only when complete. `make` is called once per name, in the order
-    of the file; what it returns must fit the spec.
 
-    Raises
-    ------
-    ValueError
-        When a tensor does not fit its spec.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file and return its SHA-256 hex digest.
+
+    The file appears under its name only when complete.
     """
-    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name in order:
-        spec = specs[name]
-        end = offset + spec.nbytes
-        header[name] = {
-            "dtype": _NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    content = save({name: _own(t) for name, t in tensors.items()}, metadata={"format": "pt"})
     try:
-        with temporary.open("wb") as file:
-            for chunk in (struct.pack("<Q", len(text)), text):
-                file.write(chunk)
-                digest.update(chunk)
-            for name in order:
-                tensor = make(name).detach().to("cpu").contiguous()
-                own_spec = TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
-                if own_spec != specs[name]:
-                    raise ValueError(f"{path}: {name} is {own_spec}; the header says {specs[name]}")
-                data = tensor.reshape(-1).view(torch.uint8).numpy().data
-                file.write(data)
-                digest.update(data)
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return digest.hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a tensor as the library takes it: on the CPU, and alone in its storage."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor

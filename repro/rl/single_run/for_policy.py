@@ -54,8 +54,6 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
         slots=slots,
         max_positions=positions,
         max_new_tokens=min(max_new_tokens, positions - 1),
-        # A step has few prefills: captures would save milliseconds and keep memory from training.
-        prefill_graph_tokens=0,
     )
     blocks = cache_blocks(policy, config, share=CACHE_SHARE, reserved=_training_bytes(policy))
     # One row must fit, or nothing can be sampled.

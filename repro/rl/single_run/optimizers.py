@@ -20,9 +20,14 @@ from repro.spec.schedule import learning_rate_of_run
 
 
 def build_optimizer(
-    parameters: dict[str, nn.Parameter], config: OptimizerConfig
+    parameters: dict[str, nn.Parameter], config: OptimizerConfig, *, rates_apart: bool = False
 ) -> torch.optim.Optimizer:
-    """Return the optimiser over the parameters, in their order by name.
+    """Return the optimiser over the parameters, in their order.
+
+    Parameters
+    ----------
+    rates_apart
+        Whether each parameter has a group, and so a learning rate, of its own.
 
     Raises
     ------
@@ -33,13 +38,15 @@ def build_optimizer(
     """
     if not parameters:
         raise ValueError("there are no trainable parameters; an optimiser needs at least one")
-    ordered = [parameters[name] for name in sorted(parameters)]
+    ordered: list[Any] = list(parameters.values())
+    device = ordered[0].device.type
+    if rates_apart:
+        ordered = [{"params": [parameter]} for parameter in ordered]
     settings: dict[str, Any] = {
         "lr": 0.0,  # set before every step by `scheduled_step`
         "betas": (config.beta1, config.beta2),
         "weight_decay": config.weight_decay,
     }
-    device = ordered[0].device.type
     if config.name == "adamw":
         # On a GPU one kernel, since the device waits for the host between the norm and this step.
         return torch.optim.AdamW(ordered, **settings, fused=device == "cuda")
@@ -118,54 +125,9 @@ def optimizer_tensors(
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"{name}//{key}"] = value.detach().cpu().contiguous()
-            elif isinstance(value, int | float):
-                numbers.setdefault(name, {})[key] = value
             else:
-                raise TypeError(
-                    f"optimiser state {key} of {name} is a {type(value).__name__}; only tensors "
-                    "and numbers can be stored"
-                )
+                numbers.setdefault(name, {})[key] = value
     return tensors, numbers
-
-
-def require_moments(
-    optimizer: torch.optim.Optimizer,
-    parameters: dict[str, nn.Parameter],
-    tensors: dict[str, Tensor],
-    numbers: dict[str, dict[str, float]],
-    step: int,
-) -> None:
-    """Raise `ValueError` unless stored state is that of `step` steps on these parameters.
-
-    Parameters
-    ----------
-    tensors, numbers
-        As `optimizer_tensors` returned: both moments of each parameter, of its own shape, and the
-        steps counted for it.
-    """
-    own = isinstance(optimizer, torch.optim.AdamW)
-    moments = ("exp_avg", "exp_avg_sq") if own else ("state1", "state2")
-    for key in tensors:
-        name, _, field = key.rpartition("//")
-        if name not in parameters or (own and field not in (*moments, "step")):
-            raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
-    for name, parameter in parameters.items() if step else ():
-        for moment in moments:
-            stored = tensors.get(f"{name}//{moment}")
-            if stored is None:
-                raise ValueError(f"moment {moment} of {name} is missing")
-            if stored.shape != parameter.shape:
-                raise ValueError(
-                    f"moment {moment} of {name} has shape {tuple(stored.shape)}; the parameter has "
-                    f"{tuple(parameter.shape)}"
-                )
-        counted: Any = tensors.get(f"{name}//step", numbers.get(name, {}).get("step"))
-        if isinstance(counted, Tensor) and counted.numel() == 1:
-            counted = counted.item()
-        if counted != step:
-            raise ValueError(
-                f"the optimiser counted {counted} steps of {name}; the checkpoint is of step {step}"
-            )
 
 
 def restore_optimizer(
@@ -174,18 +136,10 @@ def restore_optimizer(
     tensors: dict[str, Tensor],
     numbers: dict[str, dict[str, float]],
 ) -> None:
-    """Put back what `optimizer_tensors` returned.
-
-    Raises
-    ------
-    ValueError
-        When a tensor belongs to no parameter.
-    """
+    """Put back what `optimizer_tensors` returned."""
     states: dict[str, dict[str, Any]] = {name: dict(numbers.get(name, {})) for name in parameters}
     for key, value in tensors.items():
         name, _, field = key.rpartition("//")
-        if name not in states:
-            raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
         # torch keeps its step counter on the CPU, unless its step is one fused kernel; everything
         # else lives beside its parameter.
         on_cpu = field == "step" and not optimizer.defaults.get("fused")

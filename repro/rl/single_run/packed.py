@@ -1,11 +1,16 @@
-r"""Log-probabilities over packed rows: prompts once, some blocks computed again.
+r"""Log-probabilities and entropies of completions under the policy, with gradient, in packed rows.
+
+    logprob_t = log_softmax(z_{t-1} / T)[token_t],    entropy_t = H(softmax(z_{t-1} / T))
+
+z_{t-1} being the logits at the position *before* the token: the last prompt position for the first
+one. T is the sampling temperature, on both quantities; leaving it out gives a gradient of nearly
+the right direction and the wrong length.
 
 The prompts of a pass lie end to end, each once, and behind them all completions, those of one
 prompt side by side: S tokens in one sequence. Products, norms and the vocabulary see S tokens and
-nothing else; attention is one call a block whatever the rows (`kernels.packed_attention`), in which
-a completion sees its prompt and itself. The G completions of a prompt share its work, in backward
-too. This is how a policy is trained on a GPU; `repro.rl.single_run.padded` holds the layouts for
-small ones on a CPU, and `repro.rl.step` cuts a whole step into such passes.
+nothing else; in attention a completion sees its prompt and itself, on a GPU by one call a block
+whatever the rows (`kernels.packed_attention`). The G completions of a prompt share its work, in
+backward too. `repro.rl.step` cuts a whole step into such passes.
 
 The last `kept_blocks` blocks keep their activations; earlier ones keep only their input and are
 computed again in backward, from the same weights.
@@ -29,13 +34,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from kernels import dispatch
 from kernels.segments import Segments, segments, sent
 from repro.models.memory_plan import padded
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, spread
 from repro.rl.single_run.packed_blocks import groups_of, image_of, run_block
-from repro.rl.single_run.padded import require_rows, through_head
 
 
 def packed_logprobs(
@@ -47,14 +52,54 @@ def packed_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
-    As `completion_logprobs`, but for `kept_blocks`: of so many blocks, the last ones, activations
-    are kept for backward; None keeps all.
+    Parameters
+    ----------
+    policy
+        Evaluated as it stands, added noise on its norms included.
+    rows
+        B rows, T columns.
+    temperature
+        That of the sampling; positive.
+    kept_blocks
+        Of how many blocks, the last ones, activations are kept for backward; None keeps all.
+
+    Returns
+    -------
+    logprobs : Tensor, (B, T), float32, with gradient; 0 where the mask is False.
+    entropy : Tensor, (B, T), float32, nats; 0 where the mask is False.
+
+    Raises
+    ------
+    ValueError
+        When the temperature is not positive, or there are no rows.
     """
-    require_rows(rows, temperature)
-    decoder: Any = policy.decoder
+    if temperature <= 0:
+        raise ValueError(
+            f"temperature is {temperature}; log-probabilities under sampling need a positive one"
+        )
+    if len(rows) == 0:
+        raise ValueError("there are no rows; log-probabilities need at least one")
     with _arithmetic(policy):
         chosen = packed_hidden(policy, rows, kept_blocks)
-    return through_head(decoder, chosen, rows, temperature)
+    return through_head(policy.decoder, chosen, rows, temperature)
+
+
+def through_head(
+    decoder: Any, hidden: Tensor, rows: Rows, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies, (B, T) both, of hidden states.
+
+    `hidden`, (tokens, H), are those that predict each counting token, row by row.
+    """
+    output = decoder.get_output_embeddings()
+    logprobs, entropy = dispatch.token_logprobs(
+        hidden,
+        output.weight,
+        sent(rows.token_ids[rows.mask], hidden.device),
+        temperature,
+    )
+    mask = sent(rows.mask, hidden.device)
+    return spread(logprobs, mask), spread(entropy, mask)
 
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:

@@ -60,7 +60,7 @@ class Group:
             return torch.cat([module(entered) for module in self.modules], dim=-1), x
         if not isinstance(before, PerturbableRMSNorm):
             return dispatch.projected(x, self.projections, *image, None, before)
-        norm = Norm(eps=before.variance_epsilon, noise=before.shared_noise())
+        norm = Norm(eps=before.variance_epsilon, noise=before.noise)
         return dispatch.projected(x, self.projections, *image, before.weight, norm)
 
 

@@ -25,7 +25,6 @@ from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
 from repro.rl.single_run.ranks import ALONE, Ranks, shared
-from repro.rl.single_run.torch_sampler import sampler_of_rollouts
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
@@ -172,7 +171,7 @@ class SinglePolicy:
         """See `Policies.save`."""
         self.ranks.require_same(self.parameters, state.step)
         if self.ranks.first:
-            save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
+            save_checkpoint(folder, state, self.parameters, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
@@ -180,7 +179,9 @@ class SinglePolicy:
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
-                state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+                state = load_checkpoint(
+                    folder, [self.run.digest()], self.parameters, self.optimizer
+                )
             self.ranks.any(False)
         steps = self.ranks.texts("none" if state is None else str(state.step))
         if len(set(steps)) > 1:
@@ -188,9 +189,7 @@ class SinglePolicy:
                 f"ranks find checkpoints of steps {', '.join(steps)} in {folder}; all need the "
                 "same, in a folder that their hosts share"
             )
-        if state is None:
-            return None
-        return RunStates(step=state.step, runs=[state], failures=[None], freeze=self.freeze)
+        return state
 
     def _micro_tokens(self, rows: Rows, index: Tensor, state: RunStates) -> int:
         """Return the packed tokens of a micro-batch of rows `index` to begin with."""
@@ -213,8 +212,7 @@ def single_policy(
     Raises
     ------
     ValueError
-        When a module of the policy would drop anything out, or the arm explores and the sampler
-        cannot.
+        When a module of the policy would drop anything out.
     """
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
@@ -225,7 +223,7 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=shared(sampler_of_rollouts(sampler, run.arm), ranks),
+        sampler=shared(sampler, ranks),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,

@@ -270,7 +270,7 @@ def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Complet
     logprobs: list[float] = []
     for row, c in own.items():
         finish = _FINISH.index(c.finish_reason)
-        numbers += [row, finish, c.explored, c.changed, len(c.token_ids), *c.token_ids]
+        numbers += [row, finish, len(c.token_ids), *c.token_ids]
         logprobs += c.sampled_logprobs
     # float64 holds each of Python's numbers to the bit.
     parts = zip(
@@ -282,14 +282,12 @@ def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Complet
     for whole, real in parts:
         numbers, logprobs, at, begun = whole.tolist(), real.tolist(), 0, 0
         while at < len(numbers):
-            row, finish, explored, changed, length = numbers[at : at + 5]
-            at += 5 + length
+            row, finish, length = numbers[at : at + 3]
+            at += 3 + length
             fields: dict[str, Any] = {"finish_reason": _FINISH[finish]}
             every[row] = Completion(
                 token_ids=tuple(numbers[at - length : at]),
                 sampled_logprobs=tuple(logprobs[begun : begun + length]),
-                explored=explored,
-                changed=changed,
                 **fields,
             )
             begun += length

@@ -22,11 +22,9 @@ from torch import Tensor
 
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
-from repro.rl.noise import names_of_draws
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, merged_stack
-from repro.rollout.sampler import RolloutBatch, Sampler, check_request
-from repro.spec.arm import Arm, Exploration, NoiseSharing
+from repro.rollout.sampler import RolloutBatch, check_request
 from repro.spec.config import SamplingConfig
 
 
@@ -65,14 +63,8 @@ class TorchSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
-        exploration: Exploration | None = None,
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
-
-        Parameters
-        ----------
-        exploration
-            Draws at another temperature than the policy's, of which the log-probabilities stay.
 
         Raises
         ------
@@ -92,83 +84,22 @@ class TorchSampler:
         )
         if self._stack is None:
             self._stack = merged_stack(self.policy, end_token_ids=self.end_token_ids)
-        noise, sharing = _noise_on(self.policy)
         positions = max(map(len, prompts)) + sampling.max_new_tokens
-        sampler = StackSampler(self._stack, positions, sharing, watched=True)
-        sampler.refresh(noise)
+        sampler = StackSampler(self._stack, positions, watched=True)
+        sampler.refresh(_noise_on(self.policy))
         sampler.on_token = self.on_token
-        request = SampleRequest(prompts=prompts, seeds=seeds, exploration=exploration)
+        request = SampleRequest(prompts=prompts, seeds=seeds)
         (batch,) = sampler.sample([request], sampling, group_size=group_size)
         assert batch is not None
         return batch
 
 
-def _noise_on(policy: Policy) -> tuple[Tensor | None, NoiseSharing]:
-    """Return the noise on a policy's norms as `Stack.weights` takes it, and who shares it."""
-    norms = block_norms(policy.decoder) | {"model.norm": final_norm(policy.decoder)}
-    carried = [norm.noise for norm in norms.values() if norm.noise is not None]
-    sharing: NoiseSharing = "projection" if any(n.dim() == 2 for n in carried) else "norm"
-    if not carried:
-        return None, sharing
+def _noise_on(policy: Policy) -> Tensor | None:
+    """Return the noise on a policy's norms as `Stack.weights` takes it."""
+    norms = [*block_norms(policy.decoder).values(), final_norm(policy.decoder)]
+    if all(norm.noise is None for norm in norms):
+        return None
     vectors = [
-        torch.zeros_like(norm.gain()) if norm.noise is None else norm.noise
-        for norm in norms.values()
+        torch.zeros_like(norm.gain()) if norm.noise is None else norm.noise for norm in norms
     ]
-    counts = [len(names_of_draws(name, sharing)) for name in norms]
-    # (H,) or (J, H) -> (J, H) each
-    parts = [one.expand(count, -1) for one, count in zip(vectors, counts, strict=True)]
-    return torch.cat(parts).unsqueeze(0), sharing  # (1, sum of J, H)
-
-
-class ExploringSampler:
-    """A plain sampler whose rollouts explore: `Sampler` with a run's `Exploration` in it.
-
-    The sampler itself stays as it is, so that whoever evaluates with it does not explore.
-    """
-
-    def __init__(self, sampler: TorchSampler, exploration: Exploration) -> None:
-        self.sampler, self.exploration = sampler, exploration
-
-    def refresh(self) -> None:
-        """See `TorchSampler.refresh`."""
-        self.sampler.refresh()
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        seeds: Sequence[int],
-    ) -> RolloutBatch:
-        """Sample as `TorchSampler.sample` does under the exploration."""
-        return self.sampler.sample(
-            prompts, sampling, group_size=group_size, seeds=seeds, exploration=self.exploration
-        )
-
-
-def sampler_of_rollouts(sampler: Sampler, arm: Arm) -> Sampler:
-    """Return the sampler of an arm's rollouts: `sampler`, or one that explores by its means.
-
-    Raises
-    ------
-    ValueError
-        When the arm explores, or has noise that projections do not share, and the sampler draws at
-        one temperature and reads one gain per norm.
-    """
-    if isinstance(sampler, TorchSampler):
-        if arm.exploration is None:
-            return sampler
-        return ExploringSampler(sampler, arm.exploration)
-    lacking = []
-    if arm.exploration is not None:
-        lacking.append(f"explores at {arm.exploration.temperature:g} times the temperature")
-    if arm.noise is not None and arm.noise.sharing != "norm":
-        lacking.append(f"has noise per {arm.noise.sharing}")
-    if lacking:
-        raise ValueError(
-            f"arm {arm.name} {' and '.join(lacking)}, which {type(sampler).__name__} cannot do; it "
-            "needs TorchSampler (a CPU, or float32), or to be trained together with others "
-            "(--set together=true)"
-        )
-    return sampler
+    return torch.stack(vectors).unsqueeze(0)  # (1, 2 L + 1, H)

@@ -32,7 +32,7 @@ from repro.rl.stacked.forward import (
 )
 from repro.rl.stacked.shape import Shape
 from repro.rl.stacked.stack import Layer, Weights
-from repro.rollout.draw import draw, draw_exploring
+from repro.rollout.draw import draw
 from repro.spec.config import SamplingConfig
 
 # Columns by which the cache that a graph reads grows.
@@ -52,14 +52,8 @@ class Buffers:
     padding : Tensor, (N,), int64
     logits : Tensor, (N, V), float32
     uniforms : Tensor, (T, N), float64
-    heat : Tensor, (N,), float32
-        What a row's temperature is multiplied by in its first `opening` tokens.
-    opening : Tensor, (N,), int64
-        0 in rows that do not explore.
     tokens, logprobs : Tensor, (T, N)
         What was drawn.
-    explored, changed : Tensor, (N,), int64
-        As of `Completion`.
     lengths : Tensor, (N,), int64
         Tokens drawn until the row had ended, its end included.
     done : Tensor, (N,), bool
@@ -73,12 +67,8 @@ class Buffers:
     padding: Tensor
     logits: Tensor
     uniforms: Tensor
-    heat: Tensor
-    opening: Tensor
     tokens: Tensor
     logprobs: Tensor
-    explored: Tensor
-    changed: Tensor
     lengths: Tensor
     done: Tensor
     column: Tensor
@@ -139,34 +129,13 @@ def make_buffers(
         padding=zeros(rows, kind=torch.long),
         logits=zeros(rows, shape.vocabulary, kind=torch.float32),
         uniforms=zeros(new, rows, kind=torch.float64),
-        heat=zeros(rows, kind=torch.float32),
-        opening=zeros(rows, kind=torch.long),
         tokens=zeros(new, rows, kind=torch.long),
         logprobs=zeros(new, rows, kind=torch.float32),
-        explored=zeros(rows, kind=torch.long),
-        changed=zeros(rows, kind=torch.long),
         lengths=zeros(rows, kind=torch.long),
         done=zeros(rows, kind=torch.bool),
         column=zeros(1, kind=torch.long),
         number=zeros(1, kind=torch.long),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """How a step draws; a captured step serves one of it.
-
-    Attributes
-    ----------
-    sampling
-        The policies' own distribution, whose log-probabilities are recorded.
-    exploring
-        Whether rows may draw at a temperature of their own, as the buffers say. Without it those
-        buffers are not read.
-    """
-
-    sampling: SamplingConfig
-    exploring: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -226,21 +195,16 @@ class Decoder:
         buffers.column.fill_(Tp)
         buffers.number.zero_()
         buffers.lengths.zero_()
-        buffers.explored.zero_()
-        buffers.changed.zero_()
 
-    def step(self, buffers: Buffers, columns: int, drawing: Drawing) -> None:
+    def step(self, buffers: Buffers, columns: int, sampling: SamplingConfig) -> None:
         """Draw one token per row and run it forward, attention reading the first `columns`."""
-        self.forward(buffers, self.draw(buffers, drawing), columns)
+        self.forward(buffers, self.draw(buffers, sampling), columns)
 
-    def draw(self, buffers: Buffers, drawing: Drawing) -> Tensor:
+    def draw(self, buffers: Buffers, sampling: SamplingConfig) -> Tensor:
         """Draw and record one token per row; return them, (N,) int64."""
         b = buffers
         uniform = b.uniforms.index_select(0, b.number).squeeze(0)  # (N,)
-        if drawing.exploring:
-            tokens, logprobs = self._explore(b, uniform, drawing.sampling)
-        else:
-            tokens, logprobs = draw(b.logits, uniform, drawing.sampling)
+        tokens, logprobs = draw(b.logits, uniform, sampling)
         b.tokens.index_copy_(0, b.number, tokens.unsqueeze(0))  # (N,) -> (1, N), a row of (T, N)
         b.logprobs.index_copy_(0, b.number, logprobs.unsqueeze(0))  # (1, N)
         b.lengths.add_(~b.done)
@@ -254,18 +218,6 @@ class Decoder:
             last = hidden
         buffers.logits.copy_(self._logits(last).flatten(0, 1))  # (N, V)
         buffers.column.add_(1)
-
-    def _explore(
-        self, b: Buffers, uniform: Tensor, sampling: SamplingConfig
-    ) -> tuple[Tensor, Tensor]:
-        """Return tokens and the policy's log-probabilities, (N,) each, and count in the buffers."""
-        opening = b.number < b.opening  # (N,)
-        heat = torch.where(opening, b.heat, 1.0)
-        tokens, logprobs, changed = draw_exploring(b.logits, uniform, sampling, heat)
-        counting = opening & ~b.done
-        b.explored.add_(counting)
-        b.changed.add_(changed & counting)
-        return tokens, logprobs
 
     def fault(self, buffers: Buffers, tokens: Tensor) -> str:
         """Run tokens (N,) int64 of the last column again; name the first output not finite."""
@@ -349,8 +301,10 @@ class GraphedSteps:
         their results in buffers, can have the same.
     """
 
-    def __init__(self, decoder: Decoder, buffers: Buffers, drawing: Drawing, pool: Any) -> None:
-        self._decoder, self._buffers, self._drawing = decoder, buffers, drawing
+    def __init__(
+        self, decoder: Decoder, buffers: Buffers, sampling: SamplingConfig, pool: Any
+    ) -> None:
+        self._decoder, self._buffers, self._sampling = decoder, buffers, sampling
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = pool
         # Kernels are compiled and libraries initialised outside of any capture. What this step
@@ -361,7 +315,7 @@ class GraphedSteps:
             for _ in range(2):
                 buffers.column.zero_()
                 buffers.number.zero_()
-                decoder.step(buffers, BUCKET, drawing)
+                decoder.step(buffers, BUCKET, sampling)
         torch.cuda.current_stream().wait_stream(stream)
 
     def __call__(self, columns: int) -> None:
@@ -371,6 +325,6 @@ class GraphedSteps:
         if columns not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                self._decoder.step(self._buffers, columns, self._drawing)
+                self._decoder.step(self._buffers, columns, self._sampling)
             self._graphs[columns] = graph
         self._graphs[columns].replay()

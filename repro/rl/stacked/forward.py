@@ -10,8 +10,6 @@ that sees nothing gives NaN, so the diagonal is always visible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels import dispatch
 from repro.rl.stacked.shape import Shape
-from repro.rl.stacked.stack import Layer, Linear, Weights
+from repro.rl.stacked.stack import Layer, Weights
 
 # cuDNN's attention, which torch would take first, makes a plan of 0.1 s for every new length.
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -51,24 +49,6 @@ def norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     return (normed * gain).to(x.dtype)
 
 
-def read(
-    linear: Linear, hidden: Tensor, gain: Tensor, widths: Sequence[int], epsilon: float
-) -> Tensor:
-    """Return fused projections of the normed residual stream, (S, M, N).
-
-    Parameters
-    ----------
-    gain : Tensor, (S, J, H), float32
-        J = 1: all projections read one normed input. Else each reads its own.
-    widths
-        Rows of each projection.
-    """
-    if gain.shape[1] == 1:
-        return linear(norm(hidden, gain, epsilon))
-    parts = zip(linear.parts(widths), gain.split(1, dim=1), strict=True)
-    return torch.cat([part(norm(hidden, own, epsilon)) for part, own in parts], dim=-1)
-
-
 def project(
     layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,8 +58,7 @@ def project(
     half.
     """
     S, M, _ = hidden.shape
-    widths = (shape.queries, shape.keys, shape.keys)
-    qkv = read(layer.qkv, hidden, layer.input_gain, widths, shape.epsilon)
+    qkv = layer.qkv(norm(hidden, layer.input_gain, shape.epsilon))
     qkv = qkv.view(S, M, -1, shape.head_dim)  # (S, M, query + 2 key heads, D)
     turning, values = qkv.split([shape.query_heads + shape.key_heads, shape.key_heads], dim=2)
     if layer.head_gain is not None:
@@ -94,8 +73,7 @@ def project(
 def finish(layer: Layer, hidden: Tensor, attended: Tensor, shape: Shape) -> Tensor:
     """Return the residual stream after a block, given attention's output (S, M, queries)."""
     hidden = hidden + layer.o(attended)
-    widths = (shape.inner, shape.inner)
-    both = read(layer.gate_up, hidden, layer.post_gain, widths, shape.epsilon)
+    both = layer.gate_up(norm(hidden, layer.post_gain, shape.epsilon))
     return hidden + layer.down(dispatch.swiglu(both))
 
 

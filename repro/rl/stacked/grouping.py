@@ -2,9 +2,8 @@
 
 Runs can go together when their scales are the same but for learning rates and seeds, and they train
 the same kind of thing. What may differ inside an ensemble: format, seed, noise, loss, reward, rank
-(padded to the largest), learning rate, exploration. Runs that draw again (dynamic sampling) go with
-their like: the others would idle in every further round. So do runs whose projections have noise of
-their own: the sampler multiplies by them one by one, so other runs' bits would not be the same.
+(padded to the largest), learning rate. Runs that draw again (dynamic sampling) go with their like:
+the others would idle in every further round.
 
 How many go together is decided by memory, from the shape in the checkpoint's `config.json`; the
 estimate errs on the side of fewer. Groups of one kind are of equal size, give or take one.
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.rl.stacked.noise import sharing_of
 from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.shapes import shape_of_config
 
@@ -136,8 +134,7 @@ def kind_of(run: RunConfig) -> str:
     plain["optimizer"].pop("learning_rates")
     plain.pop("seeds")
     draws_again = arm.loss.dynamic_sampling if run.procedure == "train" else 0
-    sharing = sharing_of([run]) if run.procedure == "train" else "norm"
-    alike = [run.procedure, plain, arm.training, arm.norms_trained, draws_again, run.tier, sharing]
+    alike = [run.procedure, plain, arm.training, arm.norms_trained, draws_again, run.tier]
     return digest_of(alike)
 
 

@@ -1,8 +1,8 @@
 r"""Log-probabilities and entropies of S runs' completions, with gradient.
 
-As `repro.rl.single_run.padded` in its layout `shared`: each prompt goes forward once and its
-completions attend to its keys and values, gradients included. All tokens of a run, of prompts and
-completions, lie on one axis through norms and products; attention takes the two parts apart.
+Each prompt goes forward once and its completions attend to its keys and values, gradients
+included. All tokens of a run, of prompts and completions, lie on one axis through norms and
+products; attention takes the two parts apart.
 """
 
 from __future__ import annotations

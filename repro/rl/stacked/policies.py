@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
@@ -23,11 +23,9 @@ from repro.rl.policies import During, StepInputs, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
-from repro.rl.single_run.optimizers import require_finite
+from repro.rl.single_run.optimizers import build_optimizer, require_finite
 from repro.rl.stacked.batch import largest_group, width_multiple
-from repro.rl.stacked.ensemble_checkpoint import load_ensemble, save_ensemble
 from repro.rl.stacked.noise import AddedNoise, added_noise
-from repro.rl.stacked.optimizer import StackedAdamW
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
 from repro.rl.stacked.update import (
@@ -38,6 +36,7 @@ from repro.rl.stacked.update import (
     plan_run,
 )
 from repro.rl.step import StepOutput, within_memory
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.rollout.sampler import Completion
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
@@ -68,8 +67,13 @@ class StackedPolicies:
             raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
         self.runs, self.stack, self.sampler = runs, stack, sampler
         self.scale: TrainScale = runs[0].scale
+        name = self.scale.optimizer.name
+        if name != "adamw":
+            raise ValueError(f"optimizer is {name}; an ensemble has adamw")
         self.masters = stack.masters
-        self.optimizer = StackedAdamW(self.masters, self.scale.optimizer)
+        # One parameter a run, so that each has its own learning rate and norm.
+        self.rows = {f"run {s}": nn.Parameter(row) for s, row in enumerate(self.masters.values)}
+        self.optimizer = build_optimizer(self.rows, self.scale.optimizer, rates_apart=True)
         self.tokens_at_once = tokens_at_once
         # Copied before a checkpoint is loaded: the reference is the policy before training.
         needs_start = any(keeps_start(run) for run in runs)
@@ -96,12 +100,8 @@ class StackedPolicies:
     def sample(self, asked: Sequence[BatchRequest | None]) -> list[Sequence[Completion] | None]:
         """Sample all runs' completions at once; see `Policies.sample`."""
         requests = [
-            None
-            if one is None
-            else SampleRequest(
-                prompts=one.prompts, seeds=one.seeds, exploration=run.arm.exploration
-            )
-            for run, one in zip(self.runs, asked, strict=True)
+            None if one is None else SampleRequest(prompts=one.prompts, seeds=one.seeds)
+            for one in asked
         ]
         sampled = self.sampler.sample(
             requests, self.runs[0].rollout, group_size=self.scale.group_size
@@ -160,19 +160,29 @@ class StackedPolicies:
     def step(self, state: RunStates, step: int) -> list[Values | None]:
         """Clip and step every live run by its own norm; see `Policies.step`."""
         rates = [learning_rate_of_run(run, step) for run in self.runs]
-        norms = self.optimizer.gradient_norms()
+        for row, gradient in zip(self.rows.values(), self.masters.gradients, strict=True):
+            row.grad = gradient
+        most = self.scale.optimizer.max_grad_norm
+        clipped = [nn.utils.clip_grad_norm_([row], most) for row in self.rows.values()]
+        norms: list[float] = torch.stack(clipped).tolist()
         state.each(lambda s: require_finite(norms[s]))
-        self.optimizer.step(rates, norms, state.alive)
+        groups = zip(self.optimizer.param_groups, rates, state.alive, strict=True)
+        for group, rate, lives in groups:
+            group["lr"] = rate
+            if not lives:
+                group["params"][0].grad = None
+        self.optimizer.step()
+        self.masters.gradients.zero_()
         return state.each(lambda s: {"grad_norm": norms[s], "learning_rate": rates[s]})
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        save_ensemble(folder, state, self.stack, self.optimizer)
+        save_checkpoint(folder, state, self.rows, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`; passes go on with as many tokens at once as fitted last."""
         digests = [run.digest() for run in self.runs]
-        state = load_ensemble(folder, digests, self.stack, self.optimizer)
+        state = load_checkpoint(folder, digests, self.rows, self.optimizer, freeze=self.freeze)
         for run in () if state is None else state.runs:
             for _, _, fitting in run.effects.get(_FALLBACKS, []):
                 self.tokens_at_once = min(self.tokens_at_once, fitting)

@@ -17,7 +17,6 @@ from torch import Tensor
 from repro.rl.stacked.decoding import (
     Buffers,
     Decoder,
-    Drawing,
     GraphedSteps,
     make_buffers,
     move_rows,
@@ -26,7 +25,6 @@ from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.arm import Exploration, NoiseSharing
 from repro.spec.config import SamplingConfig
 
 # Captured steps between looks at which rows have ended, as a look waits for the device.
@@ -39,29 +37,24 @@ _SHARE = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One run's request: P prompts of token ids, and P * G seeds, prompt-major, in [0, 2**63).
-
-    `exploration` draws this run's tokens at another temperature than the policy's.
-    """
+    """One run's request: P prompts of token ids, and P * G seeds, prompt-major, in [0, 2**63)."""
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
-    exploration: Exploration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
     """Buffers of one size of request, and their steps where they are captured.
 
-    `smaller` are views of the buffers for fewer rows per run, and `steps` are by the way of drawing
-    and rows per run; both are there only where steps are captured, with a `pool` of memory for the
-    graphs.
+    `smaller` are views of the buffers for fewer rows per run, and `steps` are by sampling and rows
+    per run; both are there only where steps are captured, with a `pool` of memory for the graphs.
     """
 
     rows: int
     buffers: Buffers
     smaller: dict[int, Buffers]
-    steps: dict[tuple[Drawing, int], GraphedSteps]
+    steps: dict[tuple[SamplingConfig, int], GraphedSteps]
     pool: Any
 
     def fitting(self, most: int, size: int) -> int:
@@ -78,15 +71,12 @@ class _Drawn:
     tokens: Tensor
     logprobs: Tensor
     lengths: Tensor
-    explored: Tensor
-    changed: Tensor
 
     def take(self, buffers: Buffers, rows: Tensor) -> None:
         """Note what buffers say of the rows (N',) int64 that stand in them."""
         for name in ("tokens", "logprobs"):
             getattr(self, name).index_copy_(1, rows, getattr(buffers, name))
-        for name in ("lengths", "explored", "changed"):
-            getattr(self, name).index_copy_(0, rows, getattr(buffers, name))
+        self.lengths.index_copy_(0, rows, buffers.lengths)
 
 
 class StackSampler:
@@ -98,9 +88,6 @@ class StackSampler:
         Its weights are taken now, and again at each `refresh`.
     max_positions
         Longest prompt and completion together.
-    sharing
-        Of added noise; see `repro.rl.stacked.noise.sharing_of`. By `projection`, the projections
-        behind a norm are multiplied one by one.
     watched
         Of a stack of one: whether logits that are not finite end a rollout. That waits for the
         device at each token, so steps are not captured.
@@ -115,20 +102,13 @@ class StackSampler:
 
     on_token: Callable[[int, int], None] | None = None
 
-    def __init__(
-        self,
-        stack: Stack,
-        max_positions: int,
-        sharing: NoiseSharing = "norm",
-        *,
-        watched: bool = False,
-    ) -> None:
-        self.stack, self.sharing, self.watched = stack, sharing, watched
+    def __init__(self, stack: Stack, max_positions: int, *, watched: bool = False) -> None:
+        self.stack, self.watched = stack, watched
         self._captured = stack.device.type == "cuda" and not watched
         self.max_positions = max_positions
         self.rotary = Rotary(stack.rotary, max_positions, stack.device)
         self._decoder = Decoder(
-            weights=own_weights(stack, sharing),
+            weights=own_weights(stack),
             shape=stack.shape,
             rotary=self.rotary,
             ends=torch.tensor(sorted(stack.end_token_ids), device=stack.device),
@@ -141,7 +121,7 @@ class StackSampler:
     @torch.no_grad()
     def refresh(self, noise: Tensor | None = None) -> None:
         """Take up the stack's weights as they are now, with added noise as of `Stack.weights`."""
-        fresh = self.stack.weights(noise, self.sharing)
+        fresh = self.stack.weights(noise)
         for own, new in zip(self._decoder.weights.tensors(), fresh.tensors(), strict=True):
             if own.data_ptr() != new.data_ptr():
                 own.copy_(new)
@@ -186,9 +166,7 @@ class StackSampler:
         P, place = self._place(
             max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens, width
         )
-        exploring = any(request.exploration is not None for request in asking)
-        drawing = Drawing(sampling=sampling, exploring=exploring)
-        self._ready(place, drawing)
+        self._ready(place, sampling)
         prompt_ids, padding = _padded(requests, P, width)
         buffers = place.buffers
         self._decoder.prefill(buffers, prompt_ids.to(device), padding.to(device), group_size)
@@ -197,11 +175,7 @@ class StackSampler:
         numbers, idle = _numbers(requests, P * group_size, sampling.max_new_tokens)
         buffers.uniforms.copy_(numbers)
         buffers.done.copy_(idle)
-        if exploring:
-            heat, opening = _temperatures(requests, P * group_size, sampling.max_new_tokens)
-            buffers.heat.copy_(heat)
-            buffers.opening.copy_(opening)
-        drawn = self._decode(place, width, drawing)
+        drawn = self._decode(place, width, sampling)
         return self._batches(requests, drawn, int(buffers.number), P * group_size, group_size)
 
     def _place(self, P: int, group_size: int, new: int, width: int) -> tuple[int, _Place]:
@@ -238,14 +212,14 @@ class StackSampler:
         pool = torch.cuda.graph_pool_handle() if self._captured else None
         return _Place(rows=rows, buffers=buffers, smaller=smaller, steps={}, pool=pool)
 
-    def _ready(self, place: _Place, drawing: Drawing) -> None:
-        """Ready the steps of a place and a way of drawing before its buffers are filled."""
-        if self._captured and (drawing, place.rows) not in place.steps:
+    def _ready(self, place: _Place, sampling: SamplingConfig) -> None:
+        """Ready the steps of a place before its buffers are filled."""
+        if self._captured and (sampling, place.rows) not in place.steps:
             for rows, buffers in {place.rows: place.buffers, **place.smaller}.items():
-                steps = GraphedSteps(self._decoder, buffers, drawing, place.pool)
-                place.steps[drawing, rows] = steps
+                steps = GraphedSteps(self._decoder, buffers, sampling, place.pool)
+                place.steps[sampling, rows] = steps
 
-    def _decode(self, place: _Place, width: int, drawing: Drawing) -> _Drawn:
+    def _decode(self, place: _Place, width: int, sampling: SamplingConfig) -> _Drawn:
         """Draw until every row has ended, in steps of as many rows as still have not."""
         size, buffers = place.rows, place.buffers
         rows = torch.arange(len(buffers.done), device=buffers.done.device)  # (N,)
@@ -253,10 +227,8 @@ class StackSampler:
             tokens=torch.empty_like(buffers.tokens),
             logprobs=torch.empty_like(buffers.logprobs),
             lengths=torch.empty_like(buffers.lengths),
-            explored=torch.empty_like(buffers.explored),
-            changed=torch.empty_like(buffers.changed),
         )
-        for number in range(drawing.sampling.max_new_tokens):
+        for number in range(sampling.max_new_tokens):
             if number % _LOOK_EVERY == 0 or not self._captured:
                 going = ~buffers.done.view(self.stack.runs, size)  # (S, R)
                 most = int(going.sum(1).max())
@@ -270,7 +242,7 @@ class StackSampler:
                     size, rows = fitting, rows[chosen]
                     buffers = place.buffers.first(self.stack.runs * size)
             if self._captured:
-                place.steps[drawing, size](width + number + 1)
+                place.steps[sampling, size](width + number + 1)
                 continue
             # The last tokens are run forward now, when rows that ended with them have gone.
             if number:
@@ -279,7 +251,7 @@ class StackSampler:
                     self._require_finite(buffers, buffers.tokens[number - 1])
                 if self.on_token is not None:
                     self.on_token(number, most)
-            self._decoder.draw(buffers, drawing)
+            self._decoder.draw(buffers, sampling)
         drawn.take(buffers, rows)
         return drawn
 
@@ -314,7 +286,6 @@ class StackSampler:
         tokens = drawn.tokens[:steps].t()[counting].tolist()
         logprobs = drawn.logprobs[:steps].t()[counting].tolist()
         stops = drawn.lengths.cumsum(0).tolist()
-        explored, changed = drawn.explored.cpu().tolist(), drawn.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
         for s, request in enumerate(requests):
@@ -331,8 +302,6 @@ class StackSampler:
                         token_ids=own,
                         sampled_logprobs=tuple(logprobs[here]),
                         finish_reason=reason,
-                        explored=explored[row],
-                        changed=changed[row],
                     )
                 )
             prompts = [tuple(prompt) for prompt in request.prompts]
@@ -390,20 +359,3 @@ def _numbers(
         index[s, : len(seeds)] = torch.tensor([place[seed] for seed in seeds], dtype=torch.long)
         idle[s, : len(seeds)] = False
     return drawn[index.flatten()].t(), idle.flatten()  # (count, S * rows), (S * rows,)
-
-
-def _temperatures(
-    requests: Sequence[SampleRequest | None], rows: int, count: int
-) -> tuple[Tensor, Tensor]:
-    """Return the factors of rows' temperatures, (S * rows,) float32, and for how many tokens.
-
-    The second is (S * rows,) int64: of at most `count` tokens the first so many; 0 in rows that do
-    not explore.
-    """
-    heat = torch.ones(len(requests), rows)
-    opening = torch.zeros(len(requests), rows, dtype=torch.long)
-    for s, request in enumerate(requests):
-        if request is not None and request.exploration is not None:
-            heat[s] = request.exploration.temperature
-            opening[s] = request.exploration.tokens_of(count)
-    return heat.flatten(), opening.flatten()  # (S * rows,) each

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, LINEARS, READERS
+from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, LINEARS
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.policy_weights import LayerWeights, Projection, policy_weights
 from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.shape import Shape, shape_of
-from repro.spec.arm import NoiseSharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,30 +76,11 @@ class Linear:
             return torch.baddbmm(y, down, self.B.transpose(1, 2))
         return y.baddbmm_(down, self.B.transpose(1, 2))
 
-    def parts(self, widths: Sequence[int]) -> list[Linear]:
-        """Return the projections that are fused here as views, of `widths` rows."""
-        first, rank = 0, 0 if self.A is None else self.A.shape[1] // len(widths)
-        parts = []
-        for number, width in enumerate(widths):
-            rows = slice(first, first + width)
-            own = slice(number * rank, (number + 1) * rank)
-            parts.append(
-                Linear(
-                    weight=self.weight[:, rows],
-                    bias=None if self.bias is None else self.bias[:, :, rows],
-                    A=None if self.A is None else self.A[:, own],
-                    B=None if self.B is None else self.B[:, rows, own],
-                )
-            )
-            first += width
-        return parts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """One block of S runs; gains are (S, J, H) float32, added noise included.
+    """One block of S runs; gains are (S, 1, H) float32, added noise included.
 
-    J is 1, or the number of projections that read the norm where each has noise of its own.
     `head_gain` is that of Qwen3's norms on the heads of q and k, (S, 1, heads, head_dim).
     """
 
@@ -178,37 +158,22 @@ class Stack:
     end_token_ids: frozenset[int]
     effects: list[dict[str, Any]] = field(default_factory=list)
 
-    def weights(self, noise: Tensor | None = None, sharing: NoiseSharing = "norm") -> Weights:
+    def weights(self, noise: Tensor | None = None) -> Weights:
         """Return the weights as they are now, with gradient to the masters where it is enabled.
 
         Parameters
         ----------
         noise
             (S, 2 L + 1, H) float32, added to the gains: input and post norm of each layer, then the
-            final norm. Where the projections behind a norm do not share it, (S, 5 L + 1, H): q, k,
-            v, gate and up of each layer, then the final norm.
-        sharing
-            Of the noise, whether there is any or not; it decides the shape of the gains.
-
-        Raises
-        ------
-        ValueError
-            When the noise has another shape.
+            final norm.
         """
-        before, behind = (len(READERS[n]) if sharing == "projection" else 1 for n in BLOCK_NORMS)
-        each = before + behind
-        if noise is not None and noise.shape[1] != each * self.shape.layers + 1:
-            raise ValueError(
-                f"noise has shape {tuple(noise.shape)}; shared by {sharing} it needs "
-                f"{each * self.shape.layers + 1} vectors per run"
-            )
         layers = []
         for number in range(self.shape.layers):
-            at, place = f"model.layers.{number}", each * number
+            at, place = f"model.layers.{number}", 2 * number
             layers.append(
                 Layer(
-                    input_gain=self._gain(f"{at}.{BLOCK_NORMS[0]}", noise, place, before),
-                    post_gain=self._gain(f"{at}.{BLOCK_NORMS[1]}", noise, place + before, behind),
+                    input_gain=self._gain(f"{at}.{BLOCK_NORMS[0]}", noise, place),
+                    post_gain=self._gain(f"{at}.{BLOCK_NORMS[1]}", noise, place + 1),
                     **{name: self._linear(at, name) for name in LINEARS},
                     head_gain=self._head_gain(at) if self.shape.head_norms else None,
                 )
@@ -216,7 +181,7 @@ class Stack:
         embedding = self._tensor("model.embed_tokens.weight")
         return Weights(
             layers=tuple(layers),
-            final_gain=self._gain("model.norm", noise, each * self.shape.layers, 1),
+            final_gain=self._gain("model.norm", noise, 2 * self.shape.layers),
             embedding=embedding,
             head=embedding if self.shape.tied else self._tensor("lm_head.weight"),
         )
@@ -232,18 +197,16 @@ class Stack:
             raise KeyError(name)
         return self.masters.leaves[name]
 
-    def _gain(self, name: str, noise: Tensor | None, place: int, count: int) -> Tensor:
+    def _gain(self, name: str, noise: Tensor | None = None, place: int = 0) -> Tensor:
         gain = self._tensor(f"{name}.weight")
         gain = gain.to(torch.promote_types(gain.dtype, torch.float32)).unsqueeze(1)  # (S, 1, H)
-        if noise is None:
-            return gain.expand(-1, count, -1)  # (S, count, H)
-        return gain + noise[:, place : place + count]  # (S, count, H)
+        return gain if noise is None else gain + noise[:, place : place + 1]
 
     def _head_gain(self, at: str) -> Tensor:
         heads = {"q": self.shape.query_heads, "k": self.shape.key_heads}
         # (S, D) -> (S, heads, D) each
         gains = [
-            self._gain(f"{at}.self_attn.{name}_norm", None, 0, count)
+            self._gain(f"{at}.self_attn.{name}_norm").expand(-1, count, -1)
             for name, count in heads.items()
         ]
         return torch.cat(gains, dim=1).unsqueeze(1)  # (S, 1, heads, D)
@@ -282,7 +245,7 @@ class Stack:
 
 
 @torch.no_grad()
-def own_weights(stack: Stack, sharing: NoiseSharing = "norm") -> Weights:
+def own_weights(stack: Stack) -> Weights:
     """Return the stack's weights in memory of their own, but for what is frozen.
 
     A reader that keeps them (a CUDA graph does) can then write new values, and noisy gains, into
@@ -297,7 +260,7 @@ def own_weights(stack: Stack, sharing: NoiseSharing = "norm") -> Weights:
         parts = {"weight": source.weight, "bias": source.bias, "A": source.A, "B": source.B}
         return Linear(**{k: None if v is None else own(v) for k, v in parts.items()})  # type: ignore[arg-type]
 
-    shared = stack.weights(sharing=sharing)
+    shared = stack.weights()
     embedding = own(shared.embedding)
     return Weights(
         layers=tuple(

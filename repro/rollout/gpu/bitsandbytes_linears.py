@@ -36,7 +36,7 @@ class BitsandbytesGroup:
     ImportError
         When bitsandbytes is not installed.
     ValueError
-        When a projection is not NF4 with float32 block scales.
+        When a projection is not NF4.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -78,23 +78,12 @@ def _foreign(base: nn.Module) -> tuple[Tensor, Any]:
 
 
 def foreign_weight(weight: QuantizedWeight) -> tuple[Tensor, Any]:
-    """Return NF4 codes, (N * K / 2, 1), uint8, and a `QuantState`, as bitsandbytes keeps them.
-
-    Raises
-    ------
-    ValueError
-        When the block scales are quantised in their turn.
-    """
+    """Return NF4 codes, (N * K / 2, 1), uint8, and a `QuantState`, as bitsandbytes keeps them."""
     from bitsandbytes.functional import QuantState, get_4bit_type
 
-    scales = weight.block_scales
-    require(
-        scales.dtype == torch.float32,
-        f"products by bitsandbytes need float32 block scales; found {scales.dtype} (nested)",
-    )
     codes = (weight.codes << 4) | (weight.codes >> 4)
     state = QuantState(
-        absmax=scales.reshape(-1),
+        absmax=weight.block_scales.reshape(-1),
         shape=torch.Size(weight.shape),
         code=get_4bit_type("nf4", device=codes.device),
         blocksize=64,

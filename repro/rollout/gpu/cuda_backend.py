@@ -1,4 +1,4 @@
-"""The engine's backend on a GPU: kernels, fused projections, captured steps and prefills."""
+"""The engine's backend on a GPU: kernels, fused projections, captured steps."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from torch import nn
 
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.eager import EagerPrefills, EagerSteps, Prefills, Steps
+from repro.rollout.eager import Steps
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
-from repro.rollout.gpu.graphs import CapturedPrefills, CapturedSteps, Captures
+from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.gpu.kernel_ops import kernel_operations
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.arm import require
 
-# Memory that captures of steps and prefills may take.
-_GRAPH_BYTES = 8 << 30
-
 
 class GpuBackend:
-    """Kernels, fused projections, captured steps and prefills.
+    """Kernels, fused projections, captured steps.
 
     Attributes
     ----------
@@ -54,7 +51,7 @@ class GpuBackend:
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
         self.operations = kernel_operations(config.slots, heads, device, overlap=overlap)
-        self._captures = Captures(device, _GRAPH_BYTES) if config.graphs else None
+        self._captures = Captures(device)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""
@@ -67,17 +64,8 @@ class GpuBackend:
         return ModuleGroup(modules)
 
     def steps(self, forward: Forward, state: RowState) -> Steps:
-        """Return captured steps, or eager ones where captures are switched off."""
-        if self._captures is None:
-            return EagerSteps(forward, state)
+        """Return captured steps."""
         return CapturedSteps(forward, state, self._captures)
-
-    def prefills(self, forward: Forward, state: RowState) -> Prefills:
-        """Return prefills of which small ones are captured, or eager ones."""
-        if self._captures is None:
-            return EagerPrefills(forward, state)
-        most = self._config.prefill_graph_tokens
-        return CapturedPrefills(forward, state, self._captures, most_tokens=most)
 
 
 @functools.cache

@@ -244,14 +244,14 @@ class InPlace:
             task = claim.claimed
             self._ranks.texts(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text, values = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
+            kind, text = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
             # Where a signal reached another rank alone, all have stopped for it.
             self._stop = self._stop or kind == "stopped"
-            yield Event(task=task, kind=kind, text=text, values=values)
+            yield Event(task=task, kind=kind, text=text)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
 
@@ -276,9 +276,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     by_digest = {task.run.digest(): task for task in tasks}
     try:
         while (digest := ranks.texts("")[0]) in by_digest:
-            kind, text, _ = outcome_of(
-                by_digest[digest], threads, _quietly, lambda: bool(asked), None
-            )
+            kind, text = outcome_of(by_digest[digest], threads, _quietly, lambda: bool(asked), None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):

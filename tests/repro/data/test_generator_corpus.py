@@ -107,13 +107,6 @@ def test_the_strict_reading_takes_the_tags_and_no_other_ending():
             assert extract_answer(text) == ("5" if name == "tags" else None), text
 
 
-def test_shares_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="shares"):
-        CorpusConfig(careless_share=(1.2,))
-    with pytest.raises(ValueError, match="careful_endings"):
-        CorpusConfig(careful_endings=(0.0, 0.0, 0.0))
-
-
 def test_generated_text_is_words_and_digits_without_bytes(tokenizer, documents):
     words = {*vocabulary(DEFAULT_GENERATOR), *"0123456789", ".", "?", "\n"}
     for document in documents[:500]:

@@ -13,7 +13,7 @@ import datasets
 import pytest
 
 from repro.data import public
-from repro.data.load import is_test_only, load_problems
+from repro.data.load import load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
 from repro.reward.grader import GraderPool
@@ -96,15 +96,9 @@ def test_levels_are_kept_and_a_level_that_nobody_has_is_an_error(folder: Path) -
         load_problems(_config(folder, levels=(1,)), "test")
 
 
-def test_a_lone_file_is_divided_and_a_lone_test_file_is_only_a_test_set(tmp_path: Path) -> None:
-    write_problems(tmp_path / "all.jsonl", _problems("all", 500))
-    train = load_problems(_config(tmp_path), "train")
-    test = load_problems(_config(tmp_path), "test")
-    assert len(train) + len(test) == 500
-    assert 60 < len(test) < 140
-    assert not {p.id for p in train} & {p.id for p in test}
-    (tmp_path / "all.jsonl").rename(tmp_path / "test.jsonl")
-    assert len(load_problems(_config(tmp_path), "test")) == 500
+def test_a_test_file_alone_is_only_a_test_set(tmp_path: Path) -> None:
+    write_problems(tmp_path / "test.jsonl", _problems("all", 50))
+    assert len(load_problems(_config(tmp_path), "test")) == 50
     with pytest.raises(DataError, match=r"no train problems; put them into train\.jsonl"):
         load_problems(_config(tmp_path), "train")
 
@@ -112,13 +106,12 @@ def test_a_lone_file_is_divided_and_a_lone_test_file_is_only_a_test_set(tmp_path
 def test_copies_of_a_question_stay_on_one_side(tmp_path: Path) -> None:
     problems = _problems("x", 200)
     copies = [dataclasses.replace(p, id=p.id + "c", question=p.question.upper()) for p in problems]
-    write_problems(tmp_path / "all.jsonl", problems + copies)
+    write_problems(tmp_path / "train.jsonl", problems + copies)
     config = _config(tmp_path, development_problems=20)
-    sides = [load_problems(config, split) for split in ("train", "development", "test")]
-    questions = [{p.question.casefold() for p in side} for side in sides]
-    assert sum(map(len, questions)) == len(set.union(*questions)) > 170
-    train_and_test = [p.question.casefold() for p in sides[0] + sides[2]]
-    assert all(train_and_test.count(question) == 2 for question in train_and_test)
+    train, held_out = (load_problems(config, split) for split in ("train", "development"))
+    questions = [p.question.casefold() for p in train]
+    assert all(questions.count(question) == 2 for question in questions)
+    assert not {p.question.casefold() for p in held_out} & {*questions}
 
 
 def test_a_test_question_that_is_trained_on_is_refused(folder: Path) -> None:
@@ -135,26 +128,14 @@ def test_a_broken_line_in_a_folder_names_file_and_line(folder: Path) -> None:
         load_problems(_config(folder), "train")
 
 
-def test_a_missing_empty_or_ambiguous_folder_says_what_is_needed(tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load_problems(_config(tmp_path / "nowhere"), "train")
     with pytest.raises(DataError, match=r"found no \.jsonl file; train\.jsonl and test\.jsonl"):
         load_problems(_config(tmp_path), "train")
     write_problems(tmp_path / "a.jsonl", _problems("a", 5))
-    write_problems(tmp_path / "b.jsonl", _problems("b", 5))
-    with pytest.raises(DataError, match=r"found a\.jsonl, b\.jsonl"):
+    with pytest.raises(DataError, match=r"found a\.jsonl; train\.jsonl and test\.jsonl"):
         load_problems(_config(tmp_path), "train")
-
-
-def test_sources_of_test_problems_alone_are_known_as_such(folder: Path, tmp_path: Path) -> None:
-    assert not is_test_only(f"folder:{folder}")
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    write_problems(alone / "test.jsonl", _problems("test", 3))
-    assert is_test_only(f"folder:{alone}")
-    assert is_test_only("math500")
-    assert not is_test_only("gsm8k")
-    assert not is_test_only("generated")
 
 
 def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:

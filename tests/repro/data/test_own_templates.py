@@ -19,7 +19,7 @@ from repro.reward.score import score
 from repro.run.select import Changes, changes_of, select
 
 TEXT = "Q: {question}\nThink, then write \\boxed{}."
-JINJA = "{% if question|length > 3 %}{{ question }}{% endif %} Write #### and the answer."
+HASHED = "{question} Write #### and the answer."
 
 
 def asked(name: str, question: str = "2 + 2?") -> str:
@@ -71,7 +71,7 @@ def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
     ("text", "expected", "reads"),
     [
         (TEXT, "Q: 2 + 2?\nThink, then write \\boxed{}.", "boxed"),
-        (JINJA, "2 + 2? Write #### and the answer.", "hashes"),
+        (HASHED, "2 + 2? Write #### and the answer.", "hashes"),
         ("{question}", "2 + 2?", "tags"),
     ],
 )
@@ -98,18 +98,9 @@ def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is() -> None:
         render(problem, "boxed", tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("Solve it.", "does not hold {question}"),
-        ("{{ question }", "cannot be rendered"),
-        ("{{ question }} {{ answer }}", "cannot be rendered.*'answer' is undefined"),
-        ("{% if question %}yes{% endif %}", "does not hold {question}"),
-    ],
-)
-def test_a_file_that_is_no_template_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=sentence):
+def test_a_file_without_a_question_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("Solve it.", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"does not hold \{question\}"):
         template_source(str(tmp_path / "own.txt"))
 
 
@@ -129,30 +120,3 @@ def test_runs_under_another_template_are_runs_of_their_own(tmp_path: Path) -> No
     assert run.scale.prompt_template == OWN + TEXT
     assert run.resolved()["scale"]["prompt_template"] == OWN + TEXT
     assert run.digest() != own.digest()
-
-
-ENDLESS = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "power": "{{ 9 ** 999999999 }}",
-    "letters": "{% for a in range(99999) %}{{ 'letters' * 99 }}{% endfor %}",
-    "one string": "{{ 'letters' * 10 ** 6 }}",
-}
-
-
-@pytest.mark.parametrize("kind", ENDLESS)
-def test_a_template_without_an_end_is_given_up(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repro.data.bounded_template.SECONDS", 0.8)
-    path = tmp_path / "template"
-    path.write_text(ENDLESS[kind] + "{{ question }}")
-    words = "characters" if "letters" in ENDLESS[kind] else "no end"
-    with pytest.raises(ValueError, match=words):
-        template_source(str(path))
-    chat = ENDLESS[kind] + "{% generation %}{% endgeneration %}"
-    tokenizer: Any = SimpleNamespace(
-        chat_template={"default": "{{ 1 }}", "other": chat}, added_tokens_decoder={},
-        all_special_tokens=[],
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=f"chat template .*{words}"):
-        render(Problem(id="a", question="2?", answer="4"), "boxed", tokenizer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -64,18 +63,9 @@ BROKEN = [
     (b'{"id": "a/2", "question": "q", "answer": "2", "source": null}', "`source` is None"),
     (b'{"id": "a/1", "question": "q", "answer": "2"}', "already on line 1"),
     (b'{"id": "a/2", "question": "q", "answer": "2", "level": "Level 5b"}', "is 'Level 5b'"),
-    (
-        b'{"id": "a/2", "question": "q\\ud800", "answer": "2"}',
-        "`question` holds the lone surrogate",
-    ),
-    (
-        b'{"id": "a/2", "question": "q", "answer": "\\udfff2"}',
-        "lone surrogate U+DFFF at character 1",
-    ),
-    (b'{"id": "a/2", "question": "q", "answer": "2", "level": ' + b"1" * 5000 + b"}", "line 3: "),
     (b'["a/2", "q", "2"]', "must be a JSON object"),
-    (b'{"id": "a/2", "question": "q", "ans', "not JSON"),
-    (b'{"id": "a/2", "question": "caf\xe9", "answer": "2"}', "0xe9, which is not UTF-8"),
+    (b'{"id": "a/2", "question": "q", "ans', "JSON object in UTF-8"),
+    (b'{"id": "a/2", "question": "caf\xe9", "answer": "2"}', "in UTF-8"),
     (b"[" * 100_000, "line 3: "),
 ]
 
@@ -151,11 +141,3 @@ def test_the_digest_moves_with_content_and_order_and_is_sha256() -> None:
     row = '{"answer": "1", "id": "a", "level": null, "question": "q", "solution": null, '
     row += '"source": ""}\n'
     assert digest_of_problems([first]) == hashlib.sha256(row.encode()).hexdigest()
-
-
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
-    pipe = tmp_path / "test.jsonl"
-    os.mkfifo(pipe)
-    for path in (pipe, tmp_path):
-        with pytest.raises(DataError, match="not a regular file; a JSONL file is needed"):
-            read_problems(path)

@@ -121,7 +121,6 @@ def test_a_doubled_beginning_token_is_refused() -> None:
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{% for i in range(10 ** 9) %}a{% endfor %}", "OverflowError"),
-        ("{{ 'a' * 10 ** 7 }}", "prompt of more than 4000000"),
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
     ],
 )

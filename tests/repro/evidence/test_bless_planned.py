@@ -176,21 +176,12 @@ def test_a_plan_that_was_edited_is_refused(
     lines.write_text("".join([first, second, *others]))
     text = lzma.decompress(whole.read_bytes()).decode()
     whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
-    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; plans.jsonl.xz has no such"):
+    with pytest.raises(PlanError, match=r"plans.tsv: plans.jsonl.xz has no plan with the digest"):
         read_plans(tmp_path)
-    for content, words in ((b"no archive", "not readable"), (None, "half of it is missing")):
+    for content in (b"no archive", None):
         whole.write_bytes(content) if content else whole.unlink()
-        with pytest.raises(PlanError, match=words):
+        with pytest.raises(PlanError, match="not readable"):
             read_plans(tmp_path)
-
-
-def test_a_sweep_is_kept_without_expectations(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
-    write("study_sweep", tmp_path / "runs", planned_record)
-    go("study_sweep", tmp_path / "runs", expected)
-    assert load_expectations(expected, Tier.MINI, find("study_sweep"), "nvidia_h200") == []
-    assert len(blessed_records(expected, Tier.MINI, "study_sweep")) == 36
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
@@ -233,36 +224,3 @@ def test_the_digest_of_a_commit_is_that_of_its_files(
     assert digest() != provenance.digest_of_commit(first)
     assert digest() != provenance.digest_of_commit(first[:7])
     assert provenance.digest_of_commit("0" * 40) is None
-
-
-@pytest.mark.parametrize(
-    "commit", ["HEAD", "--output=FILE", "-o", "abcdef", "a" * 41, "unknown", ""]
-)
-def test_what_is_no_commits_digits_is_never_handed_to_git(
-    monkeypatch: pytest.MonkeyPatch, commit: str
-) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("git was asked"))
-    assert provenance.files_of_commit(commit, ["repro"]) is None
-
-
-def test_no_path_of_a_record_is_an_option_of_gits(tmp_path: Path) -> None:
-    file = tmp_path / "kept"
-    file.write_text("kept")
-    commit, _ = provenance.source_commit()
-    assert provenance.files_of_commit(commit, [f"--output={file}"]) is None
-    assert file.read_text() == "kept"
-
-
-def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
-    tmp_path: Path, expected: Path, planned_record: Maker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = tmp_path / "runs"
-    write("study_schedules", runs, planned_record, started="2026-01-02T03:04:05+00:00")
-    go("study_schedules", runs, expected)
-    assert "study_schedules: its plan is dated now, after its runs began" in capsys.readouterr().out
-    (selection,) = select(["study_schedules"], tier="mini")
-    (expected / "plans.tsv").unlink()
-    write_plans(selection.plan(), tmp_path / "planned")
-    write("study_schedules", tmp_path / "planned", planned_record)
-    go("study_schedules", tmp_path / "planned", expected)
-    assert "its plan is dated now" not in capsys.readouterr().out

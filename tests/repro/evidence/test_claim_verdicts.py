@@ -90,13 +90,6 @@ def test_four_seeds_never_decide() -> None:
     assert "4 paired seed(s); a verdict needs 5" in verdict.sentence
 
 
-def test_only_seeds_that_both_arms_have_are_paired() -> None:
-    numbers = {"accuracy": {"a": dict(zip([0, 1, 2, 3, 4, 9], [*HIGH, 0.0], strict=True)),
-                          "b": dict(enumerate(LOW))}}  # fmt: skip
-    verdict = judge([A_OVER_B], METRICS, numbers, {}, {})[0]
-    assert verdict.n == 5
-
-
 def test_a_trend_is_pages_and_can_be_reversed() -> None:
     arms = {"a": LOW, "b": [v + 2 for v in LOW], "c": [v + 4 for v in LOW]}
     for order, status in (("abc", "reproduced"), ("cba", "contradicted")):
@@ -165,43 +158,6 @@ def test_a_contrast_of_other_weights_is_told_by_them() -> None:
     plain = verdict_of(A_OVER_B, a=[v - 2 for v in HIGH], b=LOW)
     assert (verdict.status, verdict.effect) == (plain.status, pytest.approx(plain.effect))
     assert verdict.sentence.startswith("0.5 a + 0.5 b - c: +8.3")
-
-
-def test_a_verdict_says_how_many_seeds_would_decide() -> None:
-    undecided = verdict_of(A_OVER_B, a=[*HIGH[:4], 81.0], b=NEAR)
-    assert undecided.needed is not None
-    assert f"{undecided.needed} seeds would decide" in undecided.sentence
-    decided = verdict_of(A_OVER_B, a=HIGH, b=LOW)
-    assert decided.needed is not None
-    assert decided.needed <= decided.n
-
-
-def test_pairs_that_would_show_that_nothing_matters_decide_too() -> None:
-    noisy = [81.0, 80.2, 81.9, 80.4, 81.6]
-    same = claim("a", "b", side="within", bound=0.9, because="stated in advance")
-    verdict = verdict_of(same, a=noisy, b=NEAR)
-    assert verdict.status == "inconclusive"
-    assert verdict.needed is not None
-    assert verdict.needed > verdict.n
-    # Far more pairs than that would show a direction of this size.
-    wide = Effect(smallest=0.9, measure="units", because="stated in advance")
-    difference = verdict_of(claim("a", "b", effect=wide), a=noisy, b=NEAR)
-    narrow = Effect(paper=0.01, measure="units", place="Table 1")
-    direction = verdict_of(claim("a", "b", effect=narrow), a=noisy, b=NEAR)
-    assert difference.needed is not None
-    assert difference.needed == verdict.needed
-    assert direction.needed is None or direction.needed > difference.needed
-
-
-def test_a_papers_size_that_an_effect_lies_below_takes_few_pairs_to_exclude() -> None:
-    wide = Effect(paper=40.0, measure="units", place="Table 1")
-    noisy = {"a": [60.0, 98.0, 61.0, 96.0, 69.0], "b": [80.0] * 5}
-    unsized = Effect(smallest=4.0, measure="units", because="stated in advance")
-    without = verdict_of(claim("a", "b", effect=unsized), **noisy)
-    sized = verdict_of(claim("a", "b", effect=wide), **noisy)
-    assert without.needed is None or without.needed > 50
-    assert sized.needed is not None
-    assert sized.needed < 10
 
 
 def difference(paper: float | None = 8.0, **more: Any) -> Claim:
@@ -469,26 +425,3 @@ def test_arms_of_one_dose_give_no_slope() -> None:
     flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
     with pytest.raises(ValueError, match="do not differ in"):
         _judged(a_claim, by_metric | {"entropy": flat})
-
-
-@pytest.mark.parametrize(
-    ("weights", "given", "test", "words"),
-    [
-        ((1, -1, 0, 0), (), "t", "finds its weights, so each is 0"),
-        ((0, 0, 0, 0), (), "page", "has the test t"),
-        ((0, 0), (), "t", "it has 2 arms; a slope over 1 metrics needs 3"),
-        ((0, 0, 0), ("start",), "t", "it has 3 arms; a slope over 2 metrics needs 4"),
-    ],
-)
-def test_a_slope_says_over_what_it_is(
-    weights: tuple[int, ...], given: tuple[str, ...], test: str, words: str
-) -> None:
-    contrast = dict(zip(DOSED, weights, strict=False))
-    dose = Dose("entropy", 1.0, given)
-    with pytest.raises(ValueError, match=words):
-        claim(*DOSED, contrast=contrast, effect=HALF, dose=dose, test=test)
-
-
-def test_a_slope_is_given_for_some_change() -> None:
-    with pytest.raises(ValueError, match=r"the size is 0\.0"):
-        Dose("entropy", 0.0)

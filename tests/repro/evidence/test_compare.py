@@ -54,12 +54,6 @@ def only(metric: str, **changes: object) -> Target:
     return dataclasses.replace(TABLE3, metrics=(changed,), claims=(), headline=metric)
 
 
-def test_the_same_records_are_unchanged_in_every_row() -> None:
-    comparison = compared()
-    assert {item.verdict for item in comparison.rows} == {"unchanged"}
-    assert status(comparison) == ("fine", 0)
-
-
 def test_six_percent_slower_with_small_noise_regresses() -> None:
     comparison = compared(times(1.06, STEP))
     one = row(comparison, STEP)
@@ -101,12 +95,6 @@ def test_a_metric_is_judged_by_the_threshold_of_its_unit(
     metric: str, factor: float, verdict: str
 ) -> None:
     assert row(compared(times(factor, metric)), metric).verdict == verdict
-
-
-def test_percents_are_compared_in_points() -> None:
-    error = "prediction_error_7b_b8"
-    worse = row(compared(times(2.5, error)), error)
-    assert (worse.verdict, worse.relative, worse.change) == ("regressed", False, 1.5)
 
 
 def test_what_has_no_better_and_no_worse_is_not_judged() -> None:
@@ -227,18 +215,10 @@ def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
     assert status(against({**gone, "nvfp4_lora": gone["bf16_lora"]})) == ("could not judge", 2)
 
 
-def test_sides_without_a_common_value_are_not_judged() -> None:
-    bare = {"metrics": {}, "series": {}}
-    sides = [Side(name=name, records=on_arms(bare)) for name in ("old", "new")]
-    comparison = compare(TABLE3, Tier.SYSTEMS, *sides)
-    assert comparison.problems == ("table3: old and new have no value in common",)
-
-
 def test_a_new_metric_has_no_baseline_and_is_no_problem() -> None:
     new = Side(name="new", records=step_records())
     old = without(STEP, step_records())
     comparison = compare(TABLE3, Tier.SYSTEMS, Side(name="old", records=old), new)
-    assert comparison.without_baseline == (f"nvfp4_lora.{STEP}", f"bf16_lora.{STEP}")
     assert status(comparison) == ("fine", 0)
 
 

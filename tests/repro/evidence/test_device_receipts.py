@@ -139,6 +139,20 @@ def test_a_time_that_the_devices_own_rate_rules_out_is_refused(
     assert all("the timer did not wait" in reason for reason in said)
 
 
+@pytest.mark.parametrize(
+    ("timing", "words"),
+    [
+        ({"method": "clock", "seconds": 1.0}, "timed by 'clock'"),
+        ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate is not shown"),
+    ],
+)
+def test_a_time_without_its_method_or_the_devices_rate_is_refused(
+    timing: dict[str, Any], words: str
+) -> None:
+    (reason,) = violations(record_with(timing=timing))
+    assert words in reason
+
+
 def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
     built = between("after", allocator={"retries": 3})
     assert violations(record_with(device=built, timed_retries={"7b_1": 0})) == []

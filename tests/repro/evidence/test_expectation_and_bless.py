@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence import gpu_tests
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
@@ -135,21 +134,18 @@ BAR = '{ arm = "a", metric = "m", at_least = 1, goal = 2.0 }'
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('because = "so"\nbars = [{ arm = "a", metric = "m" }]', "accepts everything"),
+        ('because = "so"\nbars = [{ arm = "a", metric = "m" }]', "needs bounds"),
         (
             'because = "so"\nbars = [{ arm = "a", metric = "m", at_least = 2, at_most = 1 }]',
-            "which is nothing",
+            "needs bounds",
         ),
-        (f'because = ""\nbars = [{BAR}]', "no reason"),
-        (f"bars = [{BAR}]", "needs ['because']"),
-        (f'because = "so"\nstatistic = "median"\nbars = [{BAR}]', "statistic median"),
-        ('because = "so"\nbars = [{ arm = "a", at_least = 1 }]', "needs ['metric']"),
-        (f'because = "so"\nsurprise = 1\nbars = [{BAR}]', "does not know ['surprise']"),
-        ('because = "so"\nbars = [{ arm = "a", metric = "m", accept = 1 }]', "['accept']"),
-        ("because = so", "not readable"),
+        (f"bars = [{BAR}]", "'because'"),
+        ('because = "so"\nbars = [{ arm = "a", at_least = 1 }]', "'metric'"),
+        (f'because = "so"\nsurprise = 1\nbars = [{BAR}]', "'surprise'"),
+        ("because = so", "Invalid value"),
     ],
 )
-def test_a_spoiled_bar_names_file_group_and_field(text: str, words: str, tmp_path: Path) -> None:
+def test_a_spoiled_bar_names_file_and_field(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "bars").mkdir()
     (tmp_path / "bars" / "smoke.toml").write_text(f"[[table1]]\n{text}\n")
     with pytest.raises(ExpectationError) as caught:
@@ -179,8 +175,3 @@ def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
             assert bars, name
             assert {bar.arm for bar in bars} <= arms, name
             assert {bar.metric for bar in bars} <= metrics, name
-
-
-def test_a_blessed_run_of_the_gpu_tests_qualifies() -> None:
-    for path in sorted(expected_folder(None).glob(f"systems/*/{gpu_tests.NAME}")):
-        assert not gpu_tests.refusals(gpu_tests.read_gpu_tests(path)), path

@@ -89,24 +89,6 @@ def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
     assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 
 
-def test_a_metric_that_is_absent_for_no_stated_reason_keeps_its_own_sentence(
-    records: list[Record], tmp_path: Path
-) -> None:
-    silent = on_h200(records, effects={})
-    by_name = {verdict.name: verdict for verdict in checked(silent, tmp_path).verdicts}
-    assert by_name["faster_32b_256"].sentence.startswith("no seed has tokens_per_second_32b_256")
-    assert by_name["bf16_lora.tokens_per_second_32b_256"].sentence == (
-        "no record has tokens_per_second_32b_256"
-    )
-
-
-def test_an_arm_without_records_says_that_first(records: list[Record], tmp_path: Path) -> None:
-    alone = [record for record in records if record.arm == "bf16_lora"]
-    by_name = {verdict.name: verdict for verdict in checked(alone, tmp_path).verdicts}
-    assert by_name["faster_32b_256"].sentence == by_name["faster_32b_64"].sentence
-    assert by_name["faster_32b_256"].status == "not run"
-
-
 def test_records_with_a_point_left_out_are_blessed_with_the_others(
     records: list[Record], tmp_path: Path
 ) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.derived import at_k_metrics, derive
+from repro.evidence.derived import at_k_metrics
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, read_record
+from repro.evidence.record import Record
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets import find
 from tests.repro.made_up import honest_record, with_accuracy
 from tests.repro.planned import SCALE, STUDY
 
@@ -57,7 +56,7 @@ def share(tally: list[int]) -> float:
 def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
     record = over_sets()
     assert violations(record) == []
-    metrics, answers = derive(record), record.effects["answers"]
+    metrics, answers = record.derived(), record.effects["answers"]
     for metric, part in MEANS.items():
         shares = [share(answers[f"accuracy_{name}"][part]) for name in NAMES]
         assert metrics[metric].value == pytest.approx(fmean(shares))
@@ -78,19 +77,9 @@ def test_a_set_that_was_not_asked_is_missed() -> None:
 def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     record = over_sets()
     evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
-    metrics = derive(changed(record, "scale", evaluation=evaluation))
+    metrics = changed(record, "scale", evaluation=evaluation).derived()
     of_sets = [at_k_metrics(record.effects["answers"][f"accuracy_{name}"], (1,)) for name in NAMES]
     assert metrics["pass_at_1_one"] == of_sets[0]["pass_at_1"]
     for name in ("pass_at_1", "maj_at_1_lenient"):
         values = [one[name].value or 0.0 for one in of_sets]
         assert metrics[name].value == pytest.approx(fmean(values))
-
-
-def test_inputs_may_name_the_commit_of_a_checkpoint_and_digests_alone(tmp_path: Any) -> None:
-    record = honest_record(plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0])
-    commit = {"checkpoint_revision": "a" * 40}
-    named = dataclasses.replace(record, inputs=record.inputs | commit)
-    assert read_record(named.write(tmp_path / "a")).inputs == named.inputs
-    wrong = dataclasses.replace(record, inputs=record.inputs | {"checkpoint": "a" * 40})
-    with pytest.raises(ValueError, match=r"inputs\.checkpoint"):
-        read_record(wrong.write(tmp_path / "b"))

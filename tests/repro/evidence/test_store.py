@@ -9,17 +9,14 @@ import lzma
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.evidence.bless import compact
-from repro.evidence.derived import EDGE_STEPS
 from repro.evidence.provenance import (
     PACKAGE,
     _git,
     checkout_folder,
-    commits_lacking,
     digest_of_commit,
 )
 from repro.evidence.receipts import violations
@@ -37,8 +34,7 @@ from repro.evidence.store import (
     write_stored,
 )
 from repro.evidence.verdicts.measured import load_expectations
-from repro.judge.blessed import blessed_checks
-from repro.judge.check import check_selection, checked_json, device_name
+from repro.judge.check import check_selection, checked_json
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
@@ -90,16 +86,6 @@ def test_the_lines_have_six_digits_and_the_whole_records_all(
     assert [record.value("accuracy") for record in read_stored(path)] == [value, None]
 
 
-def test_a_line_holds_what_the_target_lists_and_the_run_has(
-    records: list[Record], tmp_path: Path
-) -> None:
-    extra = {"aside": Estimate(value=1.0, unit="ratio")}
-    records = [dataclasses.replace(records[0], metrics=records[0].metrics | extra)]
-    head = stored(records, tmp_path).read_text().splitlines()[0].split(",")
-    assert "aside" not in head
-    assert head[7:] == [name for name in METRICS if name in records[0].metrics]
-
-
 def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
     first = dataclasses.replace(records[0], series=records[0].series | {"only_here": [1.0, None]})
     path = stored([first, *records[1:]], tmp_path)
@@ -113,46 +99,6 @@ def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_p
         assert read[record.arm, record.seed] == record.series
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [({"series": {}}, "needs an object without series"), (7, "line is 7; needs an object")],
-)
-def test_a_line_that_is_no_run_is_refused(
-    records: list[Record], tmp_path: Path, line: Any, words: str
-) -> None:
-    path = stored(records, tmp_path)
-    whole = path.with_suffix(".jsonl.xz")
-    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
-    whole.write_bytes(lzma.compress("\n".join([json.dumps(line), *lines[1:]]).encode()))
-    with pytest.raises(RecordError, match=words):
-        read_stored(path)
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (lambda line: {**line, "values": line["values"][1:]}, "is not of the 4 runs before it"),
-        (lambda line: {**line, "values": [*line["values"][1:], line["values"][0]]}, "seal"),
-    ],
-)
-def test_series_of_other_runs_are_refused(
-    records: list[Record], tmp_path: Path, edit: Callable[[dict[str, Any]], Any], words: str
-) -> None:
-    path = stored(records, tmp_path)
-    whole = path.with_suffix(".jsonl.xz")
-    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
-    at = next(
-        at
-        for at, line in enumerate(lines)
-        if json.loads(line).get("series") is not None
-        and len({str(of_run) for of_run in json.loads(line)["values"]}) == len(records)
-    )
-    lines[at] = json.dumps(edit(json.loads(lines[at])))
-    whole.write_bytes(lzma.compress("\n".join(lines).encode()))
-    with pytest.raises(RecordError, match=words):
-        read_stored(path)
-
-
 def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path: Path) -> None:
     path = stored(records, tmp_path)
     path.with_suffix(".jsonl.xz").write_bytes(b"no archive")
@@ -160,13 +106,6 @@ def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path
         read_stored(path)
     path.with_suffix(".jsonl.xz").unlink()
     with pytest.raises(RecordError, match="half of it is missing"):
-        read_stored(path)
-
-
-def test_records_of_another_place_are_refused(records: list[Record], tmp_path: Path) -> None:
-    path = tmp_path / "records" / "mini" / "table1.csv"
-    write_stored(path, METRICS, records)
-    with pytest.raises(RecordError, match=r"the run is of smoke/.*, and lies elsewhere"):
         read_stored(path)
 
 
@@ -205,43 +144,27 @@ def test_two_sources_give_each_run_once_and_name_a_conflict(
     for record in records[2:]:
         record.write(tmp_path / "runs")
     sources = [RunsFolder(tmp_path / "runs"), Blessed(tmp_path, "smoke", None)]
-    conflicts = []
-    joined = Joined(sources, lambda new, old: conflicts.append((new.path, old.path)))
-    assert joined.targets() == [("smoke", "table1")]
+    joined = Joined(sources)
     entries = joined.entries("smoke", "table1")
     assert [(e.arm, e.stem) for e in entries] == [(r.arm, f"seed-{r.seed}") for r in records]
-    assert not conflicts
     stored([dataclasses.replace(records[2], commit="f" * 40)], tmp_path)
-    joined.entries("smoke", "table1")
-    assert [new.name for new, _ in conflicts] == [f"seed-{records[2].seed}.json"]
+    with pytest.raises(RecordError, match=f"seed-{records[2].seed}.json: recorded at commit fff"):
+        joined.entries("smoke", "table1")
 
 
-def test_values_of_which_no_number_is_formed_have_fewer_digits(records: list[Record]) -> None:
-    values = [0.123456 + 0.001 * step for step in range(4 * EDGE_STEPS)]
-    values[EDGE_STEPS + 1] = 0.987654
-    series = {"entropy": [*values], "kl": [*values], "step_seconds": [2 / 3], "accuracy": [None]}
-    kept = compact(dataclasses.replace(records[0], series=series), ["step_seconds"]).series
-    assert (kept["step_seconds"], kept["accuracy"]) == ([2 / 3], [None])
-    assert kept["kl"] == pytest.approx(values, abs=5e-7)
-    assert kept["entropy"] == pytest.approx(values, abs=5e-3)
-    fewer = [step for step in range(len(values)) if kept["entropy"][step] != kept["kl"][step]]
-    inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
-    assert fewer == list(inner)
-
-
-def test_what_is_left_out_is_named_and_metrics_stay_as_they_were_formed(smoke_runs: Path) -> None:
+def test_what_is_stored_has_fewer_digits_and_series_and_the_metrics_as_they_were(
+    smoke_runs: Path,
+) -> None:
     whole = read_record(place(smoke_runs))
-    stored = compact(whole, [])
-    left_out = stored.effects["series_left_out"]
-    assert "loss" in left_out
-    assert not set(left_out) & set(stored.series)
-    assert set(left_out) | set(stored.series) == set(whole.series)
+    stored = compact(whole, ["kl"])
+    assert stored.series["kl"] == whole.series["kl"]
+    assert stored.series["entropy"] == pytest.approx(whole.series["entropy"], rel=0.05)
+    assert stored.series["entropy"] != whole.series["entropy"]
+    assert "loss" in whole.series.keys() - stored.series.keys()
     assert stored.metrics == whole.metrics
-    assert violations(whole) == violations(stored) == []
-    # Once more, as when later seeds join: what was left out before is still named.
-    assert compact(stored, []) == stored
-    silent = dataclasses.replace(stored, effects=whole.effects)
-    assert any("series.loss is missing" in reason for reason in violations(silent))
+    assert violations(stored) == []
+    # Once more, as when later seeds join.
+    assert compact(stored, ["kl"]) == stored
 
 
 def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs() -> None:
@@ -271,11 +194,10 @@ def test_the_committed_records_are_of_sources_that_this_checkout_has() -> None:
         for entry in source.entries(tier, name)
         for record in [entry.read()]
     }
-    assert len(named) > 5
-    commits = [commit for commit, _ in named]
-    assert commits_lacking([*commits, "f" * 40, "--output=a"]) == ["--output=a", "f" * 40]
     for commit, digest in sorted(named, key=str):
-        assert digest in (None, digest_of_commit(commit)), commit
+        known = digest_of_commit(commit)
+        assert known is not None, commit
+        assert digest in (None, known), commit
 
 
 def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
@@ -290,19 +212,3 @@ def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     }
     assert len(measured) > 30
     assert all(values == record.repeats(name) for name, values in measured.items())
-
-
-def test_what_is_blessed_stays_small_enough_to_review() -> None:
-    files = [path for path in expected_folder(None).rglob("*") if path.is_file()]
-    texts = [path for path in files if path.suffix != ".xz"]
-    assert sum(path.read_text().count("\n") for path in texts) < 20_000
-
-
-def test_every_blessed_target_is_checked_once_per_device() -> None:
-    checks = blessed_checks(expected_folder(None), "table1", "table6")
-    places = [(item.selection.target.name, device_name(item.evidence)) for item in checks]
-    assert places == [
-        ("table1", None),
-        ("table6", "nvidia_h100_80gb_hbm3"),
-        ("table6", "nvidia_h200"),
-    ]

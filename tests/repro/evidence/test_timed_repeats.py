@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shutil
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from repro.__main__ import main
-from repro.evidence.bless import BlessError, bless
-from repro.evidence.record import Estimate, record_of
+from repro.evidence.bless import bless
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.gathering import gather
-from repro.report.tables import bar_rows
 from repro.run.places import expected_folder
-from repro.run.plan import timed_runs
 from repro.run.select import Selection
-from repro.spec.target import plan
+from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
-from tests.repro.made_up import at_commit
+from tests.repro.recorded_steps import write_steps
 
 SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
 
 
-def write(
-    runs: Path,
-    times: Mapping[str, tuple[float, ...]] | None = None,
-    *,
-    device: str = "NVIDIA H200",
-    seconds: float = 0.0,
-) -> None:
-    """Write made-up records of Table 3: step times by arm, the same at every point.
+def write(runs: Path, own: tuple[float, ...] = FAST, lora: tuple[float, ...] = SLOW) -> None:
+    """Write made-up records of Table 3 with these step times of NVFP4 and 16-bit LoRA."""
 
-    `seconds` is how long each run is said to have taken.
-    """
-    for run in plan(TABLE3, Tier.SYSTEMS):
-        own = (times or {"nvfp4_lora": FAST, "bf16_lora": SLOW})[run.arm.name]
-        series: dict[str, list[float | None]] = {}
-        for point in run.scale.points:
-            series[f"step_seconds_{point.name}"] = list(own)
-            if run.arm.name == "nvfp4_lora":
-                pairs = zip(SLOW, own, strict=False)
-                series[f"speedup_{point.name}"] = [slow / fast for slow, fast in pairs]
-        metrics = {
-            name: Estimate(
-                value=sorted(values)[len(values) // 2],  # type: ignore[type-var]
-                unit="seconds" if "seconds" in name else "ratio",
-                n=len(values),
-            )
-            for name, values in series.items()
-        }
-        record = record_of(
-            run,
-            metrics=metrics,
-            series=series,
-            environment={"gpu": [{"name": device}]},
-            started=datetime.now(UTC) - timedelta(seconds=seconds),
-        )
-        at_commit(record).write(runs)
+    def change(arm: str, metric: Metric, values: list[float]) -> list[float]:
+        if metric.name.startswith("step_seconds_"):
+            return list(own if arm == "nvfp4_lora" else lora)
+        if metric.name.startswith("speedup_"):
+            return [slow / fast for slow, fast in zip(lora, own, strict=True)]
+        return values
+
+    write_steps(runs, change)
 
 
 def checked(runs: Path, expected: Path | None = None) -> Checked:
@@ -81,16 +49,16 @@ def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> 
 
 
 def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path: Path) -> None:
-    write(tmp_path / "slow", {"nvfp4_lora": (20.1, 20.0, 20.2), "bf16_lora": SLOW})
+    write(tmp_path / "slow", (20.1, 20.0, 20.2))
     claims = [v for v in checked(tmp_path / "slow").verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"contradicted"}
-    write(tmp_path / "noisy", {"nvfp4_lora": (10.0, 30.0, 17.0), "bf16_lora": SLOW})
+    write(tmp_path / "noisy", (10.0, 30.0, 17.0))
     claims = [v for v in checked(tmp_path / "noisy").verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"inconclusive"}
 
 
 def test_two_repeats_are_too_few_and_the_sentence_says_so(tmp_path: Path) -> None:
-    write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW[:2]})
+    write(tmp_path, FAST[:2], SLOW[:2])
     claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"inconclusive"}
     assert "2 paired repeat(s); a verdict needs 3" in claims[0].sentence
@@ -108,7 +76,7 @@ def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
     bars = stated(tmp_path)
     assert bars["nvfp4_lora.speedup_7b_b8"].status == "reproduced"
     assert "3 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
-    write(tmp_path / "b", {"nvfp4_lora": (10.1, 12.5, 10.0), "bf16_lora": SLOW})
+    write(tmp_path / "b", (10.1, 12.5, 10.0))
     bars = stated(tmp_path / "b")
     assert bars["nvfp4_lora.speedup_7b_b8"].status == "contradicted"
     assert "2 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
@@ -138,82 +106,12 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     assert {v.status for v in measured} == {"reproduced"}
 
 
-def test_a_plans_time_is_that_of_records_of_the_same_version(
-    tmp_path: Path, expected: Path
-) -> None:
-    write(tmp_path / "runs")
-    blessed(tmp_path / "runs", expected)
-    runs = plan(TABLE3, Tier.SYSTEMS)
-    timed = timed_runs(Tier.SYSTEMS, runs, expected)
-    assert timed.basis == "median of 2 blessed records of nvidia_h200 at 0000000"
-    later = plan(dataclasses.replace(TABLE3, version=TABLE3.version + 1), Tier.SYSTEMS)
-    timed = timed_runs(Tier.SYSTEMS, later, expected)
-    assert (timed.seconds, timed.basis) == ({}, "no blessed record of these arms")
-
-
-def test_a_plans_time_is_that_of_this_kind_of_device_where_it_has_records(
-    tmp_path: Path, expected: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = {"NVIDIA H200": 100.0, "NVIDIA H100": 160.0}
-    for device, seconds in taken.items():
-        write(tmp_path / device, device=device, seconds=seconds)
-        blessed(tmp_path / device, expected)
-    runs, arm = plan(TABLE3, Tier.SYSTEMS), ("table3", "nvfp4_lora")
-    for device, seconds in taken.items():
-        gpu = {"gpu": [{"name": device}]}
-        monkeypatch.setattr("repro.run.plan.capture_environment", lambda gpu=gpu: gpu)
-        timed = timed_runs(Tier.SYSTEMS, runs, expected)
-        assert timed.seconds[arm] == (pytest.approx(seconds, abs=2), 1)
-    monkeypatch.setattr("repro.run.plan.capture_environment", dict)
-    timed = timed_runs(Tier.SYSTEMS, runs, expected)
-    assert timed.seconds[arm] == (pytest.approx(100.0, abs=2), 1)
-    assert " nvidia_h100, nvidia_h200 at " in timed.basis
-
-
-def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(
-    tmp_path: Path, expected: Path
-) -> None:
-    def judged(name: str) -> int:
-        where = ["table3", "--tier", "systems", "--expected", str(expected)]
-        return main(["compare", "blessed", str(tmp_path / name), *where])
-
-    write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
-    assert judged("slow") == 2
-    blessed(tmp_path / "slow", expected)
-    # Its stated bar is missed, as it was when the values were blessed.
-    assert judged("slow") == 0
-    write(tmp_path / "slower", {"nvfp4_lora": (30.1, 30.0, 30.2), "bf16_lora": SLOW})
-    assert judged("slower") == 1
-
-
-def test_a_timed_target_with_too_few_repeats_is_not_blessed(tmp_path: Path, expected: Path) -> None:
-    write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW})
-    target = dataclasses.replace(TABLE3, timed_repeats=3)
-    records = gather(SELECTION, tmp_path).records
-    with pytest.raises(BlessError, match="fewer than 3 timed repeats of"):
-        bless(target, Tier.SYSTEMS, records, problems=[], expected=expected)
-
-
-def test_bars_are_counted_and_those_missed_listed(tmp_path: Path) -> None:
-    write(tmp_path / "fast")
-    fast = bar_rows({"nvidia_h200": checked(tmp_path / "fast")}, expected_folder(None))
-    write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
-    slow = bar_rows({"nvidia_h200": checked(tmp_path / "slow")}, expected_folder(None))
-    (line,) = [row for row in slow if "step against 16-bit LoRA, 7b_b8" in row]
-    assert "| at least 1.5 x | 1 x |" in line
-    assert not any("7b_b8" in row for row in fast)
-    assert re.fullmatch(r"Stated bars: \d+ met\.", fast[0])
-    assert re.fullmatch(r"Stated bars: \d+ missed\.", slow[0])
-
-
 def test_a_bar_is_judged_by_its_own_interval_where_a_blessed_value_lies_below_it(
     tmp_path: Path, expected: Path
 ) -> None:
     shutil.copytree(expected_folder(None) / "bars", expected / "bars")
-    write(tmp_path / "runs", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
+    write(tmp_path / "runs", SLOW)
     blessed(tmp_path / "runs", expected)
     again = checked(tmp_path / "runs", expected)
     name = "nvfp4_lora.speedup_7b_b8"
     assert {v.status for v in again.verdicts if v.name == name} == {"contradicted", "reproduced"}
-    rows = bar_rows({"nvidia_h200": again}, expected)
-    assert any("7b_b8 | at least 1.5 x | 1 x |" in row for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,14 +10,8 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.record import Record
 from repro.judge import blessing as bless_command
-from repro.judge.blessing import incomplete
-from repro.judge.gathering import Evidence
 from repro.run.places import expected_folder
-from repro.run.select import Selection
-from repro.spec.target import plan
-from repro.spec.tier import Tier
-from tests.repro.made_up import on_device, planned_record
-from tests.repro.planned import SCALE, SCHEDULES, registered
+from tests.repro.made_up import on_device
 from tests.repro.recorded_steps import write_steps
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -61,38 +54,3 @@ def test_records_of_another_card_than_this_machines_are_left_out(
     said = capsys.readouterr().out
     assert "table3: records of nvidia_h100_80gb_hbm3; this machine has nvidia_h200" in said
     assert not (tmp_path / "expected" / "records").exists()
-
-
-def test_bless_needs_targets_or_a_device(capsys: Printed) -> None:
-    assert main(["bless"]) == 2
-    assert "name the targets to bless" in capsys.readouterr().err
-    assert main(["bless", "--device", "--add"]) == 2
-    assert "leave out --add" in capsys.readouterr().err
-
-
-def test_adding_nothing_writes_nothing(tmp_path: Path, capsys: Printed) -> None:
-    expected = tmp_path / "expected"
-    (expected / "paper").mkdir(parents=True)
-    line = ["bless", "table1", "--tier", "smoke", "--add", "--runs", str(tmp_path / "nothing")]
-    assert main([*line, "--expected", str(expected)]) == 2
-    assert "table1 at the smoke tier has nothing to add" in capsys.readouterr().err
-    assert not (expected / "records").exists()
-
-
-@pytest.mark.parametrize(("recorded", "complete"), [(10, True), (5, True), (4, False)])
-def test_seeds_that_another_target_shares_whole_may_be_kept(recorded: int, complete: bool) -> None:
-    whole = dataclasses.replace(
-        SCHEDULES, scales={Tier.MINI: SCALE}, shared={}, name="study_of_ten"
-    )
-    sharer = dataclasses.replace(
-        SCHEDULES, shared={arm.name: (whole, arm.name) for arm in whole.arms}, name="study_of_five"
-    )
-    selection = Selection(target=whole, source=whole, tier=Tier.MINI)
-    planned = SCALE.seeds
-    runs = plan(whole, Tier.MINI, seeds=planned[:recorded])
-    records: dict[str, dict[int, Record]] = {}
-    for run in runs:
-        records.setdefault(run.arm.name, {})[run.seed] = planned_record(run)
-    evidence = Evidence(records=records, planned=tuple(planned))
-    with registered(whole, sharer):
-        assert (not incomplete(selection, evidence)) == complete

@@ -1,11 +1,9 @@
-"""Deliberate cheats: records of runs that did not do what they claim. `check` must catch each.
-
-Each cheat spoils honest made-up records in one way, and must be caught for that reason.
-"""
+"""Records that are no evidence, or of another run than they say: what `check` makes of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.receipts import violations
-from repro.evidence.record import Estimate, Record, failed_record
+from repro.evidence.record import SEAL, Record, failed_record, seal_of
 from repro.judge.check import Checked, check_selection
+from repro.judge.gathering import gather
 from repro.report.console import conclusion, main_check
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.claim import Metric
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import with_accuracy, with_gain
+from tests.repro.recorded_smoke import SELECTION, place
 
 Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
@@ -55,119 +53,18 @@ def with_effects(**effects: Any) -> Spoil:
     return lambda record: dataclasses.replace(record, effects={**record.effects, **effects})
 
 
-def with_series(**series: float) -> Spoil:
-    def spoil(record: Record) -> Record:
-        steps = len(record.series["sigma"])
-        constant = {name: [value] * steps for name, value in series.items()}
-        return dataclasses.replace(record, series={**record.series, **constant})
-
-    return spoil
-
-
-NO_NOISE = {"modules": 0, "channels_changed": 0, "rollouts_asked": 27, "rollouts_perturbed": 0}
-
-CHEATS: dict[str, tuple[str, Spoil, str]] = {
-    "nothing quantised": (
-        "nvfp4_lora",
-        with_effects(linears={"bf16": 21}),
-        "no projection was nvfp4",
-    ),
-    "some layers left in sixteen bits": (
-        "nvfp4_lora",
-        with_effects(linears={"nvfp4": 20, "bf16": 1}),
-        "some projections were not nvfp4",
-    ),
-    "called quantised, weights unchanged": (
-        "mxfp4",
-        with_effects(relative_weight_error_mean=0.0),
-        "a 4-bit format gives",
-    ),
-    "no receipt at all": ("nf4_lora", with_effects(linears={}), "effects.linears is missing"),
-    "noise never added": (
-        "nvfp4_lora_aqn",
-        with_effects(noise=NO_NOISE),
-        "the added noise touched nothing",
-    ),
-    "noise added in some rollouts only": (
-        "nvfp4_lora_aqn",
-        with_effects(
-            noise={
-                "modules": 6,
-                "channels_changed": 9,
-                "rollouts_asked": 27,
-                "rollouts_perturbed": 3,
-            }
-        ),
-        "3 of 27 noisy rollouts",
-    ),
-    "noise swallowed by rounding": (
-        "nvfp4_lora_aqn",
-        with_series(sigma=5e-4, sigma_realised=2e-5),
-        "added noise had a deviation of 2e-05",
-    ),
-    "noise in an arm that has none": (
-        "nvfp4_lora",
-        with_effects(noise={"modules": 6, "channels_changed": 10}),
-        "an arm without added noise perturbed 6 norms",
-    ),
-    "advantages not centred": (
-        "bf16_lora",
-        with_effects(advantage_group_mean_max=0.41),
-        "advantages were not centred",
-    ),
-    "advantages without a receipt": (
-        "bf16_lora",
-        with_effects(advantage_group_mean_max=None),
-        "advantages were not centred",
-    ),
-    "constant reward": (
-        "bf16_lora",
-        with_series(zero_variance_groups=1.0),
-        "there was nothing to learn",
-    ),
-    "adapter never attached": (
-        "bf16_lora",
-        with_effects(adapter_modules=0),
-        "no adapter was attached",
-    ),
-    "optimiser never stepped": (
-        "bf16_full",
-        with_effects(trained_change_l2=0.0),
-        "training changed no parameter",
-    ),
-    "half of the steps": ("bf16_lora", with_effects(optimizer_steps=15), "15 optimiser steps"),
-}
-
-
-@pytest.mark.parametrize("name", sorted(CHEATS))
-def test_a_cheat_is_refused_for_its_own_reason(
-    name: str, table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    arm, spoil, words = CHEATS[name]
-    table1_records(tmp_path, on_arm(arm, spoil))
-    outcome = checked(tmp_path)
-    refused = outcome.evidence.refused
-    assert len({path for path, _ in refused}) == 5
-    assert all(any(words in why for p, why in refused if p == path) for path, _ in refused)
-    assert {path.parent.name for path, _ in outcome.evidence.refused} == {arm}
-    assert not outcome.sound
-    about_the_arm = [v for v in outcome.verdicts if _names(v, arm) and v.about == "mechanism"]
-    assert about_the_arm or arm in {a for c in TABLE1.claims for a in c.arms}
-    assert all("refused" in verdict.sentence for verdict in about_the_arm)
-
-
-def _names(verdict: Any, arm: str) -> bool:
-    return any(claim.name == verdict.name and arm in claim.arms for claim in TABLE1.claims)
-
-
-def test_honest_records_are_not_refused(
+def test_the_claims_on_an_arm_that_is_refused_are_not_run(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
-    table1_records(tmp_path)
+    table1_records(tmp_path, on_arm("nvfp4_lora", with_effects(linears={"bf16": 21})))
     outcome = checked(tmp_path)
-    assert outcome.evidence.refused == []
-    assert outcome.sound
-    assert outcome.evidence.count == 60
+    assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
+    assert len({path for path, _ in outcome.evidence.refused}) == 5
+    assert not outcome.sound
+    claims = {claim.name for claim in TABLE1.claims if "nvfp4_lora" in claim.arms}
+    judged = [v for v in outcome.verdicts if v.name in claims and v.about == "mechanism"]
+    assert judged
+    assert all("refused" in verdict.sentence for verdict in judged)
 
 
 def test_a_record_of_another_configuration_is_refused(
@@ -190,6 +87,29 @@ def test_a_record_copied_to_another_arms_place_is_refused(
     arms = tmp_path / "smoke/table1"
     (arms / "nf4_lora/seed-0.json").write_text((arms / "nvfp4_lora/seed-0.json").read_text())
     assert "lies elsewhere" in checked(tmp_path).evidence.refused[0][1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda raw: raw["effects"].update(answers="all"), "it holds what no run leaves"),
+        (lambda raw: raw["effects"].update(noise=[]), "effects.noise.modules"),
+        (lambda raw: raw["series"].update(tokens_sampled=[2.0]), "no metrics follow"),
+        (lambda raw: raw["config"]["scale"].update(steps=1), "digest is not that of"),
+    ],
+)
+def test_a_record_that_another_hand_sealed_is_one_refusal(
+    edit: Callable[[Any], None], words: str, smoke_runs: Path, tmp_path: Path
+) -> None:
+    runs = shutil.copytree(smoke_runs, tmp_path / "runs")
+    raw = json.loads(place(runs).read_text())
+    edit(raw)
+    raw[SEAL] = seal_of({name: value for name, value in raw.items() if name != SEAL})
+    place(runs).write_text(json.dumps(raw))
+    evidence = gather(SELECTION, runs)
+    assert {path for path, _ in evidence.refused} == {place(runs)}
+    assert any(words in why for _, why in evidence.refused), evidence.refused
+    assert evidence.count == 3
 
 
 def test_arms_that_saw_other_problems_are_not_compared(
@@ -285,79 +205,6 @@ def test_the_smoke_tier_says_nothing_of_the_papers_claims(
             addressed = verdict.status != "not addressed"
             assert addressed == claims[verdict.name].mechanism
             assert addressed == (verdict.p is not None)
-
-
-@pytest.mark.parametrize(
-    ("timing", "words"),
-    [
-        ({"method": "clock", "seconds": 1.0}, "timed by 'clock'"),
-        (
-            {
-                "method": "synchronized_clock",
-                "seconds": 1e-6,
-                "bytes": 1e9,
-                "bytes_per_second": 4.8e12,
-            },
-            "the timer did not wait",
-        ),
-        (
-            {
-                "method": "device_events",
-                "seconds": 1e-6,
-                "flops": 1e12,
-                "flops_per_second": 9e14,
-            },
-            "the timer did not wait",
-        ),
-        ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate is not shown"),
-        (
-            {
-                "method": "device_events",
-                "seconds": 1e-3,
-                "bytes": 3e9,
-                "bytes_per_second": 4.8e12,
-                "flops": 1e9,
-                "flops_per_second": 9e14,
-            },
-            "",
-        ),
-    ],
-)
-def test_a_timer_that_did_not_wait_is_caught(
-    timing: dict[str, Any], words: str, made_up_record: Callable[[RunConfig], Record]
-) -> None:
-    run = plan(TABLE1, Tier.SMOKE, 1, ["bf16"])[0]
-    record = made_up_record(run)
-    timed = dataclasses.replace(record, procedure="operation", effects={"timing": timing})
-    reasons = violations(timed)
-    assert bool(reasons) == bool(words)
-    assert any(words in reason for reason in reasons) or not words
-
-
-@pytest.mark.parametrize(
-    ("value", "changes", "words"),
-    [
-        (-0.3, ("gain",), ""),
-        (-0.3, (), "between 0 and 100"),
-        (-101.0, ("gain",), "between -100 and 100"),
-        (101.0, ("gain",), "between -100 and 100"),
-    ],
-)
-def test_a_change_may_be_negative_and_a_share_may_not(
-    value: float,
-    changes: tuple[str, ...],
-    words: str,
-    made_up_record: Callable[[RunConfig], Record],
-) -> None:
-    record = dataclasses.replace(
-        made_up_record(plan(TABLE1, Tier.SMOKE, 1, ["bf16"])[0]),
-        procedure="operation",
-        metrics={"gain": Estimate(value=value, unit="percent")},
-    )
-    metric = Metric(name="gain", unit="percent", title="gain", change="gain" in changes)
-    reasons = violations(record, [metric])
-    assert (reasons == []) == (words == "")
-    assert all(words in reason for reason in reasons)
 
 
 def test_the_exit_status_tells_a_cheat_from_a_finding(

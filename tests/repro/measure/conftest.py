@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from repro.measure.fresh_process import LeftOut
-from repro.measure.step_measure import Bench, Stop, engine_config, step_shape
-from repro.measure.step_metrics import StepResults
+from repro.measure.step_measure import Bench, _measure, engine_config, step_shape
+from repro.measure.step_metrics import Entry
 from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
@@ -50,12 +48,17 @@ def prepared(
     return t, begin(t), engine
 
 
-def bench_of(
-    scale: StepScale, pool: GraderPool, folder: Path, should_stop: Stop = lambda: False
-) -> Bench:
-    """Return a bench without results, whose notes lie in `folder`."""
-    results = StepResults(scale.steps, LeftOut(folder))
-    return Bench(scale=scale, seed=0, pool=pool, results=results, should_stop=should_stop)
+def bench_of(scale: StepScale, pool: GraderPool, **changes: Any) -> Bench:
+    """Return a bench without results."""
+    settings: dict[str, Any] = {"seed": 0, "should_stop": lambda: False} | changes
+    return Bench(scale=scale, pool=pool, **settings)
+
+
+def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) -> Entry:
+    """Measure a point where there is no device that memory could be planned for."""
+    entry = Entry()
+    assert _measure(bench, arm, point, policy, 10**10, entry)
+    return entry
 
 
 class HostEvent:

@@ -58,8 +58,7 @@ def with_gains_doubled(folder: Path) -> Path:
     for name in tensors:
         if name.endswith("layernorm.weight"):
             tensors[name] = 2 * tensors[name]
-    specs = {name: source.spec(name) for name in tensors}
-    write_tensors(folder / "model.safetensors", specs, tensors.__getitem__)
+    write_tensors(folder / "model.safetensors", tensors)
     return folder
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from repro.evidence.procedure import Measured
-from repro.measure import step_measure
 from repro.models.policy import Policy
 from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
@@ -30,7 +29,7 @@ from repro.rl import (
     step,
     trainer,
 )
-from repro.rl.single_run import optimizers, passes
+from repro.rl.single_run import optimizers, packed
 from repro.rl.stacked import policies as stacked
 from repro.rl.stacked import update
 from repro.run.carry_out import is_ensemble, procedure_named
@@ -39,7 +38,7 @@ from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1
-from tests.repro.measure.conftest import bench_of
+from tests.repro.measure.conftest import bench_of, measured_at
 
 # Once per rollout, of however many runs.
 PER_TRAINING = (loop.run_steps,)
@@ -52,7 +51,7 @@ OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_los
 PER_STEP = (step.within_memory,)
 # Once per optimiser step, or at least once, of one policy by itself ...
 SINGLE = (step.accumulate_step, optimizers.scheduled_step)
-SINGLE_OFTEN = (step.carry_out, passes.row_logprobs)
+SINGLE_OFTEN = (step.carry_out, packed.packed_logprobs)
 # ... and of an ensemble.
 STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step,
            update.accumulate_gradients)  # fmt: skip
@@ -144,17 +143,15 @@ def test_the_paper_tier_takes_the_smoke_tiers_procedure() -> None:
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_measured_step_is_the_trainers_step(
-    policy: Policy, pool: GraderPool, tmp_path: Path
-) -> None:
+def test_a_measured_step_is_the_trainers_step(policy: Policy, pool: GraderPool) -> None:
     point = StepPoint(
         name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
         micro_tokens=100,
     )  # fmt: skip
     scale = StepScale(points=(point,), warm_up=1, warm_up_tokens=4, steps=2)
-    bench = bench_of(scale, pool, tmp_path)
-    counted = calls_in(lambda: step_measure._measure(bench, NVFP4, point, policy, 10**10))
+    bench = bench_of(scale, pool)
+    counted = calls_in(lambda: measured_at(bench, NVFP4, point, policy))
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
     require_passes_of_one_policy(counted, scale.warm_up + scale.steps)
     # Two micro-batches of two rows in a timed step, one in a warm-up; no pass beside them.
-    assert counted[passes.row_logprobs.__code__] == 2 * scale.steps + scale.warm_up
+    assert counted[packed.packed_logprobs.__code__] == 2 * scale.steps + scale.warm_up

@@ -1,4 +1,4 @@
-"""Measurements in worker processes: nothing of one is left for the next, and a return gets on."""
+"""Measurements in worker processes: nothing of one is left for the next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ import json, os
 from datetime import UTC, datetime
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import Estimate, record_of
-from repro.measure.fresh_process import FreshProcessNeededError
 
 LEFT = []
 
@@ -49,12 +48,6 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
     if stops.exists():
         stops.unlink()
         raise Stopped
-    parts = records / f"parts-{arm}"
-    if parts.exists():
-        left, each = map(int, parts.read_text().split())
-        if left:
-            parts.write_text(f"{left - 1} {each}")
-            raise FreshProcessNeededError("32b_256 needs more", (5 - left) * each)
     for run in runs:
         metrics = {"tokens_per_second_7b_64": Estimate(value=rate, unit="tokens per second")}
         record_of(run, metrics=metrics, environment={}, started=datetime.now(UTC)).write(records)
@@ -148,29 +141,6 @@ def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_
     assert (outcome.before, outcome.finished, outcome.left) == (2, 2, 0)
     assert [arm for _, arm in calls(runs)] == [FIRST, SECOND, SECOND]
     assert {path: path.read_bytes() for path in kept} == kept
-
-
-def test_a_task_that_gets_on_goes_on_in_fresh_processes_before_the_next_arm(
-    runs: Path, fake: ModuleType
-) -> None:
-    (runs / f"parts-{FIRST}").write_text("3 1")
-    outcome = go(runs, fake)
-    assert (outcome.finished, outcome.failed, outcome.left) == (4, 0, 0)
-    assert [arm for _, arm in calls(runs)] == [FIRST] * 4 + [SECOND]
-    assert len({process for process, _ in calls(runs)}) == 5
-
-
-def test_a_task_that_gets_no_further_in_a_fresh_process_has_failed(
-    runs: Path, fake: ModuleType
-) -> None:
-    (runs / f"parts-{FIRST}").write_text("3 0")
-    outcome = go(runs, fake)
-    assert (outcome.finished, outcome.failed) == (2, 2)
-    assert [arm for _, arm in calls(runs)] == [FIRST, FIRST, SECOND]
-    failed = sorted((runs / "systems" / "rollout" / FIRST).glob("seed-*.failed-1.json"))
-    assert len(failed) == 2
-    reason = read_record(failed[0]).outcome["reason"]
-    assert reason == "32b_256 needs more; a fresh process got no further"
 
 
 def test_measurements_do_not_go_side_by_side(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from repro.evidence.verdicts.expectation import load_bars
-from repro.measure import step_measure, step_metrics, step_time, step_training
-from repro.measure.fresh_process import LeftOut
-from repro.measure.step_metrics import StepResults
-from repro.measure.step_training import begin, go_to, timed_step, training_of, warm_up
+from repro.measure import step_measure, step_metrics, step_training
+from repro.measure.step_metrics import Entry
+from repro.measure.step_time import measured_steps
+from repro.measure.step_training import begin, timed_step, training_of, warm_up
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
@@ -94,18 +94,6 @@ def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_al
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_step_timed_again_draws_the_same_lengths(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = completion_lengths(monkeypatch)
-    t, state, _ = prepared(policy, pool, SPREAD)
-    for step in (0, 1, 1):
-        go_to(state, t, step)
-        timed_step(t, state)
-    assert seen[1] == seen[2] != seen[0]
-
-
-@pytest.mark.usefixtures("host_clock")
 def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_others(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,18 +131,18 @@ def test_a_spread_point_knows_the_equal_one_beside_it() -> None:
 
 
 def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
-    scale = StepScale(points=(SPREAD, EQUAL), steps=3)
-    results = StepResults(scale.steps, LeftOut(tmp_path))
+    results = {(point.name, "nvfp4"): Entry() for point in (SPREAD, EQUAL)}
     facts = {"generated_tokens": 96, "decode_steps": 9, "weight_bytes": 1, "linears": {},
              "adapter_modules": 1, "parameters_trainable": 1, "peak_bytes": 0}  # fmt: skip
     for factor in (1.2, 1.3, 1.1):
         for point, seconds in ((SPREAD, 2 * factor), (EQUAL, 2.0)):
             times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
-            results.add(NVFP4, point, times | {"slowed": {}}, facts)
-    measured = step_time.measured_steps(NVFP4, [NVFP4], scale, results)
+            results[point.name, "nvfp4"].repeats.append(times | {"slowed": {}})
+            results[point.name, "nvfp4"].facts = facts
+    measured = measured_steps(NVFP4, [NVFP4], (SPREAD, EQUAL), results)
     for name in ("rollout", "update", "step"):
         estimate = measured.metrics[f"{name}_over_equal_few_spread"]
         assert (estimate.value, estimate.unit) == (pytest.approx(1.2), "ratio")
@@ -171,8 +159,6 @@ def test_the_cache_is_planned_for_twice_the_mean_and_a_full_points_record_is_as_
     assert (config.max_positions, config.max_new_tokens) == (2198, 2048)
     assert not {"lengths", "mean_tokens"} & set(plain_values(TABLE3_POINTS[0]))
     assert plain_values(SPREAD_POINTS[0])["lengths"] == "spread"
-    with pytest.raises(ValueError, match="lengths is 'long'"):
-        dataclasses.replace(SPREAD, lengths="long")
 
 
 @pytest.mark.parametrize("target", [STEP_LENGTHS, STEP_LENGTHS_32B], ids=lambda t: t.name)
@@ -207,8 +193,6 @@ def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None
         assert sum(plan_memory(shape).rollout.values()) < 0.98 * point.budget_bytes
     # Where memory ends after all, half as many rows are a wave of whole groups, too.
     assert step_measure.first_wave(point, dataclasses.replace(plain, slots=4))[0].prompts == 1
-    with pytest.raises(ValueError, match="one_wave needs rows of full length"):
-        dataclasses.replace(point, lengths="spread")
 
 
 @pytest.mark.usefixtures("host_clock")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from repro.evidence.record import record_of, run_folder
-from repro.measure import step_measure, step_metrics, step_time
-from repro.measure.fresh_process import LeftOut
-from repro.measure.step_metrics import StepResults, metrics_of, series_of, way_of
+from repro.measure import step_measure, step_time
+from repro.measure.step_metrics import Entry, metrics_of, series_of, way_of
 from repro.measure.step_training import (
     RandomPrompts,
-    go_to,
     parameter_image,
     timed_step,
     warm_up,
@@ -133,24 +127,6 @@ def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_run_goes_on_with_the_prompts_of_the_step_it_is_set_to(
-    fresh_policy: Callable[[], Policy], pool: GraderPool
-) -> None:
-    def tokens(step: int, steps: int) -> list[Any]:
-        t, state, _ = prepared(fresh_policy(), pool, WHOLE)
-        go_to(state, t, step)
-        drawn: list[Any] = []
-        (source,) = t.sources
-        plain = source.prompt
-        source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
-        for _ in range(steps):
-            timed_step(t, state)
-        return drawn
-
-    assert tokens(1, 2)[2:] == tokens(2, 1)
-
-
-@pytest.mark.usefixtures("host_clock")
 def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
     t, state, _ = prepared(policy, pool, POINT)
     seconds = timed_step(t, state)
@@ -179,10 +155,10 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
     assert state.step == 1
 
 
-def measured_entry(peak: int = 100) -> dict[str, Any]:
+def measured_entry(peak: int = 100) -> Entry:
     repeats = [dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) for i in range(3)]
     facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
-    return {"repeats": repeats, "facts": facts, "out_of_memory": None}
+    return Entry(repeats=repeats, facts=facts)
 
 
 STEPS_AND_MEMORY = (*STEP_TARGETS, MEMORY, MEMORY_DENSE, MEMORY_FORMATS, MEMORY_BUDGETS)
@@ -196,7 +172,8 @@ def test_metrics_are_those_that_the_target_names(target: Any) -> None:
     for point in scale.points:
         base = measured_entry() if scale.baseline else None
         equal = measured_entry() if equal_twin(point, scale.points) else None
-        metrics |= metrics_of(point, measured_entry(), base, equal)
+        entry = measured_entry()
+        metrics |= metrics_of(point, entry, series_of(point, entry, base, equal))
         assert metrics[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
         if scale.baseline and point.whole:
             assert metrics[f"speedup_{point.name}"].value == 1.0
@@ -209,23 +186,22 @@ def test_metrics_are_those_that_the_target_names(target: Any) -> None:
 
 
 def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat() -> None:
-    slow = measured_entry()
-    for number, repeat in enumerate(slow["repeats"]):
-        repeat["total"] = (number + 2) * measured_entry()["repeats"][number]["total"]
-    series = series_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    entry, slow = measured_entry(), measured_entry()
+    for number, repeat in enumerate(slow.repeats):
+        repeat["total"] *= number + 2
+    series = series_of(WHOLE, entry, slow)
     assert series["speedup_small"] == pytest.approx([2.0, 3.0, 4.0])
     assert series["step_seconds_small"] == pytest.approx([2.0, 2.1, 2.2])
-    metrics = metrics_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    metrics = metrics_of(WHOLE, entry, series)
     assert metrics["speedup_small"].value == pytest.approx(3.0)
     assert metrics["speedup_small"].n == 3
 
 
 def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
-    metrics = metrics_of(POINT, measured_entry(), measured_entry())
-    assert "update_seconds_small" in metrics
-    assert "update_ratio_small" in metrics
+    series = series_of(POINT, measured_entry(), measured_entry())
+    assert {"update_seconds_small", "update_ratio_small"} <= set(series)
     for name in ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup"):
-        assert f"{name}_small" not in metrics
+        assert f"{name}_small" not in series
 
 
 def test_an_arms_ways_are_its_baseline_and_itself() -> None:
@@ -238,84 +214,6 @@ def test_an_arms_ways_are_its_baseline_and_itself() -> None:
     assert names(BF16) == ["bf16"]
     assert names(RELEASED) == ["bf16", "nvfp4_dequantised"]
     assert names(FULL) == ["bf16", "bf16_full"]
-
-
-def recorded_steps(runs: Path, scale: StepScale, arm: StepArm, environment: dict[str, Any]) -> None:
-    """Write the record of made-up steps of an arm, of which the last point did not fit."""
-    run = step_run(arm, scale)
-    results = StepResults(scale.steps, LeftOut(runs / "notes"))
-    facts = {"generated_tokens": 100, "peak_bytes": 7, "decode_steps": 1, "weight_bytes": 1,
-             "linears": {}, "adapter_modules": 1, "parameters_trainable": 1}  # fmt: skip
-    *fitting, last = scale.points
-    for point in fitting:
-        for seconds in (4.0, 6.0):
-            times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
-            results.add(arm, point, times | {"slowed": {"heat": 0.0}}, facts)
-    results.out_of_memory(arm, last, "needs 9 of 8 GiB")
-    made = step_time.measured_steps(arm, [arm], scale, results)
-    record_of(
-        run, metrics=made.metrics, series=made.series, effects=made.effects,
-        environment=environment, started=datetime.now(UTC),
-    ).write(runs)  # fmt: skip
-
-
-def step_run(arm: StepArm, scale: StepScale) -> RunConfig:
-    return RunConfig(target="table3", target_version=1, tier="systems", procedure="step_time",
-                     arm=arm, scale=scale, seed=0)  # fmt: skip
-
-
-ENVIRONMENT = {"source_sha256": "a" * 64, "torch": {"version": "2"}, "gpu": [{"name": "A card"}]}
-
-
-def test_a_recorded_baseline_is_taken_over_with_its_repeats_and_what_did_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
-    monkeypatch.setattr(step_time, "capture_environment", lambda: ENVIRONMENT)
-    large, memory = (
-        dataclasses.replace(WHOLE, name=name, memory_only=name == "memory")
-        for name in ("large", "memory")
-    )
-    scale = StepScale(points=(WHOLE, memory, large), baseline="bf16", steps=2)
-    recorded_steps(tmp_path, scale, BF16, ENVIRONMENT)
-    plain, own = step_time.ways_of(NVFP4, scale)
-    run = step_run(NVFP4, scale)
-    record = step_time.recorded_baseline(run, plain, run_folder(run, tmp_path))
-    assert record is not None
-    assert record.arm == BF16.name
-    results = StepResults(scale.steps, LeftOut(tmp_path / "own"))
-    results.take_over(plain, scale.points, record)
-    assert [results.missing(plain, point) for point in scale.points] == [0, 0, 0]
-    assert results.entry(plain, large)["out_of_memory"] == "needs 9 of 8 GiB"
-    facts = record.effects["points"]["small"]["bf16"]
-    for seconds in (2.0, 2.0):
-        times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
-        results.add(own, WHOLE, times | {"slowed": {"heat": 0.1}}, facts)
-    measured = step_time.measured_steps(own, [plain, own], scale, results)
-    assert measured.series["speedup_small"] == [2.0, 3.0]
-    assert measured.effects["timed_slowed"] == {"heat": 0.1}
-    assert measured.effects["out_of_memory"] == ["large bf16: needs 9 of 8 GiB"]
-
-
-@pytest.mark.parametrize(
-    ("count", "changed"),
-    [(2, {"source_sha256": "b" * 64}), (2, {"gpu": [{"name": "Another"}]}), (1, {})],
-    ids=["source", "device", "scale"],
-)
-def test_a_baseline_of_another_source_device_or_scale_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, changed: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
-    monkeypatch.setattr(step_time, "capture_environment", lambda: ENVIRONMENT)
-    other = dataclasses.replace(WHOLE, name="other")
-    recorded_steps(
-        tmp_path, StepScale(points=(WHOLE, other), baseline="bf16", steps=2), BF16,
-        ENVIRONMENT | changed,
-    )  # fmt: skip
-    wanted = StepScale(points=(WHOLE, other)[:count], baseline="bf16", steps=2)
-    run = step_run(NVFP4, wanted)
-    plain = step_time.ways_of(NVFP4, wanted)[0]
-    assert step_time.recorded_baseline(run, plain, run_folder(run, tmp_path)) is None
 
 
 def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
@@ -337,20 +235,7 @@ def test_the_planned_step_is_the_points(policy: Policy) -> None:
     few = dataclasses.replace(POINT, slots=2, cache="float8")
     planned = step_measure.step_shape(few, "nvfp4", 16, scale, 10**10)
     config = step_measure.engine_config(few, planned)
-    # The memory plan of a step has no captured prefills.
-    assert config.prefill_graph_tokens == 0
     assert (config.slots, config.cache_format) == (2, "float8")
-
-
-def test_a_point_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="small letters"):
-        dataclasses.replace(POINT, name="7B b8")
-    with pytest.raises(ValueError, match="must lie in 0 to 24"):
-        dataclasses.replace(POINT, sampled_tokens=25)
-    with pytest.raises(ValueError, match="no model size"):
-        dataclasses.replace(POINT, model="8b")
-    with pytest.raises(ValueError, match="share a name"):
-        StepScale(points=(POINT, POINT))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")

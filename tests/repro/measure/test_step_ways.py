@@ -9,27 +9,22 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from repro.measure import checkpoint_stage, step_measure, step_time
-from repro.measure.checkpoint_path import carry_through
-from repro.measure.step_metrics import way_of
+from repro.measure import step_measure
+from repro.measure.step_metrics import metrics_of, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl import step
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
-from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
-from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
@@ -52,8 +47,6 @@ def device(request: pytest.FixtureRequest) -> str:
     if torch.cuda.is_available():
         return "cuda"
     request.getfixturevalue("host_clock")
-    # The pass of a GPU, so that a CPU takes everything but the kernels through the same code.
-    request.getfixturevalue("monkeypatch").setattr(step, "row_logprobs", packed_logprobs)
     return "cpu"
 
 
@@ -74,30 +67,26 @@ def build(arm: StepArm, device: str) -> Policy:
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(
-    arm: StepArm, checkpointing: bool, device: str, tmp_path: Path
+    arm: StepArm, checkpointing: bool, device: str
 ) -> None:
     point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
-        bench = small.bench_of(scale, pool, tmp_path)
-        assert step_measure._measure(bench, arm, point, build(arm, device), 10**11)
-    entry = bench.results.entry(arm, point)
-    facts = entry["facts"]
-    assert len(entry["repeats"]) == 2
+        bench = small.bench_of(scale, pool)
+        entry = small.measured_at(bench, arm, point, build(arm, device))
+    facts = entry.facts
+    assert len(entry.repeats) == 2
     assert facts["linears"] == {arm.weight_format: 14}
     assert facts["moved"] > 0
     assert facts["generated_tokens"] == 8 * POINT.completion_tokens
     assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
-    for repeat in entry["repeats"]:
+    for repeat in entry.repeats:
         assert repeat["grad_norm"] > 0
         assert repeat["rollout"] > 0
         assert repeat["update"] > 0
         # Engine and trainer compute the same policy; bfloat16 rounds differently in each.
         assert repeat["sampler_trainer_abs_diff_mean"] < 0.05
-    result = (
-        step_time.measured_steps(arm, [arm], scale, bench.results) if device == "cuda" else None
-    )
-    assert result is None or result.metrics["peak_bytes_small"].value
+    assert device == "cpu" or metrics_of(point, entry, {})["peak_bytes_small"].value
 
 
 def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tensor]:
@@ -196,16 +185,3 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
         assert torch.equal(fresh.policies.optimizer.state[parameter]["state1"], moments[name])
         parameter.grad = torch.ones_like(parameter)
     assert gradient_step(fresh.policies.optimizer, parameters, max_grad_norm=1.0) > 0
-
-
-@needs_gpu
-@pytest.mark.gpu
-def test_a_checkpoint_goes_its_way_on_a_gpu(tmp_path: Path) -> None:
-    def stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        return checkpoint_stage.STAGES[name](**settings)
-
-    scale = CheckpointScale(model="0.5b", group=4, prompt_tokens=20, completion_tokens=40)
-    result = carry_through(stage, tmp_path, SHAPE, scale, 0, "cuda")
-    assert result.effects["linears"] == {"nvfp4": 14}
-    assert result.effects["trained_change_l2"] > 0
-    assert (result.metrics["load_seconds"].value or 0) > 0

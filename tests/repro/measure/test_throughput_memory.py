@@ -11,10 +11,8 @@ import bitsandbytes  # noqa: F401 - peft imports it late: under a pretended devi
 import pytest
 import torch
 
-from repro.evidence.procedure import Measured
 from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
-from repro.measure.fresh_process import FreshProcessNeededError, LeftOut
 from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
@@ -42,7 +40,7 @@ def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
         whole, full = rollout_cells.timed, []
 
         def info(*device: Any) -> tuple[int, int]:
-            # Full when asked where memory ran out, and free again in the process that follows.
+            # Full when asked where memory ran out, and free again afterwards.
             return (0 if full and full.pop() else 139 * GIB), 140 * GIB
 
         def timed(engine: Any, prompts: Any, new_tokens: int, **how: Any) -> float:
@@ -57,29 +55,17 @@ def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
     return install
 
 
-def in_fresh_processes(runs: list[RunConfig], folder: Path) -> tuple[list[Measured], list[int]]:
-    """Measure as the pool does; return also how many parts were finished at each return."""
-    finished: list[int] = []
-    while finished == sorted(set(finished)):
-        try:
-            return throughput.measure_seeds(runs, folder=folder, **HOW), finished
-        except FreshProcessNeededError as needed:
-            finished.append(needed.finished)
-    raise AssertionError(f"the parts finished at each return do not grow: {finished}")
-
-
 def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
     loaded: list[str], exhausts: Exhausts, tmp_path: Path
 ) -> None:
-    exhausts(lambda rows, tokens: rows == 3)
-    results, returns = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
-    assert len(returns) == 1
-    for measured in results:
-        assert measured.effects["not_run"] == {"p_3": NEEDS}
-        for cell in ("p_1", "p_2", "q_1"):
+    exhausts(lambda rows, tokens: rows == 2)
+    for measured in throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW):
+        assert measured.effects["not_run"] == {"p_2": NEEDS}
+        for cell in ("p_1", "p_3", "q_1"):
             assert (measured.metrics[f"tokens_per_second_{cell}"].value or 0) > 0
         assert "host_share_p" in measured.metrics
-        assert not any(name.endswith("_p_3") for name in measured.metrics)
+        assert not any(name.endswith("_p_2") for name in measured.metrics)
+    assert loaded == ["a", "b"]
 
 
 def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
@@ -88,23 +74,10 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
     whole_rollouts = iter(range(9))
     # The start has one of four tokens, too; then two seeds', of which the second has no room.
     exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
-    results, _ = in_fresh_processes(runs_of(SCALE, 3), tmp_path)
+    results = throughput.measure_seeds(runs_of(SCALE, 3), folder=tmp_path, **HOW)
     assert next(whole_rollouts) == 3
     assert all(measured.effects["not_run"] == {"p_3": NEEDS} for measured in results)
     assert not any("tokens_per_second_p_3" in measured.metrics for measured in results)
-
-
-def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
-    loaded: list[str], exhausts: Exhausts, tmp_path: Path
-) -> None:
-    exhausts(lambda rows, tokens: rows == 2)
-    with pytest.raises(FreshProcessNeededError, match=f"p_2 {NEEDS}"):
-        throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
-    assert LeftOut(tmp_path / "checkpoint" / "nvfp4_lora").sentences == {"p_2": NEEDS}
-    assert loaded == ["a"]
-    results, _ = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
-    assert "tokens_per_second_p_3" in results[0].metrics
-    assert loaded == ["a", "a", "b"]
 
 
 def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
@@ -120,9 +93,8 @@ def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
         return engine(policy, config)
 
     monkeypatch.setattr(throughput, "Engine", build)
-    results, returns = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert slots == [3, 2, 1, 1]
-    assert len(returns) == 2
     assert list(results[0].effects["not_run"]) == ["p_3", "p_2"]
     assert "tokens_per_second_p_1" in results[0].metrics
 
@@ -165,7 +137,7 @@ def test_weights_that_do_not_fit_cost_their_own_shape(
         return load(run, shape)
 
     monkeypatch.setattr(throughput, "_policy", policy)
-    results, _ = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert set(results[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
     assert "tokens_per_second_q_1" in results[0].metrics
 
@@ -179,26 +151,8 @@ def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
         for run in runs_of(SCALE, 1)
         for rank in (32, 16)
     ]
-    results, returns = in_fresh_processes(runs, tmp_path)
-    assert len(returns) == 2
+    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert [list(measured.effects["not_run"]) for measured in results] == [["p_3"], ["p_3"]]
-
-
-def test_a_check_that_does_not_fit_is_tried_once(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried: list[int] = []
-
-    def check(policy: Any, seeds: Any) -> Any:
-        tried.append(len(seeds))
-        raise NO_MEMORY
-
-    monkeypatch.setattr(throughput, "CHECKS", {"parity": check})
-    scale = dataclasses.replace(SCALE, checks=(("parity", 1),))
-    results, _ = in_fresh_processes(runs_of(scale, 2), tmp_path)
-    assert tried == [1]
-    assert list(results[0].effects["not_run"]) == ["parity"]
-    assert "tokens_per_second_q_1" in results[1].metrics
 
 
 def test_another_error_than_memory_stays_an_error(
@@ -232,47 +186,13 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
     assert "tokens_per_second_q_1" not in results[0].metrics
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_batch_that_retried_is_timed_again_and_costs_no_other(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: bool
-) -> None:
-    timings: list[str] = []
-    time_batch = throughput.time_batch
-
-    def timed(point: Any, batch: int, *rest: Any, also_whole: bool) -> int:
-        time_batch(point, batch, *rest, also_whole=also_whole)
-        timings.append(f"{point.name}_{batch}")
-        return 3 * (timings[-1] == "p_1" and (again or timings.count("p_1") == 1))
-
-    monkeypatch.setattr(throughput, "time_batch", timed)
-    results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
-    assert timings == ["p_1", "p_1", "p_2", "p_3", "q_1"]
-    for result in results:
-        left_out = {"p_1"} if again else set()
-        assert set(result.effects["not_run"]) == left_out
-        rates = {name for name in result.metrics if name.startswith("tokens_per_second_")}
-        kept = {"p_1", "p_2", "p_3", "q_1"} - left_out
-        assert rates == {f"tokens_per_second_{cell}" for cell in kept}
-        assert ("host_share_p" in result.metrics) == (not again)
-        assert result.effects["timed_retries"] == dict.fromkeys(sorted(kept), 0)
-
-
-def test_a_model_is_loaded_into_a_clean_device_alone(
+def test_each_model_is_loaded_into_a_clean_device(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[int] = []
-
-    def dirty() -> None:
-        asked.append(len(loaded))
-        if len(loaded) == 1:
-            raise FreshProcessNeededError("the device's memory is not free")
-
-    monkeypatch.setattr(throughput, "require_clean", dirty)
-    with pytest.raises(FreshProcessNeededError) as raised:
-        throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    monkeypatch.setattr(throughput, "require_clean", lambda: asked.append(len(loaded)))
+    throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert asked == [0, 1]
-    # Nothing ran out of memory, so that a fresh process would get no further twice.
-    assert raised.value.finished == 0
 
 
 def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(

@@ -1,4 +1,4 @@
-"""Seeds that share a loaded model, the checks beside them, on a small shape with a host clock."""
+"""Seeds that share a loaded model, on a small shape with a host clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
-from repro.measure import device_state, rollout_checks, rollout_faults, throughput
+from repro.measure import device_state, throughput
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
 from repro.run.carry_out import carried_together, carry_out
@@ -22,7 +22,6 @@ from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import find
-from repro.targets.rollout import SCHEDULING
 from repro.targets.speed import at_rank
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 from tests.repro.measure import conftest as small
@@ -211,53 +210,3 @@ def test_an_arm_without_its_package_is_not_run_and_says_so(
     lacking = {run.arm.name: missing_package(run) for run in runs}
     assert lacking["nvfp4_lora_r16"] is None
     assert "it is not installed" in (lacking["nf4_lora_r16_bitsandbytes"] or "")
-
-
-def short_faults(monkeypatch: pytest.MonkeyPatch, queue: int) -> None:
-    """Let rows of faults be short: they still outgrow a block, where the cache runs full."""
-    for name, value in {"_PROMPT": 24, "_NEW": 24, "_QUEUE": queue}.items():
-        monkeypatch.setattr(rollout_faults, name, value)
-
-
-def test_every_check_of_the_target_gives_the_metrics_it_names(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checks = SCHEDULING.scales[Tier.SYSTEMS].checks
-    small = {"_SHARED_PROMPTS": 2, "_TAIL_ROWS": 8, "_TAIL_SLOTS": 2, "_PARITY_TOKENS": 24,
-             "_FLOAT8_TOKENS": 8, "_TRAINED_PROMPTS": 2, "_TRAINED_TOKENS": 8}  # fmt: skip
-    for name, value in small.items():
-        monkeypatch.setattr(rollout_checks, name, value)
-    monkeypatch.setattr(rollout_checks, "tail_lengths", lambda: [1, 9, 2, 3, 1, 12, 2, 4])
-    short_faults(monkeypatch, queue=300)
-    point = dataclasses.replace(POINTS[1], name="7b")
-    scale = ThroughputScale(points=(point,), checks=tuple((what, 1) for what, _ in checks))
-    first, second = throughput.measure_seeds(runs_of(scale, 2), folder=tmp_path, **HOW)
-    assert {metric.name: metric.unit for metric in SCHEDULING.metrics}.items() <= {
-        name: estimate.unit for name, estimate in first.metrics.items()
-    }.items()
-    assert "parity_error_ratio" not in second.metrics
-    value = {name: estimate.value for name, estimate in first.metrics.items()}
-    assert value["faults_as_they_should"] == 100
-    assert value["faults_rows_changed"] == value["noise_off_rows_changed"] == 0
-    assert value["noise_norms"] == 1
-    assert (value["noise_rows_changed"] or 0) > 0
-    # Both passes are float32 here, so they lie on the float32 pass but for the order of sums.
-    assert (value["parity_engine_error"] or 1) < 1e-5
-    assert (value["float8_mean_abs"] or 0) > 10 * (value["float8_without_mean_abs"] or 1)
-
-
-def test_the_long_tail_has_the_median_and_the_percentile_that_it_states() -> None:
-    lengths = sorted(rollout_checks.tail_lengths(1000))
-    assert lengths[500] == pytest.approx(300, rel=0.01)
-    assert lengths[985] < 4096 == lengths[990]
-    assert rollout_checks.tail_lengths(8) == rollout_checks.tail_lengths(8)
-
-
-def test_a_fault_that_ends_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = dict(rollout_faults._FAULTS)
-    faults["empty prompt"] = (KeyError, lambda engine: None)
-    monkeypatch.setattr(rollout_faults, "_FAULTS", faults)
-    short_faults(monkeypatch, queue=10)
-    (metrics,) = rollout_faults.check_faults(small_policy(), [0])
-    assert metrics["faults_as_they_should"].value == pytest.approx(100 * 6 / 7)
-    assert "empty prompt" in metrics["faults_as_they_should"].method

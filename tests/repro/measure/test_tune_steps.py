@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import tune, tune_candidates, tuning
+from kernels import tune, tuning
 from kernels.fused_adapter import Joining
 from kernels.hopper import Choice
 from repro.__main__ import main
@@ -141,12 +141,12 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    every = list(tune_candidates.with_adapter(1))
+    every = list(tune.with_adapter(1))
 
     def few(M: int) -> Iterator[Way]:
         yield from every[:: len(every) // 3]
 
-    monkeypatch.setattr(tune_candidates, "with_adapter", few)
+    monkeypatch.setattr(tune, "with_adapter", few)
     name = f"{tuning.device_slug(torch.cuda.get_device_name())}.json"
     if not (tuning.FOLDER / name).is_file():
         pytest.skip(f"there is no tuned table of {torch.cuda.get_device_name()} to start from")

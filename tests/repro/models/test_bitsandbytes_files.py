@@ -114,8 +114,7 @@ def test_damaged_files_are_refused_by_name(
     [
         ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type is 'fp4'"),
         ({"load_in_4bit": False, "load_in_8bit": True}, "load_in_4bit is False"),
-        ({"llm_int8_skip_modules": ["lm_head", "down_proj"]}, "'down_proj', which leaves"),
-        ({"llm_int8_skip_modules": ["model.layers.1"]}, r"'model\.layers\.1', which leaves"),
+        ({"bnb_4bit_use_double_quant": True}, "bnb_4bit_use_double_quant is True"),
     ],
 )
 def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
@@ -127,48 +126,26 @@ def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
         load(source)
 
 
-def written_by_transformers(
-    dense: Path, folder: Path, dtype: torch.dtype, storage: torch.dtype, double_quant: bool
-) -> Any:
-    """Quantise with bitsandbytes through transformers, save, and return the model."""
-    pytest.importorskip("bitsandbytes", reason="transformers quantises to NF4 by bitsandbytes")
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=double_quant,
-        bnb_4bit_quant_storage=storage,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    model = AutoModelForCausalLM.from_pretrained(
-        dense, dtype=dtype, quantization_config=config, device_map="cpu"
-    )
-    model.save_pretrained(folder)
-    return model
-
-
-@pytest.mark.parametrize("double_quant", [False, True])
-@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_transformers_writes_is_read_in_every_stored_dtype(
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    dtype: torch.dtype,
-    storage: torch.dtype,
-    double_quant: bool,
+def test_what_transformers_writes_is_read(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # Odd sizes of scales: 64 * 64 / 64 is not a multiple of the second level's 256.
-    dense = make_checkpoint("qwen2", **SIZES)
-    stock = written_by_transformers(dense, tmp_path / "nf4", dtype, storage, double_quant)
     functional = pytest.importorskip("bitsandbytes.functional", reason="compares with it")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    stock: Any = AutoModelForCausalLM.from_pretrained(
+        make_checkpoint("qwen2", **SIZES),
+        dtype=torch.float16,
+        quantization_config=config,
+        device_map="cpu",
+    )
+    stock.save_pretrained(tmp_path / "nf4")
     ours = quantized_linears(load(tmp_path / "nf4"))
     assert len(ours) == 14
     for name, linear in ours.items():
         weight = stock.get_submodule(name).weight
-        assert weight.dtype == storage
-        assert linear.weight.double_quant == double_quant
         dequantised = functional.dequantize_4bit(weight.data, weight.quant_state)
-        assert dequantised.dtype == dtype
-        assert torch.equal(reference.dequantize(linear.weight, dtype), dequantised), name
+        assert torch.equal(reference.dequantize(linear.weight, torch.float16), dequantised), name
 
 
 @pytest.mark.parametrize(
@@ -177,17 +154,12 @@ def test_what_transformers_writes_is_read_in_every_stored_dtype(
         ("blocksize", 128, "blocksize is 128; needed is 64"),
         ("quant_type", "fp4", "quant_type is fp4"),
         ("shape", [32, 128], "shape is"),
-        ("nested_blocksize", 128, "nested_blocksize is 128; needed is 256"),
-        ("nested_dtype", "float16", "nested_dtype is float16"),
-        ("nested_offset", None, "is not a state of NF4"),
     ],
 )
 def test_a_state_of_another_kind_is_refused_by_field(
     make_checkpoint: Callable[..., Path], tmp_path: Path, field: str, value: Any, words: str
 ) -> None:
-    folder = tmp_path / "nf4"
-    dense = make_checkpoint("qwen2", **SIZES)
-    written_by_transformers(dense, folder, torch.bfloat16, torch.uint8, double_quant=True)
+    folder = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "nf4", "nf4").folder
 
     def change(tensors: dict[str, Tensor]) -> None:
         name = f"{CODES}.quant_state.bitsandbytes__nf4"

@@ -16,7 +16,6 @@ from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
 from repro.procedures.train import train_and_evaluate
 from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.spec.config import SamplingConfig
 from tests.repro.models.conftest import random_model
 from tests.repro.procedures.test_together import SCALE, make_run, silent
 
@@ -44,28 +43,10 @@ def test_end_tokens_are_those_of_both_configs(with_ends: Any, stored: Any, ends:
     assert TorchSampler(policy).end_token_ids == frozenset(ends)
 
 
-def test_a_completion_stops_at_an_end_token_of_the_generation_config_alone(with_ends: Any) -> None:
-    folder = with_ends(list(range(0, 97, 2)))
-    policy = load_policy(folder, weight_format="bf16")
-    sampling = SamplingConfig(temperature=1.0, max_new_tokens=32)
-    batch = TorchSampler(policy).sample([[5, 7]], sampling, group_size=8, seeds=list(range(8)))
-    assert all(own.finish_reason == "stop" for own in batch.completions)
-    assert all(own.token_ids[-1] in end_token_ids(policy) for own in batch.completions)
-    assert any(own.token_ids[-1] != 1 for own in batch.completions)
-
-
 @pytest.mark.parametrize("stored", ["2", [1, "2"], [1.0], -1, True, {"id": 2}])
 def test_end_tokens_that_are_no_token_ids_are_refused(with_ends: Any, stored: Any) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is .*needed"):
         load_policy(with_ends(stored), weight_format="bf16")
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000])
-def test_a_broken_generation_config_is_refused(with_ends: Any, text: str) -> None:
-    folder = with_ends(1)
-    (folder / "generation_config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"generation_config.json cannot be read"):
-        load_policy(folder, weight_format="bf16")
 
 
 def test_a_run_trains_on_rows_that_end_there(tmp_path: Path) -> None:

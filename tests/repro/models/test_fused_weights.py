@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from kernels import dispatch, reference
-from kernels.packing import PackedWeight, unpack
-from repro.models.fused_weights import fuse, fused_weight, pack_projections
+from kernels import dispatch
+from kernels.packing import PackedWeight
+from repro.models.fused_weights import fused_weight, pack_projections
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import take_products
 from repro.models.policy import Policy
@@ -87,16 +87,6 @@ def test_other_products_take_their_codes_out_of_packed_weights(linears: str) -> 
     actual = layers(policy)[name](x)
     bias = 0.0 if layer.bias is None else layer.bias.float()
     torch.testing.assert_close(actual, expected + bias, rtol=1e-4, atol=1e-4)
-
-
-def test_doubly_quantised_matrices_are_fused_with_each_its_own_offset() -> None:
-    generator = torch.Generator().manual_seed(2)
-    parts = [
-        reference.quantize(torch.randn(64, 256, generator=generator) * s, "nf4", double_quant=True)
-        for s in (1.0, 30.0, 0.1)
-    ]
-    dense = torch.cat([reference.dequantize(part) for part in parts])
-    assert torch.equal(reference.dequantize(unpack(fuse(parts))), dense)
 
 
 @pytest.mark.gpu

@@ -198,7 +198,7 @@ def refused(path: Path) -> str:
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("turn", [0, 3, 7])
+@pytest.mark.parametrize("turn", [0, 5])
 def test_logits_are_those_of_the_model_that_the_tensors_came_from(
     tmp_path: Path, architecture: str, tied: bool, turn: int
 ) -> None:
@@ -231,16 +231,6 @@ def test_a_matrix_stored_twice_is_tied_to_its_finer_copy(
         assert model.config.tie_word_embeddings
         expected = torch.tensor(gguf.dequantize(*stored[fine])).bfloat16()
         assert torch.equal(model.lm_head.weight, expected)
-
-
-def test_two_matrices_that_differ_by_more_than_rounding_stay_two(
-    llama: Callable[..., Path],
-) -> None:
-    values = np.random.default_rng(0).normal(0, 0.02, (len(TOKENS), 256)).astype("f4")
-    path = llama(
-        {"token_embd.weight": (values, Type.F32), "output.weight": (values * 1.02, Type.F32)}
-    )
-    assert not AutoModelForCausalLM.from_pretrained(resolve(path)).config.tie_word_embeddings
 
 
 @pytest.mark.parametrize(
@@ -283,23 +273,15 @@ def test_a_text_begins_with_the_token_that_the_file_asks_for(llama: Callable[...
         ({"named": "gemma"}, "gemma"),
         ({"tokenizer.ggml.model": "llama"}, "llama"),
         ({"tokenizer.ggml.pre": "tekken"}, "tekken"),
-        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": ["t h e"]}, "t h e"),
-        ({"tokenizer.ggml.merges": ["q z"]}, "q z"),
         ({"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
-        ({"tokenizer.ggml.eos_token_id": 10**6}, "1000000"),
         ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
         ({"split.count": 3}, "3"),
         ({"llama.rope.scaling.type": "yarn"}, "rotary"),
         ({"llama.attention.sliding_window": 64}, "64"),
-        ({"llama.rope.dimension_count": 32}, "32"),
-        ({"llama.attention.head_count": 0}, "0"),
         ({"llama.attention.head_count_kv": 3}, "3"),
-        ({"llama.attention.head_count": [4, 4]}, "[4, 4]"),
         ({"llama.block_count": 3}, "blk.2."),
-        ({"llama.block_count": 1}, "blk.1."),
         ({"llama.block_count": 10**9}, "1000000000"),
-        ({"llama.feed_forward_length": 256}, "512"),
     ],
 )
 def test_what_a_file_says_and_is_not_read_is_named(
@@ -315,11 +297,9 @@ MATRIX = np.zeros((256, 512), "f4")
     ("name", "stored", "said"),
     [
         ("blk.1.ffn_down.weight", None, "blk.1.ffn_down.weight"),
-        ("token_embd.weight", None, "token_embd.weight"),
         ("blk.0.attn_q.bias", (MATRIX[0, :256], Type.F32), "blk.0.attn_q.bias"),
         ("rope_freqs.weight", (MATRIX[0, :32], Type.F32), "rotary"),
         ("blk.0.ffn_down.weight", (MATRIX.T, Type.F32), "(512, 256)"),
-        ("blk.0.ffn_down.weight", (MATRIX.astype(np.int32), Type.I32), "I32"),
         ("blk.0.ffn_down.weight", (MATRIX + np.nan, Type.F32), "blk.0.ffn_down.weight"),
     ],
 )
@@ -329,17 +309,11 @@ def test_a_tensor_that_does_not_fit_is_named(
     assert said in refused(llama({name: stored}))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.002, 0.01, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.5, 0.999])
 def test_a_file_cut_short_is_refused(llama: Callable[..., Path], share: float) -> None:
     path = llama()
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    refused(path)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"no such magic number" * 10)
     refused(path)
 
 
@@ -349,21 +323,6 @@ def test_a_missing_library_is_named(
     path = llama()
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
     assert "qerl-repro[gguf]" in refused(path)
-
-
-def test_a_copy_that_another_process_finished_first_is_taken(
-    llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = llama()
-    original = gguf_files._File.write
-
-    def slower(self: Any, folder: Path) -> None:
-        original(self, folder)
-        shutil.copytree(folder, gguf_copy(path))
-
-    monkeypatch.setattr(gguf_files._File, "write", slower)
-    assert (resolve(path) / "model.safetensors").is_file()
-    assert len(list(gguf_copy(path).parent.iterdir())) == 1
 
 
 def test_a_policy_of_a_file_names_the_file(llama: Callable[..., Path]) -> None:

@@ -21,8 +21,7 @@ from repro.models.memory_plan import (
     plan_memory,
     weight_bytes,
 )
-from repro.models.shapes import SHAPES as CONFIGS
-from repro.spec.shapes import SHAPES, DecoderShape, shape_named
+from repro.spec.shapes import SHAPES, DecoderShape
 
 # As the model cards count them.
 PARAMETERS = {
@@ -52,18 +51,6 @@ SMALL = DecoderShape(
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
     assert SHAPES[name].parameters() == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_the_plans_shape_is_the_one_that_is_built(name: str) -> None:
-    shape, config = SHAPES[name], CONFIGS[f"qwen2.5-{name}"]
-    assert config["hidden_size"] == shape.hidden
-    assert config["intermediate_size"] == shape.intermediate
-    assert config["num_hidden_layers"] == shape.layers
-    assert config["num_attention_heads"] == shape.query_heads
-    assert config["num_key_value_heads"] == shape.key_heads
-    assert config["vocab_size"] == shape.vocabulary
-    assert config["tie_word_embeddings"] == shape.tied
 
 
 @pytest.mark.parametrize(
@@ -157,16 +144,6 @@ def test_every_change_on_offer_needs_less() -> None:
         plan = plan_memory(changed)
         less = plan.peak < plan_memory(step).peak or sum(plan.rollout.values()) < rollout
         assert less, words
-
-
-def test_a_size_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ValueError, match=r"no model size '8b'; the sizes are 135m"):
-        shape_named("8b")
-
-
-def test_a_micro_batch_below_one_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="one row has 2304"):
-        StepShape(shape=SMALL, micro_tokens=100)
 
 
 def hand_count(kept: int) -> int:

@@ -51,29 +51,18 @@ def refused(folder: Path) -> str:
     [
         ("vocab_size", "512", "field vocab_size is '512'; Field 'vocab_size' expected int"),
         ("rms_norm_eps", "1e-6", "field rms_norm_eps is '1e-6'; "),
-        ("hidden_size", None, "field hidden_size is None; "),
-        ("num_hidden_layers", 2.0, "field num_hidden_layers is 2.0; "),
-        ("tie_word_embeddings", "true", "field tie_word_embeddings is 'true'; "),
         ("eos_token_id", "2", "field eos_token_id is '2'; "),
         ("layer_types", "full", "layer_types"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": "1e6"}, "rope_theta is '1e6'"),
         ("rope_parameters", "yarn", "field rope_parameters is 'yarn'; "),
-        ("num_attention_heads", 0, "num_attention_heads"),
         ("num_key_value_heads", 3, "field num_key_value_heads is 3; needed is a divisor"),
         ("intermediate_size", -1, "field intermediate_size is -1; needed is 1 or more"),
-        ("num_hidden_layers", 10**6, "num_hidden_layers"),
         ("hidden_size", 2**70, "field hidden_size is 1180591620717411303424; needed is 1"),
         ("num_attention_heads", 2**20, "head_dim is 0; needed is an even number"),
-        ("head_dim", 0, "head_dim is 0; needed is an even number"),
-        ("head_dim", -4, "head_dim is -4; needed is an even number"),
-        ("head_dim", 2**40, "head_dim is 1099511627776; needed is an even number"),
         ("rms_norm_eps", -1.0, "field rms_norm_eps is -1.0; needed is from 0"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 0}, "rope_theta is 0; needed"),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": None}, "rope_theta is None"),
         ("pad_token_id", 2**31, "field pad_token_id is 2147483648; needed is below vocab_size"),
-        ("dtype", "nonsense", "nonsense"),
         ("quantization_config", "nvfp4", "field quantization_config is 'nvfp4'; "),
-        ("quantization_config", ["nvfp4"], "field quantization_config is "),
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": "x"}, ""),
         ("model_type", ["qwen2"], "model_type is"),
     ],
@@ -159,37 +148,18 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("chat_template.jinja", None, "chat_template.jinja has 1000000000 bytes"),
-        ("additional_chat_templates/tool.jinja", None, "tool.jinja has 1000000000 bytes"),
-        ("tokenizer_config.json", None, "tokenizer_config.json has 1000000000 bytes"),
-        (
-            "tokenizer_config.json",
-            json.dumps({"chat_template": "x" * 2_000_000}),
-            "tokenizer_config.json: chat_template has",
-        ),
-        (
-            "tokenizer_config.json",
-            json.dumps({"chat_template": [{"name": "default", "template": "x" * 2_000_000}]}),
-            "tokenizer_config.json: chat_template has",
-        ),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json cannot be read"),
         ("tokenizer_config.json", '{"tokenizer_class": 7}', "the tokenizer cannot be used"),
         ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be used"),
-        ("tokenizer.json", "{}", "tokenizer.json: the tokenizer cannot be used"),
-        ("tokenizer.json", '{"model": {"type": "BPE"}}', "tokenizer.json: the tokenizer"),
         ("special_tokens_map.json", "{", "the tokenizer cannot be used"),
     ],
 )
 def test_a_tokenizer_that_is_none_is_refused_by_its_file(
-    tmp_path: Path, name: str, text: str | None, sentence: str
+    tmp_path: Path, name: str, text: str, sentence: str
 ) -> None:
     for own in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_FOLDER / own, tmp_path)
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w") as file:
-        file.write(text or "")
-        file.truncate(10**9 if text is None else len(text))
+    (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(tmp_path)
     assert sentence in str(caught.value)

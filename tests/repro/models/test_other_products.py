@@ -53,25 +53,6 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears: str, weight_form
         torch.testing.assert_close(computed[name], gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_every_pass_dequantises_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make("nvfp4")
-    take_products(policy.model, "dequantised", torch.float32)
-    calls = 0
-
-    def counted(*args: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return reference.dequantize(*args)
-
-    class Counting:
-        dequantize = staticmethod(counted)
-
-    monkeypatch.setattr(other_products, "reference", Counting)
-    for _ in range(2):
-        policy.model(torch.arange(6).view(1, 6))
-    assert calls == 14
-
-
 def test_bitsandbytes_leaves_no_second_copy_of_the_codes() -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
     policy = make("nf4")
@@ -103,11 +84,6 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch: pytest.Monk
     assert "not installed" in str(missing_library("bitsandbytes"))
     with pytest.raises(RuntimeError, match="needs the package bitsandbytes"):
         take_products(make("nf4").model, "bitsandbytes", torch.float32)
-
-
-def test_a_random_policy_counts_its_projections_in_every_format() -> None:
-    assert make("bf16").effects["linears"] == {"bf16": 7}
-    assert make("nf4").effects["linears"] == {"nf4": 7}
 
 
 def test_a_fully_trained_random_policy_has_float32_masters_under_autocast() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
 
-from repro.models.norms import block_norms, wrap_norms
+from repro.models.norms import block_norms
 from repro.models.policy import load_policy, trainable_parameters
 from repro.models.policy_weights import policy_weights
-from tests.repro.models.conftest import random_model
 
 
 def test_weights_are_a_snapshot_and_norms_are_live(make_checkpoint):
@@ -34,17 +30,3 @@ def test_weights_are_a_snapshot_and_norms_are_live(make_checkpoint):
         is block_norms(policy.model)["model.layers.1.post_attention_layernorm"]
     )
     assert before.lm_head is before.embedding
-
-
-def test_sliding_windows_are_refused(make_checkpoint):
-    changes: dict[str, Any] = {
-        "use_sliding_window": True,
-        "sliding_window": 8,
-        "max_window_layers": 1,
-    }
-    policy = load_policy(make_checkpoint("qwen2"), weight_format="bf16")
-    # Loading refuses such a checkpoint; a model that came otherwise is refused here.
-    policy.model = random_model("qwen2", **changes)
-    wrap_norms(policy.model)
-    with pytest.raises(ValueError, match=r"model\.layers\.1 has a sliding window of 8"):
-        policy_weights(policy)

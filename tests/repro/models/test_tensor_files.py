@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import struct
-from pathlib import Path
-from typing import Any
+import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from repro.models.files.tensor_files import (
-    DTYPES,
     CheckpointError,
     TensorFile,
     TensorFolder,
-    TensorSpec,
     read_header,
     write_tensors,
 )
@@ -38,95 +33,30 @@ def example_tensors() -> dict[str, torch.Tensor]:
     return raw
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor]) -> str:
-    specs = {n: TensorSpec(dtype=t.dtype, shape=tuple(t.shape)) for n, t in tensors.items()}
-    return write_tensors(path, specs, tensors.__getitem__)
-
-
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
 
 
-def rewrite_header(path: Path, change: Any) -> None:
-    raw = path.read_bytes()
-    (size,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + size])
-    change(header)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
-
-
-def test_the_safetensors_library_reads_what_is_written_here(tmp_path):
-    tensors = example_tensors()
-    write(tmp_path / "x.safetensors", tensors)
-    read_back = load_file(tmp_path / "x.safetensors")
-    assert read_back.keys() == tensors.keys()
-    assert all(same(read_back[name], tensors[name]) for name in tensors)
-
-
-def test_what_the_safetensors_library_writes_is_read_here(tmp_path):
-    tensors = example_tensors()
-    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    file = TensorFile(tmp_path / "x.safetensors")
-    assert set(file.names()) == tensors.keys()
-    assert all(same(file.read(name), tensors[name]) for name in tensors)
-
-
-def test_digest_is_that_of_the_file(tmp_path):
-    import hashlib
-
-    path = tmp_path / "x.safetensors"
-    assert write(path, example_tensors()) == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_a_failed_write_leaves_nothing(tmp_path):
-    specs = {"w": TensorSpec(dtype=torch.float32, shape=(2,))}
-    with pytest.raises(ValueError, match="the header says"):
-        write_tensors(tmp_path / "x.safetensors", specs, lambda _: torch.zeros(3))
-    assert list(tmp_path.iterdir()) == []
+def test_tensors_come_back_by_the_library_and_here_and_the_digest_is_the_files(tmp_path):
+    tensors, path = example_tensors(), tmp_path / "x.safetensors"
+    # A view takes no more of a file than its own values.
+    tensors["h.view"] = torch.arange(1000.0).view(10, 100)[:, 7]
+    assert write_tensors(path, tensors) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.stat().st_size < 2000
+    again, file = load_file(path), TensorFile(path)
+    assert again.keys() == set(file.names()) == tensors.keys()
+    for name, tensor in tensors.items():
+        assert same(again[name], tensor)
+        assert same(file.read(name), tensor)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("keep", [0, 5, 30, -400, -40, -1])
 def test_a_file_that_was_cut_is_named(tmp_path, keep):
     path = tmp_path / "x.safetensors"
-    write(path, example_tensors() | {f"t{i}": torch.zeros(60) for i in range(3)})
+    write_tensors(path, example_tensors() | {f"t{i}": torch.zeros(60) for i in range(3)})
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"x\.safetensors .*not all of it"):
-        read_header(path)
-
-
-def test_a_file_that_is_cut_after_its_header_was_read_is_named(tmp_path):
-    path = tmp_path / "x.safetensors"
-    write(path, {"w": torch.zeros(60)})
-    file = TensorFile(path)
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match="w: file ends after 232 of 240 bytes"):
-        file.read("w")
-
-
-def shape_of(value: Any) -> Any:
-    return lambda header: header["d.weight"].update(shape=value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        shape_of([9, 4]),
-        shape_of([-9, -3]),
-        shape_of("9"),
-        lambda h: h["d.weight"].update(dtype="F7"),
-        lambda h: h["d.weight"].update(dtype="F6_E2M3"),
-        lambda h: h["d.weight"].update(dtype=["BF16"]),
-        lambda h: h.update({"d.weight": 3}),
-        lambda h: h.pop("d.weight"),
-        lambda h: h["c.global"].update(data_offsets=[0, 4]),
-    ],
-)
-def test_an_inconsistent_header_is_refused(tmp_path, change):
-    path = tmp_path / "x.safetensors"
-    write(path, example_tensors())
-    rewrite_header(path, change)
-    with pytest.raises(CheckpointError, match=r"x\.safetensors"):
         read_header(path)
 
 
@@ -136,36 +66,7 @@ def test_a_dtype_that_is_not_read_is_named_with_its_tensor(tmp_path):
         read_header(tmp_path / "x.safetensors")
 
 
-@settings(max_examples=300, deadline=None)
-@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_bit_flip_in_the_header_never_crashes_nor_reads_beyond_the_file(
-    tmp_path_factory, position, bit
-):
-    path = tmp_path_factory.getbasetemp() / "flip.safetensors"
-    tensors = example_tensors()
-    write(path, tensors)
-    raw = bytearray(path.read_bytes())
-    (size,) = struct.unpack("<Q", raw[:8])
-    raw[position % (8 + size)] ^= 1 << bit
-    path.write_bytes(raw)
-    file, message = None, ""
-    try:
-        file = TensorFile(path)
-    except CheckpointError as error:
-        message = str(error)
-    if file is None:
-        assert "flip.safetensors" in message
-        return
-    # What gets through changed a name, the metadata, or a dtype and shape of the same size.
-    for name in file.names():
-        spec = file.spec(name)
-        assert tuple(file.read(name).shape) == spec.shape
-        assert spec.dtype in DTYPES.values()
-
-
 def test_index_and_shards_must_agree(tmp_path, make_checkpoint):
-    import shutil
-
     folder = tmp_path / "sharded"
     shutil.copytree(make_checkpoint("qwen2", max_shard_size="60KB"), folder)
     index_file = folder / "model.safetensors.index.json"

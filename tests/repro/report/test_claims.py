@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,25 +74,3 @@ def test_a_claim_shows_the_papers_value_its_effect_and_what_it_is_about(blessed_
     assert row[2] == f"{effect_text(verdict)}: {labelled(verdict)}"
     bars = claims_rows([blessed_of("rollout_ranks")], EXPECTED)
     assert all(line.split("|")[1].endswith("(bar) ") for line in bars if "| > " in line)
-
-
-def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> None:
-    checked = blessed_of("table6")
-    checks = [checked, on_other_device(checked, lambda value: 2 * value)]
-    assert count_rows(checks, EXPECTED)[0].count("systems, H") == 2
-    (heads,) = [line for line in claims_rows(checks, EXPECTED) if line.startswith("| claim")]
-    assert "H100" in heads
-    assert "H200" in heads
-    assert len(claims_rows(checks, EXPECTED)) == len(claims_rows([checked], EXPECTED))
-
-
-def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: Of) -> None:
-    smoke = blessed_of("table1", Tier.SMOKE)
-    selection = dataclasses.replace(smoke.selection, tier=Tier.PAPER)
-    checked = dataclasses.replace(smoke, selection=selection)
-    one, other = (on_other_device(checked, values) for values in (float, lambda v: v / 2))
-    rows = accuracy_rows([one, other], EXPECTED)
-    heads = next(line for line in rows if line.startswith("| arm"))
-    assert heads.endswith("| paper, NVIDIA H100 | paper, NVIDIA H100 |")
-    first, second = (float(cell.split()[0]) for cell in row_of(rows, "BF16, LoRA")[-2:])
-    assert abs(first - 2 * second) < 0.2

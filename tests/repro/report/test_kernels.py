@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 from repro.evidence.record import Record
-from repro.evidence.store import blessed_records, stored_path, write_stored
-from repro.judge.blessed import blessed_checks
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.report.kernels import kernel_rows
 from repro.report.verdicts import stated_bars
 from repro.run.places import expected_folder
-from repro.spec.tier import Tier
-from repro.targets import find
 
 EXPECTED = expected_folder(None)
 Of = Callable[..., Checked]
-METRICS = [metric.name for metric in find("kernels").metrics]
 
 
 def test_a_grid_prints_the_means_of_the_records(blessed_of: Of) -> None:
@@ -50,33 +43,13 @@ def test_every_bar_that_is_not_met_is_listed_with_its_word(blessed_of: Of) -> No
     assert all(bar.title in line for bar, line in zip(not_met, listed, strict=True))
 
 
-def test_two_devices_stand_together_in_every_table(blessed_of: Of, on_other_device: Of) -> None:
-    checked = blessed_of("kernels")
-    other = on_other_device(checked, lambda value: 2 * value)
-    lines = kernel_rows([checked, other], EXPECTED)
-    first = next(i for i, line in enumerate(lines) if line.startswith("| 7B NVFP4, H200 |"))
-    assert lines[first + 1].startswith("| 7B NVFP4, H100 |")
-    values = [float(line.split("|")[2]) for line in lines[first : first + 2]]
-    assert abs(values[1] - 2 * values[0]) < 0.02
+def test_two_devices_stand_together_in_every_table(every_blessed: list[Checked]) -> None:
+    lines = kernel_rows(every_blessed, EXPECTED)
+    first = next(i for i, line in enumerate(lines) if line.startswith("| 7B NVFP4, H100 |"))
+    assert lines[first + 1].startswith("| 7B NVFP4, H200 |")
     assert lines[first + 2].startswith("| bar (goal) |")
     heads = [line for line in lines if ", H100 |" in line and "H200 |" in line]
     assert len(heads) == 2
-
-
-def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
-    expected = tmp_path / "expected"
-    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
-    records = blessed_records(expected_folder(None), Tier.SYSTEMS, "kernels", "nvidia_h200")
-    for device in ("nvidia_h100", "nvidia_h200"):
-        gpu = {"gpu": [{"name": device.replace("_", " ").upper()}]}
-        named = [dataclasses.replace(r, environment=r.environment | gpu) for r in records]
-        write_stored(stored_path(expected, "systems", "kernels", device), METRICS, named)
-    checks = blessed_checks(expected, "kernels")
-    assert [device_name(checked.evidence) for checked in checks] == ["nvidia_h100", "nvidia_h200"]
-    assert not any(checked.evidence.refused for checked in checks)
-    text = "\n".join(kernel_rows(checks, expected))
-    assert "NVIDIA H100" in text
-    assert "NVIDIA H200" in text
 
 
 def test_without_records_the_page_says_so() -> None:

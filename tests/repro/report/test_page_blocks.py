@@ -13,7 +13,8 @@ from repro.report.page_blocks import renew_blocks, renewed_readme
 from repro.run.places import PACKAGE, expected_folder
 
 ROOT = PACKAGE.parent
-PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
+PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in
+         ("ci", "claims", "learning", "systems")))  # fmt: skip
 
 
 def test_a_block_is_replaced_and_nothing_else() -> None:

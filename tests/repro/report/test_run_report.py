@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from figures.__main__ import draw_reported
 from repro.__main__ import build_parser, main
 from repro.evidence.record import Record, failed_record
 from repro.run.select import selections_of
@@ -42,7 +43,7 @@ def test_the_papers_cells_stand_beside_ours(table1_records: Writer, tmp_path: Pa
     assert cells[1:] == ["83.7", "90.8", "82.0 ± 2.0 (n = 5)"]
 
 
-def test_a_report_names_tier_commit_figures_of_the_same_runs_and_the_rest(
+def test_a_report_names_tier_commit_and_figures_of_the_same_runs(
     table1_records: Writer, tmp_path: Path
 ) -> None:
     table1_records(tmp_path / "runs")
@@ -53,7 +54,6 @@ def test_a_report_names_tier_commit_figures_of_the_same_runs_and_the_rest(
     assert f"`{'0' * 40}`" in text
     for target in ("Fig. 4", "Fig. 5", "Fig. 8"):
         assert f"## {target}" in text
-    assert "Table 9" in text.split("## The rest of the paper")[1]
 
 
 def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_path: Path) -> None:
@@ -129,11 +129,17 @@ def test_runs_with_other_settings_are_reported_by_their_flags_and_named_without(
     assert f"smoke/{name}" in capsys.readouterr().out
 
 
-def test_figures_beside_the_report_are_linked(table1_records: Writer, tmp_path: Path) -> None:
+def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
+    table1_records: Writer, tmp_path: Path
+) -> None:
     table1_records(tmp_path)
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "smoke_table1_reward_curves.png").write_bytes(b"")
-    assert "(figures/smoke_table1_reward_curves.png)" in report(tmp_path)
+    line = ["report", "table1", "--tier", "smoke", "--runs", str(tmp_path)]
+    draw_reported(build_parser().parse_args(line))
+    drawn = {path.name for path in (tmp_path / "figures").glob("*.png")}
+    names = ("accuracy", "claims", "entropy_curves", "reward_curves")
+    assert drawn == {f"smoke_table1_{name}.png" for name in names}
+    text = report(tmp_path)
+    assert all(f"(figures/{name})" in text for name in drawn)
 
 
 def test_reproduce_goes_through_to_report_and_verdicts(
@@ -141,9 +147,7 @@ def test_reproduce_goes_through_to_report_and_verdicts(
 ) -> None:
     drawn: list[str] = []
     monkeypatch.setattr("repro.run.execute.main_run", lambda args: 0)
-    monkeypatch.setattr(
-        "repro.report.run_report.draw_figures", lambda args: drawn.extend(args.targets)
-    )
+    monkeypatch.setattr("figures.__main__.draw_reported", lambda args: drawn.extend(args.targets))
     options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
     status = main(["reproduce", "table1", *options])
     assert "no record of table1" in capsys.readouterr().out

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, check_selection
-from repro.report.numbers import quantity, span
 from repro.report.systems import BLOCKS, systems_writers
-from repro.report.systems_rates import against, comparisons, ratio_span
+from repro.report.systems_rates import comparisons
 from repro.report.systems_tables import rate_table, step_table
-from repro.report.tables import Group
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import Selection
 from repro.spec.claim import Metric
@@ -30,10 +26,7 @@ PAGE = PACKAGE.parent / "docs" / "systems.md"
 
 
 Of = Callable[..., Checked]
-
-
-def alone(checked: Checked) -> Group:
-    return {"nvidia_h200": checked}
+H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.fixture(scope="module")
@@ -58,54 +51,13 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
 
 
 def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: Of) -> None:
-    checked = blessed_of("rollout")
-    metric, said = "tokens_per_second_32b_256", "needs 95.8 of 79.2 GiB by the plan"
-    records = dict(checked.evidence.records)
-    records["bf16_lora"] = {
-        seed: dataclasses.replace(
-            record,
-            metrics={name: one for name, one in record.metrics.items() if name != metric},
-            effects=record.effects | {"not_run": {"32b_256": said}},
-        )
-        for seed, record in records["bf16_lora"].items()
-    }
-    changed = dataclasses.replace(
-        checked, evidence=dataclasses.replace(checked.evidence, records=records)
-    )
-    lines = rate_table(alone(changed), EXPECTED)
-    (row,) = [line for line in lines if line.startswith("| 32B | 256 |")]
-    assert f"| not run: {said} |" in row
-    before = {(item.model, item.place): item for item in comparisons(checked, EXPECTED)}
-    after = {(item.model, item.place): item for item in comparisons(changed, EXPECTED)}
-    assert before.keys() == after.keys()
-    gone = after["32b", 256]
-    assert gone.ratio is None
-    assert gone.fast == before["32b", 256].fast
-    assert span([item.ratio.value for item in after.values() if item.ratio]) == ratio_span(
-        list(after.values())
-    )
-
-
-def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
-    lines = [line for line in rate_table(alone(table6), EXPECTED) if line.startswith("| 7B")]
-    statuses = {item.name.rsplit("_", 1)[1]: item.status for item in table6.verdicts
-                if item.about == "claim"}  # fmt: skip
-    rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines)}
-    assert set(statuses) == {"2", "8"}
-    assert all(rows[batch][6].strip() == status for batch, status in statuses.items())
-    assert rows["1"][6].strip() == ""
-
-
-def test_qlora_by_two_products_is_two_groups_beside_one_cell_of_the_paper(
-    blessed_of: Of,
-) -> None:
-    groups = against(comparisons(blessed_of("figure11"), EXPECTED))
-    assert set(groups) == {"nf4_lora", "nf4_lora_bitsandbytes"}
-    first, second = (
-        [(item.model, item.place, item.slow.paper) for item in items] for items in groups.values()
-    )
-    assert first == second
-    assert ("14b", 16, 45.1) in first
+    checked = blessed_of("rollout", device=H100)
+    (row,) = [r for r in rate_table(checked, EXPECTED) if r.startswith("| 32B | 256 |")]
+    assert "| not run: " in row
+    (pair,) = [p for p in comparisons(checked, EXPECTED) if (p.model, p.place) == ("32b", 256)]
+    assert pair.ratio is None
+    assert pair.fast.measured is not None
+    assert pair.slow.absent in row
 
 
 def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
@@ -116,7 +68,7 @@ def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
 
 def test_steps_stand_beside_the_papers_ratio_with_their_bars(tmp_path: Path) -> None:
     checked = made_up_steps(tmp_path, times(0.7, "speedup_"))
-    lines = step_table(alone(checked), EXPECTED)
+    lines = step_table(checked, EXPECTED)
     rows = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
     cells = [cell.strip() for cell in rows[0].split("|")]
     assert {"1.2 x", "at least 1.5 x", "1.40 x", "missed"} <= set(cells)
@@ -129,7 +81,7 @@ def test_a_bar_that_one_repeat_missed_shows_them_all(
         return [1.0, 0.93, 1.05] if metric.name == "update_ratio_7b_b8" else values
 
     checked = made_up_steps(tmp_path, uneven)
-    lines = step_table(alone(checked), EXPECTED)
+    lines = step_table(checked, EXPECTED)
     (row,) = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
     assert "| 1.000 x | missed |" in row
     assert "| at least 0.95 x |" in row
@@ -151,17 +103,6 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
     ]
 
 
-def test_a_question_without_ratios_is_answered_by_its_targets_first_numbers(
-    tmp_path: Path, blessed_of: Of
-) -> None:
-    checked = blessed_of("rollout_scheduling")
-    write = systems_writers(lambda: [checked], EXPECTED, tmp_path / "systems.md")["systems_short"]
-    (row,) = [line for line in write() if line.startswith("| sharing, scheduling")]
-    metric = checked.selection.target.metric(checked.selection.target.headline or "")
-    values = checked.evidence.values(metric.name)[checked.selection.target.arms[-1].name]
-    assert f"{metric.title} {quantity(median(values.values()), metric.unit)}" in row
-
-
 def test_blocks_and_page_name_the_same() -> None:
     targets = [name for block in BLOCKS.values() for name in block.targets]
     assert [find(name).name for name in targets] == targets
@@ -181,34 +122,20 @@ def test_every_picture_of_the_tier_is_on_the_page_and_exists() -> None:
     assert linked == drawn
 
 
-def test_the_papers_card_comes_first_and_others_stand_in_the_answer(
-    tmp_path: Path, blessed: list[Checked], on_other_device: Of
+def test_the_papers_card_is_shown_and_others_stand_in_the_answer(
+    tmp_path: Path, every_blessed: list[Checked]
 ) -> None:
-    systems = [item for item in blessed if item.selection.tier is Tier.SYSTEMS]
-    both = [*systems, *(on_other_device(item) for item in systems)]
     (tmp_path / "figures").mkdir()
-    for device in ("nvidia_h100", "nvidia_h200"):
+    for device in (H100, "nvidia_h200"):
         (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
-    write = systems_writers(lambda: both, EXPECTED, tmp_path / "systems.md")
-    assert "systems_nvidia_h100_rollout_throughput.svg" in write["systems_rollout"]()[-1]
-    recorded = {item.selection.target.name for item in systems if item.evidence.count}
-    names = [name for name in BLOCKS if recorded & set(BLOCKS[name].targets)]
-    assert len(names) > 5
-    for name in names:
+    write = systems_writers(lambda: every_blessed, EXPECTED, tmp_path / "systems.md")
+    assert f"systems_{H100}_rollout_throughput.svg" in write["systems_rollout"]()[-1]
+    for name, block in BLOCKS.items():
         text = "\n".join(write[f"systems_{name}"]())
         assert "NVIDIA H100" in text, name
         assert "H200" not in text, name
         assert text.count("<details>") == text.count("</details>")
-        assert ("<details>" not in text) == BLOCKS[name].unfolded
+        assert ("<details>" not in text) == block.unfolded
     sentences = write["systems_answer"]()
     devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
-    assert devices == ["NVIDIA H200", "NVIDIA H100"]
-
-
-def test_rates_of_one_pair_stand_once_with_every_verdict_on_them(blessed_of: Of) -> None:
-    checked = blessed_of("figure11")
-    rows = [line for line in rate_table(alone(checked), EXPECTED) if line.startswith("| 14B | 16")]
-    assert len(rows) == 2
-    for row in rows:
-        asked, verdicts = (row.split("|")[place].split(",") for place in (5, 7))
-        assert len(asked) == len(verdicts) == 2
+    assert devices == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]

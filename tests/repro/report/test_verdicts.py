@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,7 +12,6 @@ from repro.report.verdicts import (
     BAR_WORDS,
     BLESSED_WORDS,
     CLAIM_WORDS,
-    NO_DIFFERENCE,
     OWN_BAR,
     Kind,
     counted,
@@ -25,16 +22,9 @@ from repro.report.verdicts import (
     to_show,
     word,
 )
-from repro.run.places import PACKAGE, expected_folder
+from repro.run.places import expected_folder
 
-ROOT = PACKAGE.parent
 EXPECTED = expected_folder(None)
-WORDS = {
-    "reproduced", "reproduced below a tenth of the paper's size", "contradicted",
-    "excluded at the paper's size", "inconclusive", "not testable here",
-    "not addressed at this tier", "not run", "met", "missed", "undecided", "unchanged", "changed",
-    "unclear",
-}  # fmt: skip
 
 
 def verdict(
@@ -124,31 +114,3 @@ def test_unchanged_values_are_left_out_and_changed_ones_shown(blessed: list[Chec
     assert len(values) > 0
     shown = [item for item in to_show(checked) if kind_of(item) is Kind.BLESSED]
     assert shown == [item for item in values if item.status != "reproduced"]
-
-
-def verdict_cells(text: str) -> list[str]:
-    """Return the cells of every column of a Markdown page that is headed as a verdict."""
-    cells: list[str] = []
-    heads: list[str] = []
-    for line in text.splitlines():
-        row = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if not row:
-            heads = []
-        elif not heads:
-            heads = row
-        elif set(line) - set("|-"):
-            pairs = zip(heads, row, strict=True)
-            cells += [cell for head, cell in pairs if head.split(",")[0] == "verdict" and cell]
-    return cells
-
-
-@pytest.mark.parametrize("name", ["docs/systems.md", "kernels/README.md"])
-def test_a_verdict_on_any_page_is_one_of_the_words(name: str) -> None:
-    page = Path(ROOT / name)
-    if not page.is_file():
-        pytest.skip(f"{name} is not part of an installed package")
-    cells = verdict_cells(page.read_text(encoding="utf-8"))
-    assert len(cells) > 5
-    words = {word for cell in cells for word in cell.split(", ")}
-    plain = {word for word in words if word != "post hoc" and not word.startswith("q = ")}
-    assert {cell for cell in plain if not cell.startswith(f"{NO_DIFFERENCE} ")} <= WORDS

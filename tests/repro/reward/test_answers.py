@@ -1,9 +1,7 @@
-"""Formats and extraction, against the released regular expression and by hand."""
+"""Formats and extraction."""
 
 from __future__ import annotations
 
-import random
-import re
 import time
 
 import pytest
@@ -12,43 +10,11 @@ from repro.reward.answers import (
     extract_answer,
     format_ok,
     lenient_answer,
-    soft_format_ok,
 )
-
-PIECES = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "18", "so", "<think"]
-# The expression as the fact sheet cites it from the released utils/rewards.py.
-RELEASED_SOFT_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
-
-
-def test_the_linear_soft_format_agrees_with_the_released_expression_on_random_texts() -> None:
-    rng = random.Random(0)
-    seen = set()
-    for _ in range(20_000):
-        text = "".join(rng.choices(PIECES, k=rng.randrange(12)))
-        expected = RELEASED_SOFT_FORMAT.search(text) is not None
-        assert soft_format_ok(text) == expected, text
-        seen.add(expected)
-    assert seen == {True, False}
-
-
-def test_the_strict_format_implies_the_soft_one_and_an_answer() -> None:
-    rng = random.Random(1)
-    verdicts = {True: 0, False: 0}
-    for _ in range(5_000):
-        pieces = ["<think>", "so", "</think>", " ", "<answer>", "18", "</answer>"]
-        for _ in range(rng.randrange(3)):
-            at = rng.randrange(len(pieces))
-            pieces[at : at + rng.randrange(2)] = [rng.choice(PIECES)]
-        text = "".join(pieces)
-        verdicts[format_ok(text)] += 1
-        if format_ok(text):
-            assert soft_format_ok(text)
-            assert extract_answer(text) is not None
-    assert min(verdicts.values()) > 500
 
 
 def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
-    # The expression itself needs minutes on the first of these.
+    # The released expression needs minutes on the first of these.
     for unit in (
         "<think></think><answer>",
         "<think>",
@@ -60,7 +26,6 @@ def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
         text = unit * (200_000 // len(unit))
         start = time.process_time()
         assert not format_ok(text)
-        soft_format_ok(text)
         extract_answer(text)
         lenient_answer(text)
         assert time.process_time() - start < 1.0, unit

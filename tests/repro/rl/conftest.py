@@ -22,9 +22,9 @@ from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rl.rows import Rows
 from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rollout.draw import draw, draw_exploring, uniforms
+from repro.rollout.draw import draw, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch
-from repro.spec.arm import Arm, Exploration
+from repro.spec.arm import Arm
 from repro.spec.config import (
     DataConfig,
     LearningRates,
@@ -50,8 +50,6 @@ class TabularDecoder(nn.Module):
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # (prefixes, V)
-        # No cache to share: log-probabilities take the padded layout.
-        self.config = SimpleNamespace(layer_types=["table"])
 
     def model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
         """Return one-hot hidden states of each prefix."""
@@ -235,7 +233,6 @@ class PlainSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
-        exploration: Exploration | None = None,
     ) -> RolloutBatch:
         """Sample each prompt's completions by themselves."""
         groups = uniforms(seeds, sampling.max_new_tokens).split(group_size)
@@ -244,30 +241,21 @@ class PlainSampler:
             completions=[
                 completion
                 for prompt, numbers in zip(prompts, groups, strict=True)
-                for completion in self._group(list(prompt), numbers, sampling, exploration)
+                for completion in self._group(list(prompt), numbers, sampling)
             ],
             group_size=group_size,
         )
 
     @torch.no_grad()
     def _group(
-        self,
-        prompt: list[int],
-        numbers: torch.Tensor,
-        sampling: SamplingConfig,
-        exploration: Exploration | None,
+        self, prompt: list[int], numbers: torch.Tensor, sampling: SamplingConfig
     ) -> list[Completion]:
         G, T = numbers.shape
-        opening = 0 if exploration is None else exploration.tokens_of(T)
         rows = torch.tensor([prompt] * G)
         steps = []
         for t in range(T):
             logits, uniform = self.policy.model(rows).logits[:, -1], numbers[:, t]
-            if exploration is not None and t < opening:
-                heat = torch.full((G,), exploration.temperature)
-                drawn = draw_exploring(logits, uniform, sampling, heat)
-            else:
-                drawn = (*draw(logits, uniform, sampling), torch.zeros(G, dtype=torch.bool))
+            drawn = draw(logits, uniform, sampling)
             steps.append(drawn)
             rows = torch.cat([rows, drawn[0].unsqueeze(1)], dim=1)
             if bool((rows[:, len(prompt) :] == self.end).any(dim=1).all()):
@@ -278,14 +266,12 @@ class PlainSampler:
         for columns in zip(*by_row, strict=True):
             tokens = columns[0]
             length = tokens.index(self.end) + 1 if self.end in tokens else len(tokens)
-            tokens, logprobs, moved = (column[:length] for column in columns)
+            tokens, logprobs = (column[:length] for column in columns)
             completions.append(
                 Completion(
                     token_ids=tuple(tokens),
                     sampled_logprobs=tuple(logprobs),
                     finish_reason="stop" if tokens[-1] == self.end else "length",
-                    explored=min(opening, length),
-                    changed=sum(moved),
                 )
             )
         return completions

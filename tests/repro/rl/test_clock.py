@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from repro.rl import clock
-from repro.rl.clock import WallClock
 from repro.spec.arm import LossConfig
 from repro.spec.config import EvaluationConfig
 
@@ -26,20 +25,6 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seconds_of(values: Any) -> dict[str, float]:
     return {name: value for name, value in values.items() if name.startswith("seconds")}
-
-
-@pytest.mark.usefixtures("ticks")
-def test_what_is_left_out_belongs_to_no_phase_and_what_was_taken_begins_again() -> None:
-    timed = WallClock()
-    timed.mark("rollout")
-    timed.leave_out()
-    timed.mark("update")
-    timed.mark("optimizer")
-    first = timed.take(2)
-    assert first.keys() == COLUMNS
-    assert (first["seconds_rollout"], first["seconds_update"]) == (0.5, 1.0)
-    timed.mark("reward")
-    assert timed.take(1) == dict.fromkeys(COLUMNS, 0.0) | {"seconds_grading": 1.0}
 
 
 @pytest.mark.usefixtures("ticks")

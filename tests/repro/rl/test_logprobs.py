@@ -1,20 +1,16 @@
-"""Log-probabilities of completions: shift, temperature, padding, positions, the two layouts."""
+"""Log-probabilities of completions: shift, temperature, padding, positions, rows that are."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from repro.models import norms
-from repro.rl.diagnostics import token_mean
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run import padded as module
-from repro.rl.single_run.padded import completion_logprobs
+from repro.rl.single_run.packed import packed_logprobs
 
 
 @pytest.fixture
@@ -40,14 +36,13 @@ def by_hand(policy: Any, rows: Rows, row: int, temperature: float) -> tuple[Tens
     return chosen, -(logp.exp() * logp).sum(-1)
 
 
-@pytest.mark.parametrize("layout", ["padded", "shared"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_every_token_is_scored_by_the_logits_before_it(
-    make_policy: Any, nudge: Any, rows: Rows, layout: Any, temperature: float
+    make_policy: Any, nudge: Any, rows: Rows, temperature: float
 ) -> None:
     policy = make_policy()
     nudge(policy)
-    logprobs, entropy = completion_logprobs(policy, rows, temperature, layout=layout)
+    logprobs, entropy = packed_logprobs(policy, rows, temperature)
     assert logprobs.shape == entropy.shape == rows.mask.shape
     for row in range(len(rows)):
         length = int(rows.lengths()[row])
@@ -55,31 +50,6 @@ def test_every_token_is_scored_by_the_logits_before_it(
         assert (logprobs[row, :length] - expected).abs().max() < 2e-5
         assert (entropy[row, :length] - expected_entropy).abs().max() < 2e-5
         assert logprobs[row, length:].tolist() == [0.0] * (logprobs.shape[1] - length)
-
-
-def double_norm(hidden: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
-    return gain * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
-
-
-@pytest.mark.parametrize("training", ["lora", "full"])
-def test_layouts_agree_to_ten_digits_in_float64(
-    make_policy: Any, nudge: Any, rows: Rows, monkeypatch: pytest.MonkeyPatch, training: str
-) -> None:
-    # The norm computes in float32 by definition, which would round the gradient.
-    monkeypatch.setattr(norms.dispatch, "rms_norm", double_norm)
-    policy = make_policy(training=training)
-    nudge(policy, 0.05)
-    policy.model.double()
-    padded, shared = module.padded_hidden(policy, rows), module._shared_hidden(policy, rows)
-    assert padded.dtype == torch.float64
-    # Rotary angles stay float32 in transformers, the same in both layouts.
-    torch.testing.assert_close(padded, shared, rtol=0, atol=1e-10)
-    weight = torch.randn(padded.shape, generator=torch.Generator().manual_seed(0)).double()
-    trained = [p for p in policy.model.parameters() if p.requires_grad]
-    first = torch.autograd.grad((padded * weight).sum(), trained, materialize_grads=True)
-    second = torch.autograd.grad((shared * weight).sum(), trained, materialize_grads=True)
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_end_token_counts_and_nothing_after_it_although_padding_is_the_same_token(
@@ -121,29 +91,4 @@ def test_broken_completions_raise(make_completion: Any) -> None:
 
 def test_temperature_must_be_positive(make_policy: Any, rows: Rows) -> None:
     with pytest.raises(ValueError, match="temperature is 0"):
-        completion_logprobs(make_policy(), rows, 0.0)
-
-
-def test_the_mean_entropy_is_over_tokens(make_policy: Any, rows: Rows) -> None:
-    policy = make_policy()
-    whole = completion_logprobs(policy, rows, 1.0)[1]
-    with torch.no_grad():
-        recomputed = [float(by_hand(policy, rows, r, 1.0)[1].sum()) for r in range(len(rows))]
-    expected = sum(recomputed) / int(rows.mask.sum())
-    assert token_mean(whole, rows.mask) == pytest.approx(expected, abs=1e-5)
-
-
-def test_slices_are_the_cheapest_cut() -> None:
-    lengths = [12, 13, 25, 112, 125, 500]
-
-    def cost(cut: list[slice]) -> int:
-        return sum((s.stop - s.start) * lengths[s.stop - 1] + module.SLICE_COST_TOKENS for s in cut)
-
-    slices = module._slices(lengths)
-    assert slices[0].start == 0
-    assert slices[-1].stop == 6
-    every = []
-    for bits in range(2**5):
-        edges = [0, *[i + 1 for i in range(5) if bits >> i & 1], 6]
-        every.append(cost([slice(a, b) for a, b in itertools.pairwise(edges)]))
-    assert cost(slices) == min(every)
+        packed_logprobs(make_policy(), rows, 0.0)

@@ -109,13 +109,6 @@ def test_bfloat16_swallows_small_noise(sigma: float) -> None:
         assert int((exact == 0).sum()) == 0
 
 
-def test_released_noise_is_what_an_in_place_addition_in_bfloat16_keeps() -> None:
-    z = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_described")
-    gain = torch.ones(1000, dtype=torch.bfloat16).add_(z.bfloat16())
-    noise = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_released")
-    assert torch.equal(noise, gain.float() - 1)
-
-
 def test_the_draw_depends_on_seed_step_and_name_only() -> None:
     weight = torch.ones(64)
     base: Any = {"seed": 3, "step": 7, "name": "a", "form": "as_described"}
@@ -164,35 +157,6 @@ def test_noise_is_a_change_of_the_gain(make_policy: Any) -> None:
     torch.testing.assert_close(logits(policy), noisy, rtol=1e-5, atol=1e-5)
 
 
-def test_projections_may_have_noise_of_their_own_that_only_the_sampler_takes(
-    make_policy: Any,
-) -> None:
-    policy, apart = make_policy(), dataclasses.replace(STRONG, sharing="projection")
-    clean = logits(policy)
-    with enter(policy, apart) as receipt:
-        drawn = [norm.noise.clone() for norm in block_norms(policy.model).values()]
-        gains = [norm.gain() for norm in block_norms(policy.model).values()]
-        with pytest.raises(ValueError, match="one output for all that read it"):
-            logits(policy)
-    assert torch.equal(logits(policy), clean)
-    assert [noise.shape[0] for noise in drawn] == [3, 2] * (len(drawn) // 2)
-    assert [gain.shape for gain in gains] == [noise.shape for noise in drawn]
-    vectors = torch.cat(drawn)
-    assert len({tuple(row) for row in vectors.tolist()}) == len(vectors) == len(receipt.modules)
-    assert receipt.modules[:5] == (
-        "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
-        "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.gate_proj",
-        "model.layers.0.mlp.up_proj",
-    )  # fmt: skip
-    assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.25)
-
-
-@pytest.mark.parametrize("change", [{"form": "as_released"}, {"reach": "shared"}])
-def test_noise_per_projection_is_the_samplers_alone(change: Any) -> None:
-    with pytest.raises(ValueError, match="which only the sampler knows"):
-        dataclasses.replace(STRONG, sharing="projection", **change)
-
-
 def test_noise_is_removed_after_an_exception(make_policy: Any) -> None:
     policy = make_policy()
     clean = logits(policy)
@@ -233,14 +197,3 @@ def test_perturbations_do_not_nest(make_policy: Any) -> None:
             pass
         assert all(norm.noise is not None for norm in block_norms(policy.model).values())
     assert final_norm(policy.model).noise is None
-
-
-def test_receipts_tell_draws_apart(make_policy: Any) -> None:
-    policy = make_policy()
-    digests = set()
-    for seed, step in ((0, 2), (0, 3), (1, 3)):
-        with enter(policy, STRONG, seed=seed, step=step) as receipt:
-            digests.add(receipt.digest)
-    with enter(policy, STRONG, seed=1, step=3) as receipt:
-        assert receipt.digest in digests
-    assert len(digests) == 3

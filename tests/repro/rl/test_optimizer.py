@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -98,34 +96,12 @@ def go_out_and_back(
 
 
 def test_state_goes_out_and_back() -> None:
-    parameters = named(1.0, -2.0)
-    go_out_and_back(parameters, CONFIG)
-    other = build_optimizer(parameters, CONFIG)
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        restore_optimizer(other, parameters, {"stranger//exp_avg": torch.zeros(1)}, {})
-
-
-def test_nothing_to_optimise_raises() -> None:
-    with pytest.raises(ValueError, match="no trainable parameters"):
-        build_optimizer({}, CONFIG)
+    go_out_and_back(named(1.0, -2.0), CONFIG)
 
 
 def test_eight_bit_states_off_the_gpu_raise() -> None:
     with pytest.raises(ValueError, match="needs a CUDA device"):
         build_optimizer(named(1.0), dataclasses.replace(CONFIG, name="adamw_8bit"))
-
-
-def test_eight_bit_states_without_bitsandbytes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    class OnGpu:
-        device = torch.device("cuda")
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    parameters: Any = {"w": OnGpu()}
-    with pytest.raises(RuntimeError, match="bitsandbytes; it is not installed"):
-        build_optimizer(parameters, dataclasses.replace(CONFIG, name="adamw_8bit"))
 
 
 @pytest.mark.gpu

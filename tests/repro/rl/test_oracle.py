@@ -16,12 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from repro.rl import step
 from repro.rl.advantage import Advantages, group_advantages
 from repro.rl.collect import Rollout
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.rows import Rows, make_rows
 from repro.rl.step import accumulate_step
 from repro.spec.arm import LossConfig
+from tests.repro.rl.uneven_rows import plain_logprobs
 
 NO_STD = LossConfig(scale_by_std=False)
 TEMPERATURE = 0.6
@@ -92,6 +94,16 @@ def test_expected_gradient_over_all_pairs_is_exact(
         result.loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     assert table.grad is not None
     torch.testing.assert_close(-table.grad.flatten(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(autouse=True)
+def table_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps ask the table, which has no blocks to pack."""
+
+    def asked(policy: Any, rows: Rows, temperature: float, **settings: Any) -> Any:
+        return plain_logprobs(policy, rows, temperature)
+
+    monkeypatch.setattr(step, "packed_logprobs", asked)
 
 
 class Path:

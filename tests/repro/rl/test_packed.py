@@ -1,4 +1,4 @@
-"""Packed rows: equal to padded ones, and each row by itself."""
+"""Packed rows: equal to each row by itself."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import torch
 from kernels import dispatch
 from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
-from repro.models.memory_plan import padded
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.rl.rows import Rows
-from repro.rl.single_run import packed
 from repro.rl.single_run.packed import packed_logprobs
-from repro.rl.single_run.padded import completion_logprobs
-from tests.repro.rl.uneven_rows import LENGTHS, PROMPTS, exact_head, largest_gap, take_gradients
+from tests.repro.rl.uneven_rows import (
+    LENGTHS,
+    exact_head,
+    largest_gap,
+    plain_logprobs,
+    take_gradients,
+)
 from tests.repro.rollout.conftest import random_policy
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("kept_blocks", [0, 1, None])
-def test_packed_rows_give_the_padded_rows_values_and_gradients(
+def test_packed_rows_give_each_rows_own_values_and_gradients(
     rows: Rows,
     make_policy: Callable[..., Policy],
     nudge: Callable[[Policy, float], None],
@@ -36,7 +39,7 @@ def test_packed_rows_give_the_padded_rows_values_and_gradients(
     policy = make_policy(weight_format=weight_format)
     nudge(policy, 0.1)
     weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1))
-    plain, plain_entropy = completion_logprobs(policy, rows, 0.7, layout="padded")
+    plain, plain_entropy = plain_logprobs(policy, rows, 0.7)
     (plain * weights).sum().backward()
     expected = take_gradients(policy)
     packed, entropy = packed_logprobs(policy, rows, 0.7, kept_blocks=kept_blocks)
@@ -53,46 +56,8 @@ def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
         torch.testing.assert_close(together[row, :length], alone[0, :length], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("copies", [1, 5])
-def test_attention_is_called_once_a_block_whatever_the_rows(
-    rows: Rows, policy: Policy, copies: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-
-    def counted(qkv: Any, *given: Any, **named: Any) -> Any:
-        calls.append(len(qkv))
-        return attend(qkv, *given, **named)
-
-    attend = dispatch.packed_attention
-    monkeypatch.setattr(dispatch, "packed_attention", counted)
-    many = rows.select(torch.arange(len(rows)).repeat(copies))
-    packed_logprobs(policy, many, 1.0, kept_blocks=None)
-    # A prompt's tokens are there once, however many rows it has; the rest is padding.
-    tokens = sum(PROMPTS) + copies * (sum(LENGTHS) - len(LENGTHS))
-    assert calls == [padded(tokens)] * policy.decoder.config.num_hidden_layers
-
-
-def test_the_device_has_a_blocks_work_before_the_host_prepares_the_next(
-    rows: Rows, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def noted(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            done.append(word)
-            return function(*given, **named)
-
-        return call
-
-    monkeypatch.setattr(packed, "groups_of", noted("prepared", packed.groups_of))
-    monkeypatch.setattr(dispatch, "packed_attention", noted("attended", dispatch.packed_attention))
-    packed_logprobs(policy, rows, 1.0)
-    decoder: Any = policy.decoder
-    assert done == ["prepared", "attended"] * len(decoder.model.layers)
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])
-def test_other_architectures_and_trained_norms_get_the_padded_passes_gradients(
+def test_other_architectures_and_trained_norms_get_each_rows_own_gradients(
     rows: Rows,
     make_policy: Callable[..., Policy],
     nudge: Callable[[Policy, float], None],
@@ -101,7 +66,7 @@ def test_other_architectures_and_trained_norms_get_the_padded_passes_gradients(
     trains_norms = kind == "norms trained"
     policy = make_policy(norms_trained=True) if trains_norms else random_policy(kind)
     nudge(policy, 0.1)
-    completion_logprobs(policy, rows, 1.0, layout="padded")[0].sum().backward()
+    plain_logprobs(policy, rows, 1.0)[0].sum().backward()
     expected = take_gradients(policy)
     packed_logprobs(policy, rows, 1.0, kept_blocks=1)[0].sum().backward()
     assert largest_gap(take_gradients(policy), expected) < 1e-5
@@ -111,13 +76,10 @@ def test_noise_on_the_norms_reaches_a_packed_pass(rows: Rows, policy: Policy) ->
     still = packed_logprobs(policy, rows, 1.0)[0]
     for norm in block_norms(policy.model).values():
         norm.noise = torch.full(norm.weight.shape, 0.3)
-    padded_rows = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+    alone = plain_logprobs(policy, rows, 1.0)[0]
     noisy = packed_logprobs(policy, rows, 1.0)[0]
     assert float((noisy - still).abs().max()) > 1e-3
-    torch.testing.assert_close(noisy, padded_rows, rtol=0, atol=2e-5)
-    norm.noise = torch.zeros(2, *norm.weight.shape)
-    with pytest.raises(ValueError, match="one output for all that read it"):
-        packed_logprobs(policy, rows, 1.0)
+    torch.testing.assert_close(noisy, alone, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("state", ["merged", "disabled"])
@@ -130,9 +92,9 @@ def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
         else:
             layer.enable_adapters(False)
     with torch.no_grad():
-        padded_rows = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+        alone = plain_logprobs(policy, rows, 1.0)[0]
         packed = packed_logprobs(policy, rows, 1.0)[0]
-    torch.testing.assert_close(packed, padded_rows, rtol=0, atol=2e-5)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=2e-5)
 
 
 def test_weights_that_lie_one_after_another_are_one_matrix() -> None:
@@ -179,7 +141,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
         return {name: grad.double().cpu() for name, grad in take_gradients(policy).items()}
 
     packed = gradient(packed_logprobs, kept_blocks=kept_blocks)
-    modules = gradient(completion_logprobs, layout="padded")
+    modules = gradient(plain_logprobs)
     exact = make_policy(**GPU_KINDS[kind])
     nudge(exact, 0.1)
     exact.model.double()
@@ -193,7 +155,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
 
 
 def exact_logprobs(policy: Policy, rows: Rows, temperature: float) -> torch.Tensor:
-    """Return the padded pass's log-probabilities with a head in float64."""
+    """Return each row's own log-probabilities with a head in float64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "token_logprobs", exact_head)
-        return completion_logprobs(policy, rows, temperature, layout="padded")[0]
+        return plain_logprobs(policy, rows, temperature)[0]

@@ -1,8 +1,7 @@
-"""Which pass and which sampler a policy gets, and that memory's end is not the run's."""
+"""Which sampler a policy gets, and that memory's end is not the run's."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl import step
-from repro.rl.single_run import passes
 from repro.rl.single_run.for_policy import CopySampler, sampler_for
+from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.spec.arm import RELEASED_BNPO
 from repro.spec.config import SamplingConfig
 from tests.repro.small_runs import train_alone
 
@@ -26,7 +24,7 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def test_on_a_cpu_passes_and_sampler_are_what_they_were(make_policy: Any, go: Any) -> None:
+def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) -> None:
     policy = make_policy()
     assert isinstance(sampler_for(policy, rows=4, max_new_tokens=8, max_positions=64), TorchSampler)
     result, _, _ = go(steps=1)
@@ -43,9 +41,9 @@ def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
         if len(rows) > 3:
             failures.append(len(rows))
             raise torch.OutOfMemoryError("planted")
-        return passes.row_logprobs(policy, rows, temperature, **settings)
+        return packed_logprobs(policy, rows, temperature, **settings)
 
-    monkeypatch.setattr(step, "row_logprobs", scarce)
+    monkeypatch.setattr(step, "packed_logprobs", scarce)
     result, _, _ = go(folder="b")
     assert failures
     (number, expected, fitting), *others = result.effects["micro_batch_fallbacks"]
@@ -54,24 +52,6 @@ def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
     assert result.effects["micro_tokens"] == min([fitting, *(other[2] for other in others)])
     for name in ("loss", "grad_norm", "entropy"):
         assert result.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
-
-
-def test_a_local_mean_is_over_its_rows_whatever_the_passes_hold(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def scarce(policy: Any, rows: Any, temperature: float, **settings: Any) -> Any:
-        if len(rows) > 2:
-            raise torch.OutOfMemoryError("planted")
-        return passes.row_logprobs(policy, rows, temperature, **settings)
-
-    loss = dataclasses.replace(RELEASED_BNPO, mask_truncated=False)
-    plain, _, _ = go(loss=loss, micro_batch_rows=5)
-    monkeypatch.setattr(step, "row_logprobs", scarce)
-    cut, _, _ = go(loss=loss, micro_batch_rows=5, folder="b")
-    other, _, _ = go(loss=loss, micro_batch_rows=7, folder="c")
-    assert cut.series["loss"] == pytest.approx(plain.series["loss"], rel=2e-3, abs=1e-5)
-    assert cut.series["grad_norm"] == pytest.approx(plain.series["grad_norm"], rel=2e-3)
-    assert other.series["grad_norm"][0] != pytest.approx(plain.series["grad_norm"][0], rel=2e-3)
 
 
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:
@@ -101,12 +81,6 @@ def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any
     _, noisy = logprobs(sampler)
     _, expected = logprobs(TorchSampler(policy))
     torch.testing.assert_close(noisy, expected, rtol=0, atol=1e-4)
-
-
-def test_only_full_training_is_sampled_from_a_copy(make_policy: Any) -> None:
-    config = EngineConfig(slots=2, max_positions=64, max_new_tokens=8)
-    with pytest.raises(ValueError, match="CopySampler needs training 'full'"):
-        CopySampler(make_policy(), config)
 
 
 @pytest.mark.gpu

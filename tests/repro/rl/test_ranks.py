@@ -90,7 +90,7 @@ def step() -> Any:
     accuracy: list[float | None] = values.tolist()
     growing.add(request, batch.completions, Rewards(
         accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
-        soft_format=[0.0] * 15, statuses=["ok"] * 15))  # fmt: skip
+        statuses=["ok"] * 15))  # fmt: skip
     policy.model.double()
     for parameter in trained(policy).values():
         # B starts at zero: A gets a gradient, too.
@@ -216,7 +216,7 @@ def test_rewards_that_differ_between_ranks_are_refused() -> None:
 
     def score(asked: Any) -> list[Any]:
         return [Rewards(accuracy=[1.0], format=[1.0], total=[asked], lenient_accuracy=[1.0],
-                        soft_format=[1.0], statuses=["ok"])]  # fmt: skip
+                        statuses=["ok"])]  # fmt: skip
 
     same = True
     assert _alike_on_ranks(score, OtherPays(0, 2))([None])[0].total == [[None]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,24 +41,3 @@ def test_a_run_that_is_not_frozen_raises(states: Callable[..., RunStates]) -> No
     with pytest.raises(ValueError, match="cannot be scored"):
         state.each(fails_in_run_1)
     assert state.alive == [True, True, True]
-
-
-def test_a_fault_of_the_program_ends_all(states: Callable[..., RunStates]) -> None:
-    def faulty(s: int) -> None:
-        raise KeyError(s)
-
-    with pytest.raises(KeyError):
-        states(freeze=True).each(faulty)
-
-
-def test_live_runs_share_the_seconds_that_all_took_together(
-    states: Callable[..., RunStates],
-) -> None:
-    state = states(freeze=True)
-    state.fail(1, ValueError("frozen"))
-    for _ in range(2):
-        state.count_seconds("update_seconds", time.perf_counter() - 1.0)
-    seconds = [run.effects.get("seconds") for run in state.runs]
-    assert seconds[1] is None
-    assert seconds[0] == seconds[2]
-    assert seconds[0] == {"update_seconds": pytest.approx(1.0, abs=0.1)}

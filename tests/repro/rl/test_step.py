@@ -13,12 +13,9 @@ from torch import Tensor
 
 from kernels import dispatch
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl import step
 from repro.rl.loss import StepCounts, policy_loss
-from repro.rl.micro_batches import split_by_tokens, token_budget
+from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.single_run.packed import packed_logprobs
-from repro.rl.single_run.padded import completion_logprobs
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
 from repro.spec.arm import DAPO, GRPO, RELEASED_BNPO, LossConfig
 from repro.spec.config import RunConfig
@@ -28,6 +25,7 @@ from tests.repro.rl.uneven_rows import (
     PROMPTS,
     exact_head,
     largest_gap,
+    plain_logprobs,
     rollout_of,
     take_gradients,
     trained_of_any_type,
@@ -53,8 +51,7 @@ def in_double(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 
 def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
-    """Let steps go over packed rows, as on a GPU, with a head of the caller's."""
-    monkeypatch.setattr(step, "row_logprobs", packed_logprobs)
+    """Let passes end in a head of the caller's."""
     monkeypatch.setattr(dispatch, "token_logprobs", head)
 
 
@@ -91,15 +88,6 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
     assert max(tokens(batch.tolist()) for batch in batches) == best
     some = torch.tensor([4, 1])
     assert [piece.tolist() for piece in split_by_tokens(rows, some, 100)] == [[4, 1]]
-
-
-def test_a_budget_of_rows_holds_so_many_of_the_longest(rows: Rows) -> None:
-    sizes = rows.packed_tokens()
-    assert token_budget(sizes, EVERY_ROW, 6) == 6 * 20
-    assert len(split_by_tokens(rows, EVERY_ROW, token_budget(sizes, EVERY_ROW, 6))) == 1
-    pairs = split_by_tokens(rows, EVERY_ROW, token_budget(sizes, EVERY_ROW, 2))
-    assert all(len(pair) >= 2 for pair in pairs[:-1])
-    assert token_budget(sizes, torch.tensor([], dtype=torch.long), 4) == 4
 
 
 @pytest.mark.parametrize(
@@ -205,10 +193,10 @@ def test_a_single_row_that_does_not_fit_is_the_end(
         evaluate_rows(in_double, rows, EVERY_ROW, 1.0, micro_tokens=100, into=into)
 
 
-def test_the_steps_loss_and_log_probabilities_are_the_padded_ones(
+def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(
     rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
 ) -> None:
-    new = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+    new = plain_logprobs(policy, rows, 1.0)[0]
     old = new.detach() - 0.01
     counts = StepCounts(rows=6, tokens=sum(LENGTHS), length_limit=12)
     whole = policy_loss(new, torch.tensor(ADVANTAGES), rows.mask, GRPO, counts, old_logprobs=old)
@@ -227,7 +215,7 @@ def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(
     output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
     assert torch.cat([piece for piece, _ in output.plan.micro_batches]).tolist() == [2, 3]
     assert torch.cat(output.plan.idle).tolist() == [0, 1, 4, 5]
-    expected = completion_logprobs(policy, rows, 1.0)[0].detach()
+    expected = plain_logprobs(policy, rows, 1.0)[0].detach()
     torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=2e-5)
 
 

@@ -114,16 +114,6 @@ def test_shared_noise_is_seen_by_the_trainer_too(go: Any) -> None:
     assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
 
 
-def test_published_noise_changes_nothing_and_says_so(go: Any) -> None:
-    plain, first, _ = go()
-    published, second, _ = go(noise=dataclasses.replace(NOISE, form="as_published"), folder="b")
-    assert equal(weights(first), weights(second))
-    assert plain.series["reward"] == published.series["reward"]
-    assert published.effects["noise"]["rollouts_asked"] > 0
-    assert published.effects["noise"]["rollouts_perturbed"] == 0
-    assert published.effects["noise"]["modules"] == 0
-
-
 def test_arms_of_a_seed_share_problems_and_random_numbers(go: Any) -> None:
     _, _, plain = go()
     _, _, noisy = go(noise=NOISE, folder="b")
@@ -229,13 +219,6 @@ def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:
     assert max(result.series["truncation_rate"]) > 0.5
     plain, _, _ = go(folder="b")
     assert result.series["grad_norm"][0] != plain.series["grad_norm"][0]
-
-
-def test_entropy_of_truncated_and_finished_rows_adds_up(go: Any) -> None:
-    result, _, _ = go(steps=1)
-    parts = [result.series[f"entropy_{part}"][0] for part in ("finished", "truncated")]
-    present = [part for part in parts if part is not None]
-    assert min(present) <= result.series["entropy"][0] <= max(present)
 
 
 def test_kl_term_acts_after_the_first_step(go: Any) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from repro.models.policy import Policy
 from repro.rl.advantage import Advantages
 from repro.rl.collect import Rollout
 from repro.rl.rows import Rows, make_rows
+from repro.rl.single_run.packed import through_head
 from repro.rollout.sampler import Completion
 
 LENGTHS = (7, 3, 12, 1, 9, 5)
@@ -51,6 +53,19 @@ def rollout_of(rows: Rows, advantages: Sequence[float] = ADVANTAGES) -> Rollout:
         tokens_sampled=int(rows.mask.sum()),
         informative=1.0,
     )
+
+
+def plain_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return what `packed_logprobs` does, by the policy's own modules over rows padded behind."""
+    tokens, predicting = [], []
+    for row, length in enumerate(rows.lengths().tolist()):
+        prompt = rows.prompts[int(rows.prompt_of_row[row])]
+        tokens.append(torch.tensor([*prompt, *rows.token_ids[row, : length - 1].tolist()]))
+        predicting.append(torch.arange(len(tokens[-1])) >= len(prompt) - 1)
+    ids, predicts = (pad_sequence(of, batch_first=True) for of in (tokens, predicting))  # (B, S)
+    decoder: Any = policy.decoder
+    read = decoder.model(input_ids=ids.to(policy.device), use_cache=False).last_hidden_state
+    return through_head(decoder, read[predicts.to(policy.device)], rows, temperature)
 
 
 def exact_head(

@@ -88,10 +88,10 @@ def _quantize(model: Any, weight_format: str) -> None:
 
 
 def small(**changes: Any) -> EngineConfig:
-    """Return the configuration of an engine of four slots without graphs."""
+    """Return the configuration of an engine of four slots."""
     values: dict[str, Any] = {
         "slots": 4, "max_positions": 256, "max_new_tokens": 64, "block_size": 4,
-        "prefill_tokens": 16, "round_steps": 4, "graphs": False,
+        "prefill_tokens": 16, "round_steps": 4,
     }  # fmt: skip
     return EngineConfig(**(values | changes))
 

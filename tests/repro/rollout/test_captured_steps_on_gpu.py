@@ -1,16 +1,26 @@
-"""Noise, faults and bytes under captured steps: needs a GPU with room for the 7B shape."""
+"""Noise, faults, bytes and exactness under captured steps: needs a GPU with room for a 7B."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from repro.measure.rollout_faults import check_faults, check_noise
+from repro.measure.device_state import release
+from repro.models.norms import block_norms
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
+from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.parity import exactness, float32_logprobs, parity, trainer_logprobs
+from repro.rollout.sampler import RolloutBatch
+from repro.rollout.state import Statistics
+from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
+
+ROWS, TOKENS = 8, 64
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,18 +36,87 @@ def policy() -> Policy:
     )  # fmt: skip
 
 
+def engine_of(policy: Policy, **changes: Any) -> Engine:
+    sizes = {"slots": ROWS, "max_positions": 2 * TOKENS, "max_new_tokens": TOKENS}
+    return Engine(policy, EngineConfig(**({"ignore_end": True} | sizes | changes)))
+
+
+def rollout(engine: Engine, on_round: Any = None) -> RolloutBatch:
+    prompts = [[1 + 97 * row + i for i in range(TOKENS)] for row in range(ROWS)]
+    sampling = SamplingConfig(max_new_tokens=TOKENS)
+    return engine.sample(prompts, sampling, group_size=1, seeds=range(ROWS), on_round=on_round)
+
+
 def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
-    (metrics,) = check_noise(policy, [0])
-    assert metrics["repeat_rows_changed"].value == 0
-    assert metrics["noise_off_rows_changed"].value == 0
-    assert metrics["noise_rows_changed"].value == 100
+    engine = engine_of(policy)
+    before = rollout(engine)
+    assert rollout(engine) == before
+    # "Noise range 1e-2 to 5e-4" (Table 4); a step in the first stage with noise.
+    noise = NoiseConfig(sigma_start=1e-2, sigma_end=5e-4)
+    with perturbed(policy, noise, seed=0, step=15, total_steps=100) as receipt:
+        under = rollout(engine)
+    assert rollout(engine) == before
+    assert len(receipt.modules) == len(block_norms(policy.decoder))
+    assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.02)
+    pairs = zip(before.completions, under.completions, strict=True)
+    assert all(one != other for one, other in pairs)
+    engine.close()
 
 
-def test_faults_end_as_they_should_and_keep_no_byte(policy: Policy) -> None:
-    (metrics,) = check_faults(policy, [0])
-    assert metrics["faults_as_they_should"].value == 100, metrics["faults_as_they_should"].method
-    assert metrics["faults_rows_changed"].value == 0
-    assert metrics["faults_bytes_kept"].value == 0
+def through_faults(policy: Policy) -> None:
+    """Let an engine meet bad requests, an interrupt and logits that are not finite."""
+
+    def interrupt(statistics: Statistics) -> None:
+        if statistics.decode_steps >= TOKENS // 2:
+            raise KeyboardInterrupt
+
+    engine = engine_of(policy)
+    expected = rollout(engine)
+    for prompt in ([], [1] * (2 * TOKENS)):
+        with pytest.raises(ValueError, match="prompt 0"):
+            engine.sample([prompt], SamplingConfig(max_new_tokens=TOKENS), group_size=1, seeds=[0])
+    with pytest.raises(KeyboardInterrupt):
+        rollout(engine, interrupt)
+    assert rollout(engine) == expected
+    gain = block_norms(policy.decoder)["model.layers.14.post_attention_layernorm"].weight
+    original = gain.detach().clone()
+    with torch.no_grad():
+        gain[0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"model\.layers\.14's"):
+        rollout(engine)
+    with torch.no_grad():
+        gain.copy_(original)
+    assert rollout(engine) == expected
+    assert engine.pool.free == engine.pool.capacity
+    engine.close()
+
+
+def test_a_fault_changes_no_later_rollout_and_keeps_no_byte(policy: Policy) -> None:
+    # The first engine of a process leaves workspaces, which every later one uses.
+    through_faults(policy)
+    release()
+    held = torch.cuda.memory_allocated()
+    through_faults(policy)
+    release()
+    assert torch.cuda.memory_allocated() == held
+
+
+def test_the_engine_is_as_near_to_a_float32_pass_as_the_trainer() -> None:
+    policy = random_policy(
+        "qwen2.5-3b", weight_format="nvfp4", lora_rank=32, seed=0, device="cuda"
+    )  # fmt: skip
+    engine = engine_of(policy, max_positions=TOKENS + 512, max_new_tokens=512)
+    prompts = [[1 + 97 * row + i for i in range(TOKENS)] for row in range(4)]
+    batch = engine.sample(
+        prompts, SamplingConfig(max_new_tokens=512), group_size=1, seeds=range(4)
+    )  # fmt: skip
+    engine.close()
+    trainer = trainer_logprobs(policy, batch, 1.0)
+    errors = exactness(batch, trainer, float32_logprobs(policy, batch, 1.0))
+    assert errors.engine <= 1.1 * errors.trainer
+    # Two passes that round differently; what they must not do is drift with the position.
+    distance = parity(batch, trainer)
+    assert distance.second_half <= 1.2 * distance.first_half
 
 
 def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_steps(
@@ -50,7 +129,7 @@ def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_st
         return Engine(
             policy,
             EngineConfig(slots=8, max_positions=4096, max_new_tokens=40, ignore_end=True,
-                         prefill_graph_tokens=0, keeps_cache=keeps),
+                         keeps_cache=keeps),
         )  # fmt: skip
 
     keeping, giving = engine(keeps=True), engine(keeps=False)

@@ -16,7 +16,7 @@ pytestmark = [
 
 def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
     device = torch.device("cuda", 0)
-    captures = Captures(device, 1 << 30)
+    captures = Captures(device)
     x = torch.arange(1 << 20, device=device, dtype=torch.float32)
     outputs: list[Tensor] = []
 
@@ -31,5 +31,5 @@ def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
         # The capture's own result, which lies in the captures' pool, is kept from here on.
         assert torch.equal(outputs[-1], x + 1)
         captures.clear()
-        assert captures.nbytes == 0
-        assert captures.captured == made
+        # Twice done and once replayed, for each capture.
+        assert len(outputs) == 2 * made

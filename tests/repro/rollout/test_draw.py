@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from repro.rollout.draw import draw, draw_exploring, sampling_logprobs, uniforms
+from repro.rollout.draw import draw, sampling_logprobs, uniforms
 from repro.spec.config import SamplingConfig
 
 
@@ -133,38 +133,3 @@ def test_the_last_token_of_a_large_vocabulary_can_be_drawn():
     assert int(tokens) == 199_999
     tokens, _ = draw(logits, torch.tensor([0.5], dtype=torch.float64), SamplingConfig())
     assert abs(int(tokens) - 100_000) <= 1
-
-
-def test_exploring_draws_at_the_rows_temperature_and_reports_the_policys():
-    logits, numbers = logits_of(rows=300), uniforms([7], 300)[0]
-    sampling = SamplingConfig(temperature=0.8)
-    heat = torch.tensor([0.5, 1.0, 2.0]).repeat(100)
-    tokens, logprobs, changed = draw_exploring(logits, numbers, sampling, heat)
-    own, _ = draw(logits, numbers, sampling)
-    policy = sampling_logprobs(logits, sampling)
-    assert torch.equal(logprobs, policy.gather(1, tokens.unsqueeze(1)).squeeze(1))
-    assert torch.equal(changed, tokens != own)
-    for factor in (0.5, 1.0, 2.0):
-        rows = heat == factor
-        alone = SamplingConfig(temperature=0.8 * factor)
-        assert torch.equal(tokens[rows], draw(logits[rows], numbers[rows], alone)[0])
-        assert bool(changed[rows].any()) == (factor != 1.0)
-    warm, cold = (sampling_logprobs(logits, SamplingConfig(temperature=t)) for t in (1.6, 0.4))
-    assert (-(warm.exp() * warm).sum(1)).mean() > (-(cold.exp() * cold).sum(1)).mean()
-
-
-def test_a_row_that_does_not_explore_keeps_every_bit_beside_rows_that_do():
-    logits, numbers = logits_of(rows=64), uniforms([5], 64)[0]
-    sampling = SamplingConfig(temperature=0.7)
-    heat = torch.where(torch.arange(64) % 2 == 0, 1.0, 3.0)
-    tokens, logprobs, _ = draw_exploring(logits, numbers, sampling, heat)
-    alone = draw(logits, numbers, sampling)
-    for actual, expected in zip((tokens, logprobs), alone, strict=True):
-        assert torch.equal(actual[::2], expected[::2])
-    assert not torch.equal(tokens[1::2], alone[0][1::2])
-
-
-@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0.0), SamplingConfig(top_p=0.9)])
-def test_exploring_needs_the_full_softmax(sampling):
-    with pytest.raises(ValueError, match="needs a temperature above 0, top_p 1"):
-        draw_exploring(logits_of(), torch.zeros(50).double(), sampling, torch.ones(50))

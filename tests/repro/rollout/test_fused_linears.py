@@ -186,16 +186,6 @@ def test_both_ways_see_an_update_of_the_masters(
         torch.testing.assert_close(_with_update(group(x[:M])), expected[:M])
 
 
-def test_projections_without_adapters_are_one_launch(
-    make_policy: Callable[..., Policy], launches: list[str]
-) -> None:
-    policy = make_policy("qwen2", "nvfp4", 0, seed=33)
-    group = PackedGroup(_packed(_modules(policy, "qkv")), overlap=False, beside=None)
-    for M in (1, 17):
-        assert group(torch.zeros(M, 128)).z is None
-    assert launches == ["layer", "layer"]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
 def test_captures_of_few_and_many_rows_replay_in_turns(make_policy: Callable[..., Policy]) -> None:

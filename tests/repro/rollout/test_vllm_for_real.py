@@ -215,18 +215,6 @@ def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: Vllm
     assert sampler.channels_changed == 0
 
 
-def test_keys_cached_before_a_change_are_wrong_after_it(
-    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sample(sampler, WARM, PROMPTS[-1:])
-    with noise_on(sampler.policy):
-        with monkeypatch.context() as patch:
-            patch.setattr(sampler._llm, "reset_prefix_cache", lambda: True)
-            stale = sample(sampler, WARM, PROMPTS[-1:])
-        assert against_trainer(sampler.policy, stale).mean_exp_abs > ROUNDING
-    assert sample(sampler, WARM, PROMPTS[-1:]) == before
-
-
 def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     plain = sampler.policy
     original = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
@@ -258,15 +246,6 @@ def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) 
     assert written(turned) == written(batch)[2:] + written(batch)[:2]
     assert written(alone) == written(batch)[1:2]
     assert len(set(written(batch))) == 4
-
-
-def test_the_longest_request_fits_and_a_longer_one_is_refused(sampler: VllmSampler) -> None:
-    (longest,) = random_prompts([POSITIONS - WARM.max_new_tokens])
-    (completion,) = sample(sampler, WARM, [longest], group=1).completions
-    assert 0 < len(completion.token_ids) <= WARM.max_new_tokens
-    assert (completion.finish_reason == "length") == (completion.token_ids[-1] != 1)
-    with pytest.raises(ValueError, match=r"prompt 0 has 481 tokens; with 32 new ones it exceeds"):
-        sample(sampler, WARM, [[*longest, 2]], group=1)
 
 
 def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: Path) -> None:

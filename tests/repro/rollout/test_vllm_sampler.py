@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch import nn
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
-from repro.rollout.vllm_sampler import VllmSampler, set_gains
+from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 
@@ -194,26 +193,6 @@ def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
     assert torch.equal(sampler._llm.network.get_submodule(name).weight, before)
 
 
-def test_trained_gains_are_handed_over_beside_an_adapter_that_has_none(sampler: Any) -> None:
-    sample(sampler)
-    name = "model.layers.0.input_layernorm"
-    norm = block_norms(sampler.policy.decoder)[name]
-    original = norm.weight.clone()
-    try:
-        with torch.no_grad():
-            norm.weight.mul_(1.5)
-        sampler.refresh()
-        sample(sampler)
-        expected = sampler._llm.network.get_submodule(name).weight
-        assert torch.equal(expected, (original * 1.5).bfloat16())
-        assert sampler.channels_changed == 0
-        path = Path(sampler._llm.requests[-1][2].lora_path)
-        assert json.loads((path / "adapter_config.json").read_text())["modules_to_save"] is None
-    finally:
-        with torch.no_grad():
-            norm.weight.copy_(original)
-
-
 def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:
     sample(sampler)
     for norm in block_norms(sampler.policy.decoder).values():
@@ -252,12 +231,6 @@ def test_a_policy_whose_base_is_trained_is_refused(vllm: None, make_policy: Make
     policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), training="full")
     with pytest.raises(ValueError, match="it serves LoRA and frozen policies only"):
         VllmSampler(policy, "checkpoint", max_positions=64)
-
-
-def test_a_norm_that_its_model_lacks_is_an_error() -> None:
-    gains = {"model.norm": torch.ones(4)}
-    with pytest.raises(ValueError, match=r"model.norm.weight: the sampler's model has nothing"):
-        set_gains(nn.Module(), gains, gains)
 
 
 def test_a_cache_that_is_not_reset_is_an_error(

@@ -139,7 +139,6 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("list --jsn", "list: there is no argument --jsn (did you mean --json?)"),
         ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
         ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
-        ("choose lerning_rates_0_5b", "did you mean learning_rates_0_5b?"),
         ("bless", "name the targets to bless"),
         ("report --readme {file} table1", "--readme writes the blocks of one file from blessed"),
         ("report --readme {file} table1 table3 --tier smoke", "; leave out table1, table3, --tier"),

@@ -51,27 +51,9 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path
         data_lines(_plan(_folder(tmp_path / "all", ["1"], ["}{", "..."])), named=True)
 
 
-def test_repeated_questions_are_counted(tmp_path: Path) -> None:
-    folder = _folder(tmp_path / "set", ["1"], ["4"])
-    again = [Problem(id=str(i), question="the same?", answer="1") for i in range(3)]
-    write_problems(folder / "train.jsonl", again)
-    [line] = data_lines(_plan(folder), named=True)
-    assert "repeated questions: 2 in train, 0 in test, 0 of the test split" in line
-
-
 def test_the_package_s_own_problems_are_not_opened() -> None:
     [selection] = select(["table1"], tier="smoke")
     assert data_lines(selection.plan(1), named=False) == []
-
-
-def test_a_set_of_test_problems_alone_is_asked_beside_the_target_s_own(tmp_path: Path) -> None:
-    write_problems(tmp_path / "test.jsonl", _problems("test", ["1", "2"]))
-    [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(tmp_path)))
-    [run, *_] = plan = selection.plan(1)
-    assert run.scale.data.source == "generated"
-    assert [item.data.source for item in run.scale.test_sets] == [f"folder:{tmp_path}"]
-    assert selection.source.name.startswith("table1_asked_")
-    assert data_lines(plan, named=True) == []
 
 
 def test_plan_refuses_what_run_would(tmp_path: Path) -> None:

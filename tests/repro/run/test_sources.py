@@ -15,7 +15,8 @@ from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Record, read_record
-from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.runs import RunStates, TrainState
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -141,17 +142,19 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     parameters = {"a": nn.Parameter(torch.zeros(2))}
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["a"].grad = torch.ones(2)
-    optimizer.step()  # a checkpoint without moments is refused
-    state = TrainState(digest="d", step=1, draws=1, series={}, effects={})
+    optimizer.step()
+    runs = [TrainState(digest=d, step=1, draws=1, series={}, effects={}) for d in ("a", "b")]
+    state = RunStates(step=1, runs=runs, failures=[None, None])
     save_checkpoint(tmp_path / "steps", state, parameters, optimizer)
     checkout.loss.write_text(WRONG)
     second = checkout.commit()
     forget()
 
     def going_on() -> dict[str, Any]:
-        state = load_checkpoint(tmp_path / "steps", "d", parameters, optimizer)
+        state = load_checkpoint(tmp_path / "steps", ["a", "b"], parameters, optimizer)
         assert state is not None
-        return state.effects
+        assert state.runs[0].effects == state.runs[1].effects
+        return state.runs[1].effects
 
     record = carried(going_on)
     assert [state["commit"] for state in record.sources] == [first, second]

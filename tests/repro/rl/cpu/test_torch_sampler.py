@@ -13,10 +13,9 @@ from repro.data.tiny_corpus import tiny_prompt
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl.rows import make_rows
-from repro.rl.single_run.padded import completion_logprobs
-from repro.rl.single_run.torch_sampler import TorchSampler, sampler_of_rollouts
-from repro.spec.arm import Arm, Exploration, NoiseConfig
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
+from tests.repro.rl.uneven_rows import plain_logprobs
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=72)
 SAMPLED = SamplingConfig(temperature=1.0, max_new_tokens=40)
@@ -69,7 +68,7 @@ def test_sampled_logprobs_equal_the_trainer_s(
     batch = TorchSampler(policy).sample(prompts, sampling, group_size=3, seeds=range(15))
     rows = make_rows(prompts, batch.completions, group_size=3, end_token_ids={100})
     with torch.no_grad():
-        expected, _ = completion_logprobs(policy, rows, temperature, layout="padded")
+        expected, _ = plain_logprobs(policy, rows, temperature)
     assert (rows.sampled_logprobs - expected).abs().max() < 1e-4
     assert expected[rows.mask].std() > 0.3
 
@@ -91,20 +90,6 @@ def test_refresh_takes_up_trained_weights_and_nothing_else_does(make_policy, pro
     )
 
 
-def test_a_row_s_tokens_do_not_depend_on_the_rows_beside_it(make_policy, prompts):
-    sampler = TorchSampler(make_policy())
-    seeds = list(range(100, 115))
-    together = sampler.sample(prompts, SAMPLED, group_size=3, seeds=seeds)
-    for p, prompt in enumerate(prompts):
-        for g in range(3):
-            alone = sampler.sample([prompt], SAMPLED, group_size=1, seeds=[seeds[3 * p + g]])
-            row = together.completions[3 * p + g]
-            assert alone.completions[0].token_ids == row.token_ids
-            assert alone.completions[0].finish_reason == row.finish_reason
-    turned = sampler.sample(prompts[::-1], SAMPLED, group_size=3, seeds=seeds[::-1])
-    assert tokens_of(turned) == tokens_of(together)[::-1]
-
-
 def test_rows_stop_at_the_end_token_and_others_at_the_limit(make_policy, prompts):
     policy = make_policy(training="none")
     with torch.no_grad():
@@ -120,30 +105,6 @@ def test_rows_stop_at_the_end_token_and_others_at_the_limit(make_policy, prompts
         assert ended or len(completion.token_ids) == SAMPLED.max_new_tokens
         assert len(completion.sampled_logprobs) == len(completion.token_ids)
     assert batch.group(2) == batch.completions[16:24]
-
-
-def test_one_new_token_needs_no_cache_column(make_policy, prompts):
-    one = dataclasses.replace(GREEDY, max_new_tokens=1)
-    sampler = TorchSampler(make_policy())
-    short = tokens_of(sampler.sample(prompts, one, group_size=1, seeds=range(5)))
-    long = tokens_of(sampler.sample(prompts, GREEDY, group_size=1, seeds=range(5)))
-    assert short == [row[:1] for row in long]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": [[1] * 150]}, "prompt 0 has 150 tokens; with 40 new ones"),
-        ({"prompts": [[-1]]}, "prompt 0 holds token -1"),
-        ({"group_size": 0}, "group_size is 0"),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused_by_name(make_policy, arguments, message):
-    values = {"prompts": [[1, 2]], "group_size": 1, "seeds": None} | arguments
-    given = values.pop("prompts")
-    values["seeds"] = values["seeds"] or range(len(given))
-    with pytest.raises(ValueError, match=message):
-        TorchSampler(make_policy()).sample(given, SAMPLED, **values)
 
 
 def test_logits_that_are_not_finite_name_the_layer(make_policy, prompts):
@@ -178,25 +139,3 @@ def test_the_tiny_policy_in_the_package_answers_as_transformers_has_it():
     batch = TorchSampler(policy).sample(prompts, greedy, group_size=1, seeds=range(20))
     assert tokens_of(batch) == generated(policy.decoder, prompts, 64)
     assert all(completion.finish_reason == "stop" for completion in batch.completions)
-
-
-def test_only_the_rollouts_of_an_arm_that_explores_do(make_policy, prompts):
-    sampler, sampling = TorchSampler(make_policy()), SamplingConfig(max_new_tokens=6)
-    plain = Arm(name="plain", label="plain")
-    assert sampler_of_rollouts(sampler, plain) is sampler
-    warm = dataclasses.replace(plain, exploration=Exploration(temperature=2.0))
-    explored = sampler_of_rollouts(sampler, warm).sample(
-        prompts, sampling, group_size=1, seeds=range(5)
-    )
-    assert all(c.explored == len(c.token_ids) for c in explored.completions)
-    assert sum(c.changed for c in explored.completions) > 0
-    # Whoever evaluates asks the sampler itself.
-    asked = sampler.sample(prompts, sampling, group_size=1, seeds=range(5))
-    assert all(c.explored == c.changed == 0 for c in asked.completions)
-    with pytest.raises(
-        ValueError, match=r"arm plain explores at 2 times .*, which object cannot do"
-    ):
-        sampler_of_rollouts(object(), warm)
-    apart = dataclasses.replace(plain, noise=NoiseConfig(sharing="projection"))
-    with pytest.raises(ValueError, match="has noise per projection, which object cannot do"):
-        sampler_of_rollouts(object(), apart)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repro.models.policy import Policy
 from repro.rl.single_run import policy as single
-from repro.spec.arm import DAPO, RELEASED_BNPO, Exploration, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, RELEASED_BNPO, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig
 from tests.repro.rl.stacked import conftest as small
 
@@ -59,7 +59,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small, "trainable_parameters", trainable)
     monkeypatch.setattr("repro.rl.stacked.stack.trainable_parameters", trainable)
     monkeypatch.setattr(single, "trainable_parameters", trainable)
-    monkeypatch.setattr("kernels.dispatch.rms_norm", exact_norm)
+    monkeypatch.setattr("kernels.reference.rms_norm", exact_norm)
     monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_logprobs)
 
 
@@ -119,19 +119,14 @@ def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert one.keys() == many.keys()
     assert many["noise"] == one["noise"]
     assert many["rows"] == one["rows"]
-    assert many.get("exploration") == one.get("exploration")
     assert many["seconds"].keys() == one["seconds"].keys()
     quarter = "sampler_trainer_by_quarter"
     assert many[quarter]["tokens"] == one[quarter]["tokens"]
     assert many["advantage_group_mean_max"] == one["advantage_group_mean_max"]
 
 
-APART = dataclasses.replace(NOISE, sharing="projection")
 AGAIN = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
 ONCE = dataclasses.replace(AGAIN, dynamic_sampling=0)
-OPENING = Exploration(temperature=2.0, opening_tokens=3)
-COOL, WARM = Exploration(temperature=0.7), Exploration(temperature=1.4)
-FIRST = Exploration(temperature=1.5, opening_tokens=1)
 BY_FIVE = small.with_steps(small.SCALE, micro_batch_rows=5)
 ENSEMBLES: dict[str, list[RunConfig]] = {
     "formats, seeds, noise, rates and ranks": [
@@ -140,18 +135,6 @@ ENSEMBLES: dict[str, list[RunConfig]] = {
         make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
         make_run(seed=3, loss=GSPO, learning_rate=1.5e-3),
-    ],
-    "exploration beside runs without it": [
-        make_run(seed=0),
-        make_run(seed=0, exploration=OPENING),
-        make_run(seed=1, weight_format="nvfp4", noise=NOISE, exploration=COOL),
-        make_run(seed=2, exploration=WARM, loss=ONCE),
-    ],
-    "noise of their own for the projections behind a norm": [
-        make_run(seed=0, noise=APART),
-        make_run(seed=1, weight_format="nvfp4", noise=APART, lora_rank=2),
-        make_run(seed=2, weight_format="nf4"),
-        make_run(seed=0, noise=APART, exploration=FIRST),
     ],
     "full fine-tuning": [
         make_run(seed=0, training="full", learning_rate_factor=1.0),
@@ -180,21 +163,6 @@ def test_an_ensemble_trains_what_its_runs_train_alone(
     require_equal(runs, alone_once, together)
 
 
-def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
-    together: Callable[..., Any],
-) -> None:
-    warm = Exploration(temperature=1.6)
-    plain, explored = (one.result for one in together([make_run(), make_run(exploration=warm)]))
-    done, sampled = explored.effects["exploration"], explored.effects["rows"]["tokens_sampled"]
-    assert "exploration" not in plain.effects
-    assert done["tokens_asked"] == done["tokens_explored"] == sampled
-    assert 0 < done["tokens_changed"] < sampled
-    assert explored.series["completion_tokens"] != plain.series["completion_tokens"]
-    # The sampler's log-probabilities are those of the policy that the trainer has.
-    assert max(explored.series["sampler_trainer_abs_diff_max"]) < 1e-4
-    assert max(explored.series["sampler_trainer_kl"]) < 1e-6
-
-
 def test_a_warmer_policy_is_on_policy(
     alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
@@ -205,7 +173,6 @@ def test_a_warmer_policy_is_on_policy(
     assert warmer.series["entropy"][0] > plain.series["entropy"][0]
     # What is drawn from is what the gradient is taken of.
     assert max(warmer.series["sampler_trainer_abs_diff_max"]) < 1e-4
-    assert "exploration" not in warmer.effects
 
 
 def test_training_curves(alone_once: Callable[..., Any], together: Callable[..., Any]) -> None:

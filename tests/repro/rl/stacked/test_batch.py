@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from repro.rl.rows import Rows, make_rows
-from repro.rl.stacked.batch import cut, largest_group, make_batch, padded_tokens, width_multiple
+from repro.rl.stacked.batch import cut, largest_group, make_batch, padded_tokens
 from repro.rollout.sampler import Completion
 
 SIZE = 4
@@ -42,15 +41,6 @@ def test_a_few_long_completions_go_apart_from_the_short() -> None:
     assert [piece[1] for piece in pieces] == [[0, 1], [2, 3, 4, 5, 6, 7]]
 
 
-def test_groups_without_gradient_go_apart_from_long_ones_with_one() -> None:
-    rows, every = [rows_of([90] * 8)], [list(range(8))]
-    assert cut(rows, every, SIZE, 10**6, learning=8) == [every]
-    assert cut(rows, every, SIZE, 10**6, learning=3) == [[[0, 1, 2]], [[3, 4, 5, 6, 7]]]
-    # Of few tokens another pass would cost more.
-    short = [rows_of([3] * 8)]
-    assert cut(short, every, SIZE, 10**6, learning=3) == [every]
-
-
 @pytest.mark.parametrize("multiple", [8, 32])
 @pytest.mark.parametrize("most", [1, 200, 700, 10**6])
 def test_every_group_goes_once_in_its_order_and_within_the_limit(most: int, multiple: int) -> None:
@@ -65,16 +55,3 @@ def test_every_group_goes_once_in_its_order_and_within_the_limit(most: int, mult
         assert taken <= most or max(map(len, piece)) == 1
         assert taken <= padded_tokens(PROMPT, 128, SIZE, multiple) * batch.prompt_ids.shape[1]
     assert largest_group(rows, SIZE, multiple) == padded_tokens(PROMPT, 128, SIZE, multiple)
-
-
-def test_runs_without_groups_take_no_part() -> None:
-    assert cut([None, None], [[], []], SIZE, 100) == []
-    assert largest_group([None], SIZE) == 1
-
-
-def test_a_gpu_meets_few_widths() -> None:
-    """The first meeting of a shape is slow there; 128 lengths of completions are 4 widths."""
-    multiple = width_multiple(torch.device("cuda"))
-    widths = {padded_tokens(PROMPT, 1 + length, 1, multiple) for length in range(1, 129)}
-    assert len(widths) == 4
-    assert multiple % width_multiple(torch.device("cpu")) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,29 +147,49 @@ def test_a_checkpoint_of_another_configuration_is_refused(
 ) -> None:
     start(runs)
     others = [dataclasses.replace(run, seed=run.seed + 1) for run in runs]
-    with pytest.raises(ValueError, match=r"belongs to configuration|other runs"):
+    with pytest.raises(ValueError, match="belongs to configurations"):
         start(others)
 
 
+def flip_a_bit(folder: Path) -> None:
+    path = next(folder.glob("*.safetensors"))
+    stored = bytearray(path.read_bytes())
+    stored[-1] ^= 1
+    path.write_bytes(stored)
+
+
+def put_a_file_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("nothing")
+
+
+# By what is done to a checkpoint, what is said of it.
+DAMAGE: dict[Callable[[Path], Any], str] = {
+    flip_a_bit: "has SHA-256",
+    lambda folder: (folder / "notes.txt").write_text("mine"): "notes.txt has",
+    lambda folder: (folder / "optimizer.safetensors").unlink(): "optimizer.safetensors has",
+    lambda folder: (folder / "SHA256SUMS").unlink(): "SHA256SUMS",
+    put_a_file_in_its_place: "Not a directory",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=list(DAMAGE.values()))
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
-    start: Start, runs: list[RunConfig], tmp_path: Path
+    start: Start, runs: list[RunConfig], tmp_path: Path, damage: Callable[[Path], Any]
 ) -> None:
     runs = at_every_step(runs)
-    whole = start(runs, folder="whole")
-    start(runs)
+    whole = start(runs)
     newest, before = (tmp_path / FOLDER / f"step-{step:08d}" for step in (STEPS, STEPS - 1))
-    damaged = next(newest.glob("*.safetensors"))
-    stored = bytearray(damaged.read_bytes())
-    stored[-1] ^= 1
-    damaged.write_bytes(stored)
+    damage(newest)
     for one, again in zip(whole, start(runs), strict=True):
         assert equal(one.parameters, again.parameters)
         assert again.result.series == one.result.series
         (sentence,) = again.result.effects["checkpoints_refused"]
-        assert f"{newest.name} was refused ({damaged.name} has SHA-256" in sentence
+        assert sentence.startswith(f"checkpoint {newest.name} was refused (")
+        assert DAMAGE[damage] in sentence
         assert sentence.endswith(f"training went on from {before.name}")
     for folder in (newest, before):
-        next(folder.glob("*.safetensors")).write_bytes(b"broken")
+        flip_a_bit(folder)
     named = f"{newest.name}: .*{before.name}: .* to start again"
     with pytest.raises(ValueError, match=re.compile(named, re.DOTALL)):
         start(runs)

@@ -9,15 +9,13 @@ import pytest
 
 from repro.rl.stacked import grouping
 from repro.rl.stacked.grouping import (
-    EVALUATION_ROWS,
-    EVALUATION_TOKENS,
     evaluation_share,
     footprint,
     group_runs,
     kind_of,
     prompts_at_once,
 )
-from repro.spec.arm import DAPO, GRPO, Exploration, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, GRPO, NoiseConfig
 from repro.spec.config import EvaluationConfig, LearningRates, ProblemSet, RunConfig, SamplingConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -28,7 +26,7 @@ GIB = 2**30
 make_run = small.make_run
 
 
-def test_formats_seeds_noise_ranks_losses_exploration_and_rates_go_together() -> None:
+def test_formats_seeds_noise_ranks_losses_and_rates_go_together() -> None:
     rates = LearningRates(lora_16bit=1.0, lora_4bit=2.0, full=3.0)
     other = dataclasses.replace(small.SCALE.optimizer, learning_rates=rates)
     runs = [
@@ -36,7 +34,6 @@ def test_formats_seeds_noise_ranks_losses_exploration_and_rates_go_together() ->
         make_run(seed=7, weight_format="nvfp4", noise=NoiseConfig()),
         make_run(lora_rank=16, reward="random", learning_rate_factor=3.0),
         make_run(loss=dataclasses.replace(GRPO, beta=0.1)),
-        make_run(exploration=Exploration(temperature=1.3, opening_tokens=1)),
         make_run(scale=small.with_steps(small.SCALE, optimizer=other, seeds=(9,))),
     ]
     assert len({kind_of(run) for run in runs}) == 1
@@ -50,7 +47,6 @@ def test_what_changes_the_computation_goes_apart() -> None:
         make_run(norms_trained=True),
         make_run(temperature_factor=1.1),
         make_run(loss=DAPO),
-        make_run(noise=NoiseConfig(sharing="projection")),
         make_run(scale=small.with_steps(small.SCALE, steps=4)),
         make_run(scale=small.with_steps(small.SCALE, compute_dtype="bfloat16")),
         dataclasses.replace(make_run(training="none"), procedure="evaluate"),
@@ -78,27 +74,6 @@ def test_memory_decides_how_many_and_arms_are_spread_evenly(
         assert group[-1].seed <= after[0].seed
     assert [len(group) for group in group_runs(arms, 1)] == [1] * 10
     assert [len(group) for group in group_runs(arms, 64 * GIB, devices=2)] == [5, 5]
-
-
-def test_larger_runs_are_estimated_larger() -> None:
-    plain = footprint([make_run()])
-    assert footprint([make_run(lora_rank=64)]).run > plain.run
-    assert footprint([make_run(training="full")]).run > plain.run
-    wide = small.with_steps(small.SCALE, group_size=8)
-    assert footprint([make_run(scale=wide)]).longest > plain.longest
-    assert footprint([make_run(loss=LossConfig(beta=0.1))]).run > plain.run
-    short = footprint([make_run()], 20)
-    assert short.longest < plain.longest
-    assert short.run < plain.run
-    tight = plain.fixed + 4 * plain.run + 4 * 2000 * plain.token
-    assert 2000 <= plain.tokens_at_once(4, int(tight / 0.8) + 1) <= 2001
-    assert plain.tokens_at_once(4, 1) == plain.longest
-
-
-def test_an_evaluation_reads_no_more_prompts_than_fit() -> None:
-    assert prompts_at_once(50, 1, 100) == EVALUATION_ROWS // 50
-    assert prompts_at_once(50, 1, 418) == EVALUATION_TOKENS // (50 * 418)
-    assert prompts_at_once(10_000_000, 1, 418) == 1
 
 
 @pytest.fixture
@@ -154,8 +129,3 @@ def test_fifty_runs_fit_a_card_of_80_gigabytes(many: list[RunConfig]) -> None:
     estimate = footprint(many)
     assert estimate.runs_in(card) >= 50
     assert estimate.peak(50, estimate.tokens_at_once(50, card)) * 1.13 < card
-
-
-def test_a_run_without_a_training_scale_is_refused() -> None:
-    with pytest.raises(TypeError, match="TrainScale"):
-        kind_of(dataclasses.replace(make_run(), scale=None))

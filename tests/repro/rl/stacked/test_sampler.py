@@ -9,19 +9,15 @@ import pytest
 import torch
 
 from repro.data.problem import Problem
-from repro.models.decoder import READERS
-from repro.models.norms import block_norms
-from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.noise import perturbed
 from repro.rl.stacked import sampler as stacked_sampler
-from repro.rl.stacked.decoding import Buffers, Decoder, Drawing, GraphedSteps
-from repro.rl.stacked.masters import plain_name
-from repro.rl.stacked.noise import added_noise, sharing_of
+from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps
+from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
 from repro.rollout.sampler import RolloutBatch
-from repro.spec.arm import Exploration, NoiseConfig
+from repro.spec.arm import NoiseConfig
 from repro.spec.config import RunConfig, SamplingConfig
 from tests.repro.rl.conftest import PlainSampler
 from tests.repro.rl.stacked import conftest as small
@@ -33,21 +29,14 @@ RUNS = [
     small.make_run(seed=1, weight_format="nf4", noise=dataclasses.replace(NOISE, sigma_end=0.2)),
     small.make_run(seed=3, weight_format="mxfp4"),
 ]
-
-
-WARM = Exploration(temperature=1.7)
-OPENING = Exploration(temperature=3.0, opening_tokens=2)
-COOL = Exploration(temperature=0.5)
-LONG = SamplingConfig(temperature=0.9, max_new_tokens=60)
+LONG = SamplingConfig(temperature=1.5, max_new_tokens=60)
 SHORT = SamplingConfig(max_new_tokens=12)
 
 
-def request_of(
-    run: RunConfig, problems: list[Problem], step: int, exploration: Exploration | None = None
-) -> SampleRequest:
+def request_of(run: RunConfig, problems: list[Problem], step: int) -> SampleRequest:
     source = PromptSource(problems, small.load(run).tokenizer, run)  # type: ignore[arg-type]
     asked = GrowingRollout(run, source, step=step, draws=step).request()
-    return SampleRequest(prompts=asked.prompts, seeds=asked.seeds, exploration=exploration)
+    return SampleRequest(prompts=asked.prompts, seeds=asked.seeds)
 
 
 def sampler_of(
@@ -66,19 +55,6 @@ def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
     assert [c.finish_reason for c in many.completions] == [c.finish_reason for c in one.completions]
     for own, alone in zip(many.completions, one.completions, strict=True):
         assert own.sampled_logprobs == pytest.approx(alone.sampled_logprobs, rel=1e-5, abs=1e-5)
-        assert (own.explored, own.changed) == (alone.explored, alone.changed)
-
-
-def move_noise_to_projections(policy: Policy) -> None:
-    """Carry noise per projection by hooks, as a norm's own pass has one output for all."""
-    for name, norm in block_norms(policy.decoder).items():
-        block, _, leaf = name.rpartition(".")
-        for number, reader in enumerate(READERS[leaf] if norm.noise is not None else ()):
-            assert norm.noise is not None
-            ratio = 1 + norm.noise[number] / norm.weight.detach()
-            projection = policy.decoder.get_submodule(f"{block}.{reader}")
-            projection.register_forward_pre_hook(lambda _, args, r=ratio: (args[0] * r,))
-        norm.noise = None
 
 
 @pytest.mark.parametrize(
@@ -108,108 +84,6 @@ def test_tokens_of_every_format_and_noise_are_those_of_the_plain_sampler(
         require_same(one, many)
     reasons = {c.finish_reason for many in together if many for c in many.completions}
     assert "stop" in reasons
-
-
-def test_runs_that_explore_draw_what_they_would_alone(problems: list[Problem]) -> None:
-    ways = (None, WARM, OPENING, COOL)
-    requests = [request_of(*one) for one in zip(RUNS, [problems] * 4, [0] * 4, ways, strict=True)]
-    sampler = StackSampler(small.stack_of(RUNS), small.positions(RUNS[0]) + 40)
-    sampling = SamplingConfig(temperature=0.9, max_new_tokens=40)
-    together = sampler.sample(requests, sampling, group_size=4)
-    for run, request, many in zip(RUNS, requests, together, strict=True):
-        one = PlainSampler(small.load(run)).sample(
-            request.prompts, sampling, group_size=4, seeds=request.seeds,
-            exploration=request.exploration,
-        )  # fmt: skip
-        require_same(one, many)
-        for completion in one.completions:
-            asked = 0
-            if request.exploration is not None:
-                asked = request.exploration.tokens_of(len(completion.token_ids))
-            assert completion.explored == asked
-        assert (sum(c.changed for c in one.completions) > 0) == (request.exploration is not None)
-
-
-def test_a_run_keeps_every_bit_beside_runs_that_explore_and_afterwards(
-    problems: list[Problem],
-) -> None:
-    _, requests, sampler = sampler_of(RUNS[:2], problems)
-    sampling = SamplingConfig(temperature=0.9, max_new_tokens=12)
-    before = sampler.sample(requests, sampling, group_size=4)
-    warm = dataclasses.replace(requests[1], exploration=WARM)
-    beside = sampler.sample([requests[0], warm], sampling, group_size=4)
-    assert beside[0] == before[0]
-    assert beside[1] != before[1]
-    # Counts of the exploring rollout do not linger in the buffers.
-    assert sampler.sample(requests, sampling, group_size=4) == before
-
-
-def test_noise_per_projection_samples_as_the_plain_sampler_does(problems: list[Problem]) -> None:
-    apart = dataclasses.replace(NOISE, sharing="projection")
-    runs = [
-        small.make_run(seed=0, noise=apart),
-        small.make_run(seed=1, weight_format="nvfp4", noise=apart),
-        small.make_run(seed=2, weight_format="mxfp4"),
-    ]
-    stack = small.stack_of(runs)
-    assert stack.masters is not None
-    # Off its start, so that each projection's own adapter counts.
-    drawn = torch.randn(stack.masters.values.shape, generator=torch.Generator().manual_seed(3))
-    policies = [small.load(run) for run in runs]
-    stack.masters.values += 0.05 * drawn
-    for s, policy in enumerate(policies):
-        own = small.parameters_of_run(stack.masters, s)
-        for name, parameter in trainable_parameters(policy).items():
-            parameter.data.copy_(own[plain_name(name)])
-    sampler = StackSampler(stack, small.positions(runs[0]) + 40, sharing_of(runs))
-    noise = added_noise(runs, stack, step=2)
-    assert noise.rollout is not None
-    assert noise.rollout.shape[1] == 5 * stack.shape.layers + 1
-    assert len(noise.receipts[0].modules) == 5 * stack.shape.layers
-    assert noise.receipts[2].modules == ()
-    sampler.refresh(noise.rollout)
-    sampling = SamplingConfig(max_new_tokens=40)
-    requests = [request_of(run, problems, 2) for run in runs]
-    together = sampler.sample(requests, sampling, group_size=4)
-    for run, policy, request, many in zip(runs, policies, requests, together, strict=True):
-        with perturbed(policy, run.arm.noise, seed=run.seed, step=2, total_steps=3):
-            move_noise_to_projections(policy)
-            one = PlainSampler(policy).sample(
-                request.prompts, sampling, group_size=4, seeds=request.seeds
-            )
-        require_same(one, many)
-
-
-def test_one_vector_for_all_projections_is_what_they_share_by_norm(problems: list[Problem]) -> None:
-    runs = RUNS[1:3]
-    stack = small.stack_of(runs)
-    noise = added_noise(runs, stack, step=2).rollout
-    assert noise is not None
-    layers = stack.shape.layers
-    # q, k and v of each layer read the first of its two norms, gate and up the second.
-    behind = [2 * layer + norm for layer in range(layers) for norm in (0, 0, 0, 1, 1)]
-    repeated = noise[:, [*behind, 2 * layers]]
-    requests = [request_of(run, problems, 2) for run in runs]
-    sampling = SamplingConfig(max_new_tokens=12)
-    batches = []
-    for sharing, values in (("norm", noise), ("projection", repeated)):
-        sampler = StackSampler(stack, small.positions(runs[0]), sharing)  # type: ignore[arg-type]
-        sampler.refresh(values)
-        batches.append(sampler.sample(requests, sampling, group_size=4))
-    for one, many in zip(*batches, strict=True):
-        assert one is not None
-        require_same(one, many)
-
-
-def test_noise_of_another_sharing_than_the_samplers_is_refused() -> None:
-    apart = dataclasses.replace(NOISE, sharing="projection")
-    stack = small.stack_of(RUNS[:2])
-    sampler = StackSampler(stack, 40, "projection")
-    with pytest.raises(ValueError, match="shared by projection it needs"):
-        sampler.refresh(added_noise(RUNS[:2], stack, step=2).rollout)
-    mixed = [RUNS[1], small.make_run(seed=0, noise=apart)]
-    with pytest.raises(ValueError, match="by norm and projection"):
-        added_noise(mixed, stack, step=2)
 
 
 def test_noise_goes_away_with_the_next_refresh_and_never_touches_the_gains(
@@ -267,21 +141,21 @@ def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None
 class StepsOfNoGraph(GraphedSteps):
     """Steps as of a GPU, at its sizes and looks, without graphs."""
 
-    def __init__(self, decoder: Decoder, buffers: Buffers, drawing: Drawing, pool: Any) -> None:
-        self.call = decoder, buffers, drawing
+    def __init__(self, decoder: Decoder, buffers: Buffers, sampling: Any, pool: Any) -> None:
+        self.call = decoder, buffers, sampling
 
     def __call__(self, columns: int) -> None:
         """Run one step."""
-        decoder, buffers, drawing = self.call
-        decoder.step(buffers, columns, drawing)
+        decoder, buffers, sampling = self.call
+        decoder.step(buffers, columns, sampling)
 
 
 @pytest.fixture(scope="module")
 def many_rows(problems: list[Problem]) -> tuple[list[Any], list[RolloutBatch]]:
     """Return requests of three runs for many rows, and what the plain sampler draws for each."""
     requests: list[Any] = []
-    for run, way in zip(RUNS[:3], (None, WARM, OPENING), strict=True):
-        asked = request_of(run, problems, 0, way)
+    for run in RUNS[:3]:
+        asked = request_of(run, problems, 0)
         # Eight rows of each of four prompts, whatever the runs' own groups are.
         prompts = (list(asked.prompts) * 4)[:4]
         seeds = list(range(100 * run.seed, 100 * run.seed + 32))
@@ -292,11 +166,10 @@ def many_rows(problems: list[Problem]) -> tuple[list[Any], list[RolloutBatch]]:
     )
     apart = [
         PlainSampler(small.load(run)).sample(
-            request.prompts, LONG, group_size=8, seeds=request.seeds,
-            exploration=request.exploration,
+            request.prompts, LONG, group_size=8, seeds=request.seeds
         )
         for run, request in zip(RUNS[:3], requests, strict=True)
-    ]  # fmt: skip
+    ]
     return requests, apart
 
 
@@ -315,9 +188,9 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
     rows: list[int] = []
     draw = Decoder.draw
 
-    def counted(self: Decoder, buffers: Buffers, drawing: Drawing) -> torch.Tensor:
+    def counted(self: Decoder, buffers: Buffers, sampling: SamplingConfig) -> torch.Tensor:
         rows.append(len(buffers.done))
-        return draw(self, buffers, drawing)
+        return draw(self, buffers, sampling)
 
     monkeypatch.setattr(Decoder, "draw", counted)
     together = sampler.sample(requests, LONG, group_size=8)

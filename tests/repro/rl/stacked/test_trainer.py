@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from repro.rl.stacked import policies as stacked_policies
 from repro.rl.stacked.stack import Stack
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig
-from tests.repro.rl.damage import rewrite_state
 from tests.repro.rl.stacked import conftest as small
 from tests.repro.small_runs import equal
 
@@ -92,18 +89,6 @@ def test_a_failure_survives_a_stop(together: Callable[..., Any]) -> None:
     rest = together(RUNS)
     assert isinstance(rest[1].result, FailedRun)
     assert rest[0].result.finished
-
-
-def test_an_ensemble_that_trains_other_shapes_does_not_go_on(
-    together: Callable[..., Any], tmp_path: Path
-) -> None:
-    together(RUNS[:1])
-    (newest,) = (tmp_path / "together").iterdir()
-    state = json.loads((newest / "state.json").read_text())
-    state["layout"]["names"].reverse()
-    rewrite_state(newest, state)
-    with pytest.raises(ValueError, match="train other tensors"):
-        together(RUNS[:1])
 
 
 def test_held_out_accuracy_is_noted_with_steps_and_sampled_tokens(
@@ -182,26 +167,6 @@ def test_when_memory_runs_out_the_step_is_made_again_with_fewer_tokens(
     monkeypatch.setattr(stacked_policies, "accumulate_gradients", never)
     with pytest.raises(torch.OutOfMemoryError):
         together(RUNS, folder="none")
-
-
-def test_when_memory_runs_out_in_a_pass_without_gradient_it_is_made_again_too(
-    together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scale = small.with_steps(small.SCALE, updates_per_rollout=3)
-    runs = [make_run(seed=seed, scale=scale) for seed in range(2)]
-    whole = together(runs, tokens_at_once=small.ONE_GROUP)
-    evaluate = stacked_policies.evaluate_runs
-
-    def short(passes: Any, *arguments: Any) -> None:
-        if passes.tokens_at_once > small.ONE_GROUP:
-            raise torch.OutOfMemoryError("no memory is left")
-        evaluate(passes, *arguments)
-
-    monkeypatch.setattr(stacked_policies, "evaluate_runs", short)
-    for one, many in zip(whole, together(runs, folder="fewer"), strict=True):
-        ((step, first, fitting),) = many.result.effects["tokens_at_once_fallbacks"]
-        assert (step, fitting) == (0, first // 2)
-        assert many.result.series == one.result.series
 
 
 def test_configurations_that_cannot_be_trained_raise(together: Callable[..., Any]) -> None:

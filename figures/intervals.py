@@ -1,0 +1,228 @@
+"""Rows with intervals: accuracies, claims, doses before training, operations against their bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from textwrap import fill
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from figures import captions
+from figures.style import COLOURS, GREY, frame, name_ends, new_figure, styles, tidy
+from repro.evidence.verdicts.statistics import mean_interval
+from repro.judge.check import Checked
+from repro.report.doses import doses, paper_rises
+from repro.report.tables import paper_columns
+from repro.report.tidy import statements
+from repro.report.verdicts import stated_bars
+
+_BASE = "bf16_lora"
+_ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
+_PAPERS_MARKS = "osD^"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A dot with its interval (None of one value), and a tick for each of `values`."""
+
+    label: str
+    mean: float
+    low: float | None
+    high: float | None
+    colour: str = COLOURS["mxfp4"]
+    values: Sequence[float] = ()
+
+
+def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw rows from above, each named at its left."""
+    for place, row in enumerate(rows):
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], color=row.colour, linewidth=2)
+        axes.plot(row.mean, place, "o", color=row.colour, markersize=5)
+        axes.plot(row.values, [place] * len(row.values), "|", color=row.colour, alpha=0.8,
+                  markersize=10)  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    tidy(axes, "x")
+
+
+def _height(rows: Sequence[Row]) -> float:
+    return 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
+
+
+def accuracy(checked: Checked, expected: Path, title: str) -> Figure | None:
+    """Return the figure of a target's headline by arm; the paper's values have their own panel.
+
+    The panels share rows and nothing else: other models, other problems.
+    """
+    target = checked.selection.target
+    if target.headline is None:
+        return None
+    metric = target.metric(target.headline)
+    values, paper = checked.evidence.values(metric.name), paper_columns(target, expected)
+    arms = {arm: style for arm, style in styles(target.arms).items() if values.get(arm)}
+    rows = []
+    for arm, style in arms.items():
+        seeds = [*values[arm].values()]
+        of = mean_interval(seeds)
+        rows.append(Row(label=style.label, colour=style.colour, mean=of.value, low=of.low,
+                        high=of.high, values=seeds))  # fmt: skip
+    if not rows:
+        return None
+    panels = (1.5, 1.0) if paper else (1.5,)
+    figure = new_figure(4.0 * sum(panels), _height(rows))
+    axes = figure.subplots(1, len(panels), sharey=True, width_ratios=panels, squeeze=False)[0]
+    draw_rows(axes[0], rows)
+    axes[0].set_xlabel(f"{metric.title}, {metric.unit}")
+    keys = []
+    for mark, (column, printed) in zip(_PAPERS_MARKS, paper.items(), strict=False):
+        for place, (arm, style) in enumerate(arms.items()):
+            if arm in printed:
+                axes[1].plot(float(printed[arm]), place, mark, color=style.colour, mfc="white")
+        tidy(axes[1], "x")
+        axes[1].set_xlabel("the paper, other models and problems")
+        keys.append(Line2D([], [], color=GREY, marker=mark, mfc="white", linestyle="",
+                           label=f"the paper, {column}"))  # fmt: skip
+    note = f"{captions.origin(checked.evidence.every_record())}; mean, 95 % t interval, each seed"
+    frame(figure, title, note, keys)
+    return figure
+
+
+def claims(checked: Checked, expected: Path, title: str) -> Figure | None:
+    """Return the figure of a target's claims with the intervals of their verdicts, by unit."""
+    stated = [
+        row
+        for row in statements([checked], expected)
+        if row.effect is not None and row.name in {c.name for c in checked.selection.target.claims}
+    ]
+    if not stated:
+        return None
+    units = list(dict.fromkeys(row.unit for row in stated))
+    parts = [[row for row in stated if row.unit == unit] for unit in units]
+    drawn = [
+        [Row(label=fill(f"{row.statement}: {row.verdict}", 60), mean=row.effect or 0.0,
+             low=row.low, high=row.high) for row in part]
+        for part in parts
+    ]  # fmt: skip
+    heights = [_height(rows) - 1.0 for rows in drawn]
+    figure = new_figure(9.0, 0.6 + sum(heights))
+    grid = figure.subplots(len(units), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, unit, part, rows in zip(grid, units, parts, drawn, strict=True):
+        draw_rows(axes, rows)
+        axes.axvline(1.0 if unit in ("ratio", "x") else 0.0, color="#9a9a9a", linewidth=0.8)
+        for place, row in enumerate(part):
+            if row.paper is not None:
+                axes.plot(row.paper, place, "D", color="#000000", markersize=4.5, zorder=3)
+        axes.set_xlabel(f"effect, {unit}")
+    note = f"{captions.origin(checked.evidence.every_record())}; simultaneous 95 % intervals"
+    frame(figure, title, f"{note}; diamonds: the paper's size")
+    return figure
+
+
+def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
+    """Return the figure of doses before training, None without records beside BF16's.
+
+    On the left how far each treatment raises the entropy of own finished completions, beside Fig.
+    5 at step 0. On the right accuracy against entropy: BF16 at several temperatures is a line, and
+    what lies below it is lost to rounding beyond exploring.
+    """
+    entropy, found = checked.evidence.values(_ENTROPY), doses(checked)
+    if not found:
+        return None
+    looks, paper = styles(checked.selection.target.arms), paper_rises(expected)
+    rows: list[Row] = []
+    printed = {}
+    for arm in (arm for arm in looks if arm in found and found[arm].arm.temperature_factor == 1):
+        of, own, base = found[arm].rise, entropy[arm], entropy[_BASE]
+        printed[len(rows)] = paper.get(arm)
+        draws = [own[draw] - base[draw] for draw in own if draw in base]
+        rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
+                        low=of.low, high=of.high, values=draws))  # fmt: skip
+    figure = new_figure(11.5, 0.3 + _height(rows))
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    draw_rows(left, rows)
+    for place, value in printed.items():
+        if value is not None:
+            left.plot(value, place, "D", color="#000000", markersize=4.5, zorder=3)
+    left.axvline(0, color="#9a9a9a", linewidth=0.8)
+    left.set_xlabel("entropy less BF16's, nats")
+    _costs(right, checked, entropy)
+    keys = [
+        Line2D([], [], color=GREY, marker="o", label="mean, 95 % interval over draws"),
+        Line2D([], [], color=GREY, marker="|", linestyle="", label="a draw of the rounding"),
+        Line2D([], [], color="#000000", marker="D", linestyle="", label="the paper, 7B, step 0"),
+    ]
+    note = f"{len(entropy[_BASE])} orders of channels, each another draw of every rounding; entropy"
+    frame(figure, title, f"{note} of own finished completions, before any training", keys)
+    return figure
+
+
+def _costs(axes: Axes, checked: Checked, entropy: Mapping[str, Mapping[object, float]]) -> None:
+    arms = {arm.name: arm for arm in checked.selection.target.arms}
+    looks, accuracy = styles(arms.values()), checked.evidence.values(_ACCURACY)
+    points = {
+        arm: (fmean(entropy[arm].values()), fmean(accuracy[arm].values()))
+        for arm in looks
+        if arm in entropy and arm in accuracy
+    }
+    ladder = [points[arm] for arm in points if arm == _BASE or arms[arm].temperature_factor != 1]
+    axes.plot(*zip(*sorted(ladder), strict=True), color=looks[_BASE].colour, linewidth=1.4)
+    widest = max(x for arm, (x, _) in points.items() if arms[arm].temperature_factor == 1)
+    shown = {arm: point for arm, point in points.items() if point[0] <= widest + 0.05}
+    for arm, point in shown.items():
+        axes.plot(*point, "o", color=looks[arm].colour, markersize=6)
+    axes.set_xlim(min(x for x, _ in shown.values()) - 0.03, widest + 0.05)
+    low, high = min(y for _, y in shown.values()), max(y for _, y in shown.values())
+    margin = 0.12 * (high - low or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    ends = [(looks[arm], *point) for arm, point in shown.items()]
+    name_ends(axes, ends, at=widest + 0.07, gap=0.052)
+    axes.set_xlabel("entropy, nats; line: BF16 by temperature")
+    axes.set_ylabel("right, percent of completions at T = 1")
+    tidy(axes)
+
+
+def operations(checked: Checked, expected: Path, title: str) -> Figure | None:
+    """Return the figure of the kernels' bars: shares of the copy rate, and ratios of times.
+
+    Dots are means of the seeds with their range; strokes what is accepted, broken ones at most.
+    """
+    bars = [bar for bar in stated_bars(checked, expected) if bar.unit == "ratio"]
+    bars = [bar for bar in bars if not bar.expectation.metric.startswith(_ROOFLINE)]
+    if not bars:
+        return None
+    panels = {
+        "share of the device's copy rate": [b for b in bars if "_share" in b.expectation.metric],
+        "ratio of times": [b for b in bars if "_share" not in b.expectation.metric],
+    }
+    figure = new_figure(11.5, 1.4 + 0.24 * max(map(len, panels.values())))
+    for axes, (xlabel, part) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        rows = []
+        for bar in part:
+            arm, metric = bar.key
+            seeds = [*checked.evidence.values(metric)[arm].values()]
+            tone = COLOURS["mxfp4" if bar.expectation.holds(fmean(seeds)) else "nvfp4"]
+            title_of_bar = bar.title.removeprefix("other operations: ").split(", of the copy")[0]
+            rows.append(Row(label=title_of_bar, colour=tone, mean=fmean(seeds), low=min(seeds),
+                            high=max(seeds)))  # fmt: skip
+        draw_rows(axes, rows)
+        for place, bar in enumerate(part):
+            for bound, line in zip(bar.expectation.accept, ("-", ":"), strict=True):
+                if bound is not None:
+                    ends = [place - 0.35, place + 0.35]
+                    axes.plot([bound] * 2, ends, color="#000000", linestyle=line, linewidth=1.5)
+        axes.set_xlim(left=0.0)
+        axes.set_xlabel(xlabel)
+    note = "mean and range of the seeds; | the least accepted, ¦ the most"
+    records = checked.evidence.every_record()
+    frame(figure, title, f"{note}; {captions.origin(records)}")
+    return figure
+
+
+# Of the layer itself, which the roofline draws.
+_ROOFLINE = ("ratio_7b", "ratio_32b")

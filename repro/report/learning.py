@@ -1,0 +1,119 @@
+"""The tables of docs/learning.md: arms of a real checkpoint, before and after training.
+
+What a column shows and says stands in the templates; here is what they ask of an arm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.evidence.paper import paper_cells
+from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.judge.check import Checked
+from repro.report.doses import BASE, doses, paper_rises, treatment
+from repro.report.numbers import signed
+from repro.report.tables import NOTHING
+from repro.report.tidy import rendered
+from repro.spec.arm import Arm
+
+_ACCURACY = "accuracy_lenient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmValues:
+    """What a check has of one arm, and of the arm that it is held against."""
+
+    checked: Checked
+    arm: Arm
+    base: str = BASE
+
+    def values(self, metric: str, arm: str = "") -> list[float]:
+        """Return a metric's values over seeds."""
+        return [*self.checked.evidence.values(metric).get(arm or self.arm.name, {}).values()]
+
+    def mean(self, metric: str, arm: str = "") -> float:
+        """Return the mean over seeds, NaN without any."""
+        values = self.values(metric, arm)
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def beside(self, metric: str, *, less: bool = False) -> Interval | None:
+        """Return the difference from the base in the same seeds, or with `less` its negative.
+
+        None of the base itself, and without a seed in common.
+        """
+        values = self.checked.evidence.values(metric)
+        own, base = values[self.arm.name], values.get(self.base, {})
+        sign = -1 if less else 1
+        pairs = [sign * (own[seed] - base[seed]) for seed in own if seed in base]
+        return mean_interval(pairs) if pairs and self.arm.name != self.base else None
+
+    @property
+    def half_width(self) -> str:
+        """`± 2.0`: the mean half width of the accuracy's interval over problems."""
+        records = self.checked.evidence.records[self.arm.name].values()
+        ends = [(one.metrics[_ACCURACY].low, one.metrics[_ACCURACY].high) for one in records]
+        halves = [(high - low) / 2 for low, high in ends if low is not None and high is not None]
+        return f"± {math.fsum(halves) / len(halves):.1f}" if halves else ""
+
+
+def interval_text(interval: Interval | None, digits: int) -> str:
+    """Return `+2.6 (+0.9 to +4.3)`, empty of none."""
+    if interval is None:
+        return ""
+    return signed(interval.value, interval.low, interval.high, f".{digits}f")
+
+
+def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
+    return [c for c in checks if c.selection.target.name in names and c.evidence.count]
+
+
+def dose_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:
+    """Return the table of a dose target's arms."""
+    for checked in _of_targets(checks, name):
+        found, paper, arms = doses(checked), paper_rises(expected), checked.selection.target.arms
+        return rendered(
+            "doses.md",
+            arms=[ArmValues(checked=checked, arm=a) for a in arms if a.name in (BASE, *found)],
+            base=BASE,
+            doses=found,
+            given={arm: treatment(d.rise, expected) for arm, d in found.items() if d.is_plain},
+            interval=interval_text,
+            paper=paper,
+            warmest=max(arm.temperature_factor for arm in arms),
+        )
+    return NOTHING
+
+
+def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
+    """Return the untrained rows of Table 1 on a checkpoint, for targets that differ by prompt."""
+    paper = {
+        cell.arm: cell.value
+        for cell in paper_cells(expected, "table1")
+        if (cell.column, cell.quantity) == ("7B", "accuracy") and cell.arm
+    }
+    arms = [
+        ArmValues(checked=checked, arm=arm, base="bf16")
+        for checked in _of_targets(checks, *names)
+        for arm in checked.selection.target.arms
+        if checked.evidence.values(_ACCURACY).get(arm.name)
+    ]
+    if not arms:
+        return NOTHING
+    draws = " or ".join(map(str, sorted({len(arm.values(_ACCURACY)) for arm in arms})))
+    return rendered("untrained.md", arms=arms, paper=paper, draws=draws, interval=interval_text)
+
+
+def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
+    """Return the table of the arms that a target has trained, 16-bit LoRA's own values first."""
+    for checked in _of_targets(checks, name):
+        arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
+        trained = [arm for arm in arms if arm.values(_ACCURACY)]
+        scale = checked.selection.target.scales[checked.selection.tier]
+        fewest = min(len(arm.values(_ACCURACY)) for arm in trained)
+        return rendered(
+            "training.md", arms=trained, scale=scale, fewest=fewest, interval=interval_text
+        )
+    return NOTHING

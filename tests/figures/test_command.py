@@ -1,0 +1,117 @@
+"""The command: files of the right names, the same bytes again, and the ones in docs/."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from figures import curves
+from figures.__main__ import draw, main, save
+from repro.judge.check import Checked, device_name
+from tests.figures.conftest import EXPECTED
+
+ROOT = EXPECTED.parent
+PICTURES = ROOT / "docs" / "figures"
+Of = Callable[..., list[Checked]]
+
+
+def test_the_pictures_in_docs_are_those_of_the_blessed_records(
+    every_blessed: Sequence[Checked], tmp_path: Path
+) -> None:
+    if not PICTURES.is_dir():
+        pytest.skip("docs/ is not part of an installed package")
+    own = [path for tier in ("systems", "mini") for path in PICTURES.glob(f"{tier}_*.svg")]
+    committed = {path.name: path.read_bytes() for path in own}
+    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
+    draw(every_blessed, EXPECTED, tmp_path, ["svg"])
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures"
+    assert committed
+    assert committed.keys() <= drawn.keys(), stale
+    if not all(made_by in text for text in committed.values()):
+        pytest.skip("the pictures were drawn with another matplotlib than this one")
+    assert not [name for name in committed if drawn[name] != committed[name]], stale
+
+
+def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path: Path) -> None:
+    line = ["--blessed", "--expected", str(EXPECTED), "--target", "rollout", "--out", str(tmp_path)]
+    assert main(line) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"systems_{device}_rollout_throughput.{kind}"
+        for device in ("nvidia_h100_80gb_hbm3", "nvidia_h200")
+        for kind in ("png", "svg")
+    )
+
+
+def test_targets_that_read_anothers_records_have_their_own_claims_alone(
+    every_blessed: Sequence[Checked], tmp_path: Path
+) -> None:
+    checks = [c for c in every_blessed if c.selection.source.name == "table1_coder_0_5b"]
+    assert len(checks) == 2
+    draw(checks, EXPECTED, tmp_path, ["svg"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"mini_table1_coder_0_5b_{name}.svg"
+        for name in ("accuracy", "claims", "entropy_curves", "reward_curves")
+    ]
+
+
+def test_devices_are_named_where_a_tier_has_several(
+    every_blessed: Sequence[Checked], tmp_path: Path
+) -> None:
+    checks = [c for c in every_blessed if c.selection.target.name == "rollout_ranks"]
+    assert len({device_name(checked.evidence) for checked in checks}) == 2
+    draw(checks, EXPECTED, tmp_path, ["svg"])
+    text = (tmp_path / "systems_nvidia_h200_rollout_ranks.svg").read_text(encoding="utf-8")
+    assert "5 seeds per arm on one NVIDIA H200" in text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_to_draw_is_said_and_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "no records to draw" in capsys.readouterr().err
+    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
+    assert main(line) == 1
+    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--blessed --tier sytems", "there is no tier 'sytems' (did you mean systems?)"),
+        ("--kinds gif", "--kinds gif: needs png, svg or png,svg"),
+        ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
+    ],
+)
+def test_a_bad_command_line_is_a_sentence(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(
+    checks_of: Of, tmp_path: Path
+) -> None:
+    texts = []
+    for shift in (0.0, 1e-14):
+        figure = curves.by_rank(checks_of("table9"), EXPECTED, "A title")
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for part in figure.axes:
+            x, y, width, height = part.get_position().bounds
+            part.set_position((x, y + shift, width, height))
+        (path,) = save(figure, tmp_path / f"{shift}", "ranks", ["svg"])
+        texts.append(path.read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
+
+
+def test_drawing_needs_no_torch() -> None:
+    code = "import sys, figures.__main__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

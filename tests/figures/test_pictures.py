@@ -1,0 +1,238 @@
+"""Pictures: rows from checks by plain arithmetic, pictures that show them, words with room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from scipy import stats
+
+from figures import bars, captions, curves, intervals, roofline
+from figures.__main__ import pictures
+from figures.curves import smooth, training_points
+from repro.judge.check import Checked
+from repro.report.systems import BLOCKS
+from repro.report.verdicts import stated_bars
+from repro.targets import find
+from tests.figures.conftest import EXPECTED
+
+H100 = "nvidia_h100_80gb_hbm3"
+Of = Callable[..., list[Checked]]
+
+
+def learnt(seeds: int, steps: int = 12) -> Any:
+    """Return the check of one arm with random series; nothing here was measured."""
+    rng = np.random.default_rng(7)
+    records = {
+        seed: SimpleNamespace(
+            series={"accuracy": [*rng.uniform(0, 1, steps)]}, target="table1", arm="bf16_lora",
+            seed=seed, environment={}, commit="0" * 40,
+        )
+        for seed in range(seeds)
+    }  # fmt: skip
+    evidence = SimpleNamespace(
+        records={"bf16_lora": records}, every_record=lambda: [*records.values()]
+    )
+    return SimpleNamespace(evidence=evidence, selection=SimpleNamespace(target=find("table1")))
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_interval() -> None:
+    checked = learnt(4)
+    points = training_points(checked, "accuracy", window=1)["bf16_lora"]
+    data = np.array([r.series["accuracy"] for r in checked.evidence.every_record()])
+    assert [point.place for point in points] == list(range(1, data.shape[1] + 1))
+    np.testing.assert_allclose([point.mean for point in points], data.mean(0))
+    low, high = stats.t.interval(0.95, 3, data.mean(0), stats.sem(data))
+    np.testing.assert_allclose([point.ends for point in points], np.transpose([low, high]))
+    assert training_points(checked, "entropy") == {}
+
+
+def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
+    assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert smooth([1.0, None, 5.0], 3) == [1.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
+    figure = curves.training(learnt(seeds), "accuracy", "a title", "a unit")
+    assert figure is not None
+    (axes,) = figure.axes
+    assert len(axes.lines) == 1
+    assert bool(axes.collections) == (seeds == 3)
+    assert [text.get_text() for text in axes.texts] == ["BF16, LoRA"]
+
+
+def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of: Of) -> None:
+    (checked,) = checks_of("table6")
+    points = curves.rates([checked], EXPECTED)["7b", "nvfp4_lora"]
+    data = [*checked.evidence.values("tokens_per_second_7b_8")["nvfp4_lora"].values()]
+    assert points[-1].mean == pytest.approx(fmean(data))
+    ends = stats.t.interval(0.95, 4, fmean(data), stats.sem(data))
+    assert points[-1].ends == pytest.approx(ends)
+    assert [(point.place, point.paper) for point in points] == [
+        (1, None), (2, 151.6), (4, None), (8, 2091.8),
+    ]  # fmt: skip
+
+
+def test_gains_have_the_ratios_and_intervals_of_the_verdicts(checks_of: Of) -> None:
+    (checked,) = checks_of("table6")
+    gains = {point.place: point for point in curves.gains([checked], EXPECTED)["7b", "nvfp4_lora"]}
+    (verdict,) = [v for v in checked.verdicts if v.about == "claim" and v.name.endswith("_8")]
+    assert (gains[8].low, gains[8].high) == (verdict.low, verdict.high)
+    slow, fast = (
+        [*checked.evidence.values("tokens_per_second_7b_8")[arm].values()]
+        for arm in ("bf16_lora", "nvfp4_lora")
+    )
+    logs = [math.log(b / a) for a, b in zip(slow, fast, strict=True)]
+    assert gains[8].mean == pytest.approx(math.exp(fmean(logs)))
+
+
+def test_bars_and_goals_are_those_stated(checks_of: Of) -> None:
+    (checked,) = checks_of("rollout")
+    stated = {bar.key: bar.expectation for bar in stated_bars(checked, EXPECTED)}
+    lines = curves.rates([checked], EXPECTED)
+    for (model, arm), points in lines.items():
+        for point in points:
+            bar = stated.get((arm, f"tokens_per_second_{model}_{point.place}"))
+            assert (point.must, point.goal) == ((bar.accept[0], bar.goal) if bar else (None, None))
+    assert any(point.goal is not None for points in lines.values() for point in points)
+
+
+def test_rows_by_rank_join_the_ranks_of_one_format(checks_of: Of) -> None:
+    checks = checks_of("figure11")
+    lines = curves.rates(checks, EXPECTED, by_rank=True)
+    nf4 = [(point.place, point.paper) for point in lines["14b", "nf4_lora"]]
+    assert nf4 == [(16, 45.1), (32, 44.2), (64, 42.8)]
+    assert all(point.paper is None for point in lines["32b", "nf4_lora_bitsandbytes"])
+    axes = curves.by_rank(checks, EXPECTED, "a title").axes
+    assert [part.get_title(loc="left") for part in axes] == ["Qwen2.5-14B", "Qwen2.5-32B"]
+    assert all(part.get_ylim()[0] == 0 for part in axes)
+
+
+def test_a_steps_phases_fill_its_time_and_the_papers_ratio_stands_beside(checks_of: Of) -> None:
+    rows = bars.step_rows(checks_of("table3"), EXPECTED)
+    for row in rows:
+        assert sum(row.phases.values()) == pytest.approx(row.seconds, rel=0.02)
+        assert set(row.phases) == set(bars.PHASES)
+    fast = {row.point: row for row in rows if row.arm == "nvfp4_lora"}
+    assert {point: row.paper for point, row in fast.items()} == {
+        "7B, batch 2": 1.5,
+        "7B, batch 4": 1.4,
+        "7B, batch 8": 1.2,
+    }
+    assert fast["7B, batch 8"].words.endswith("(paper: 1.2 x)")
+
+
+def test_memory_shows_measured_peak_plan_and_limits(checks_of: Of) -> None:
+    checks = checks_of("memory", "memory_budgets")
+    rows = bars.memory_rows(checks, EXPECTED)
+    (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
+    assert (small.budget, small.most) == (32.0, 32.0)
+    (record,) = [r for c in checks for r in c.evidence.every_record() if r.target != "memory"]
+    assert small.measured * 1e9 == pytest.approx(record.value("peak_bytes_32b_32gb"))
+    assert small.planned is not None
+    assert small.planned * 1e9 == pytest.approx(record.value("predicted_bytes_32b_32gb"))
+    assert [row.size for row in rows] == sorted((row.size for row in rows), reverse=True)
+
+
+def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks_of: Of) -> None:
+    rows = roofline.rows(*checks_of("kernels"))
+    lines: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        lines.setdefault((row.arm, row.block), []).append(row.rows)
+    assert len(lines) == 6
+    assert all(counts == sorted(counts) and len(counts) == 11 for counts in lines.values())
+    assert all(row.ours > row.floor for row in rows)
+
+
+def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of: Of) -> None:
+    figure = intervals.dose(*checks_of("dose_coder_0_5b", device=H100), EXPECTED, "a title")
+    assert figure is not None
+    left, _ = figure.axes
+    names = [label.get_text() for label in left.get_yticklabels()]
+    means = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
+    papers = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "D"]
+    assert dict(zip(names, means, strict=True))["NVFP4, LoRA"] == pytest.approx(0.042, abs=1e-3)
+    assert papers == pytest.approx([0.020, 0.067, 0.055])
+
+
+def test_claims_are_drawn_with_the_intervals_of_their_verdicts(checks_of: Of) -> None:
+    (checked,) = checks_of("dose_coder_0_5b", device=H100)
+    figure = intervals.claims(checked, EXPECTED, "a title")
+    assert figure is not None
+    drawn = {tuple(line.get_xdata()) for axes in figure.axes for line in axes.lines}
+    judged = [verdict for _, verdict in checked.statements() if verdict.low is not None]
+    assert len(judged) > 3
+    assert {(verdict.low, verdict.high) for verdict in judged} <= drawn
+
+
+def test_accuracies_have_their_seeds_and_the_papers_values_apart(checks_of: Of) -> None:
+    (checked,) = checks_of("table1")
+    figure = intervals.accuracy(checked, EXPECTED, "a title")
+    assert figure is not None
+    measured, printed = figure.axes
+    seeds = {tuple(line.get_xdata()) for line in measured.lines if line.get_marker() == "|"}
+    values = checked.evidence.values("accuracy")
+    assert seeds == {tuple(of_arm.values()) for of_arm in values.values()}
+    assert 90.8 in {line.get_xdata()[0] for line in printed.lines}
+
+
+def test_operations_stand_against_their_bars(checks_of: Of) -> None:
+    (checked,) = checks_of("kernels")
+    figure = intervals.operations(checked, EXPECTED, "a title")
+    assert figure is not None
+    ratios = [bar for bar in stated_bars(checked, EXPECTED) if bar.unit == "ratio"]
+    layers = [bar for bar in ratios if bar.expectation.metric.startswith(("ratio_7b", "ratio_32b"))]
+    dots = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "o"]
+    assert len(dots) == len(ratios) - len(layers) > 20
+
+
+def test_a_note_names_seeds_device_commit_and_protocol(checks_of: Of) -> None:
+    records = [r for checked in checks_of("rollout") for r in checked.evidence.every_record()]
+    commit = records[0].commit[:7]
+    assert captions.origin(records) == f"5 seeds per arm on one NVIDIA H200, commit {commit}"
+    assert captions.origin(records[:9]).startswith("4 to 5 seeds per arm")
+    assert captions.rollouts(records) == (
+        "256 (192 at 14B, 32B) new tokens per row after 256 of the prompt, timed whole; "
+        "random weights"
+    )
+
+
+def words(figure: Figure) -> list[Text]:
+    """Return title, note and legend, and what stands at the ends of lines and beside rows."""
+    figure.draw_without_rendering()
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        # A panel that shares its neighbour's axis has no labels.
+        ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=False)
+        texts += [axes.xaxis.label, *axes.texts, *(t for at, t in ticks if low <= at <= high)]
+    return [text for text in texts if text.get_text()]
+
+
+def overlap(one: Bbox, other: Bbox) -> bool:
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    return bool(width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1)
+
+
+def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Checked]) -> None:
+    drawn = dict(pictures(every_blessed, EXPECTED))
+    blocks = {block.picture for block in BLOCKS.values() if block.picture}
+    assert {f"systems_{H100}_{name}" for name in blocks} <= drawn.keys()
+    for name, figure in drawn.items():
+        # An annotation's own box has its stroke in it, too.
+        boxes = [(text.get_text(), Text.get_window_extent(text)) for text in words(figure)]
+        for said, box in boxes:
+            assert box.x0 >= figure.bbox.x0 - 1, (name, said)
+            assert box.x1 <= figure.bbox.x1 + 1, (name, said)
+        for (said, box), (also, other) in combinations(boxes, 2):
+            assert not overlap(box, other), (name, said, also)

@@ -1,0 +1,94 @@
+"""Styles: of any two arms in one picture each has a look and a label of its own.
+
+Likeness of colours is their distance in CIELAB (about 2 is the least that is seen side by side),
+as seen by people with full colour vision and with each of the three kinds of colour blindness; the
+matrices are those of Machado, Oliveira and Fernandes (2009) at full severity.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+
+from figures.style import COLOURS, apart, frame, new_figure, styles
+from repro.spec.target import Target
+from repro.targets import TARGETS, find
+
+VISION = {
+    "full": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868],
+                            [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968],
+                              [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779],
+                            [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+TO_XYZ = np.array(
+    [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+) / np.array([[0.9505], [1.0], [1.089]])
+
+
+def lab(tone: str, vision: str) -> np.ndarray:
+    """Return a colour in CIELAB, as it is seen."""
+    screen = np.array(to_rgb(tone))
+    light = np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(VISION[vision] @ light, 0, 1)
+    root = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_are_told_apart(vision: str) -> None:
+    for one, other in itertools.combinations(COLOURS.values(), 2):
+        assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15, (one, other)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [item for item in TARGETS if item.arms and item.procedure in ("train", "dose", "step_time")],
+    ids=lambda item: item.name,
+)
+def test_arms_of_a_target_have_looks_and_labels_of_their_own(target: Target) -> None:
+    looks = styles(target.arms)
+    assert looks.keys() == {arm.name for arm in target.arms}
+    assert len({(style.colour, style.line) for style in looks.values()}) == len(looks)
+    assert len({style.label for style in looks.values()}) == len(looks)
+
+
+def test_colour_says_format_and_noise() -> None:
+    looks = styles(find("table1_coder_0_5b").arms)
+    assert looks["nvfp4_half"].colour == looks["nvfp4_lora"].colour == COLOURS["nvfp4"]
+    assert looks["nvfp4_lora_aqn"].colour == looks["nvfp4_lora_aqn_x5"].colour == COLOURS["noise"]
+    assert looks["bf16_full"].colour == COLOURS["full"]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=12))
+def test_labels_are_spread_apart_in_order(heights: list[float]) -> None:
+    placed = apart(heights, 0.05)
+    ranks = np.argsort(heights)
+    steps = np.diff(np.array(placed)[ranks])
+    assert np.all(steps >= 0.05 * (1 - 1e-3))
+
+
+@pytest.mark.parametrize(("width", "lines"), [(12.0, 1), (6.5, 2), (2.5, 5)])
+def test_keys_that_a_figure_has_no_room_for_go_into_more_lines(width: float, lines: int) -> None:
+    figure = new_figure(width, 4.0)
+    axes = figure.subplots()
+    axes.set_title("a panel")
+    keys = [Line2D([], [], label=f"{number} of several keys") for number in range(5)]
+    frame(figure, "A title", "a note", keys)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == lines
+    assert box.x1 <= figure.bbox.x1
+    assert axes.title.get_window_extent().y1 <= box.y0 + 2

@@ -1,0 +1,118 @@
+"""A record that shows that something was not done is no evidence, for its own reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.receipts import violations
+from repro.evidence.record import Record, read_record
+from repro.spec.shapes import TINY
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+from tests.repro.made_up import honest_record
+from tests.repro.recorded_smoke import place
+
+TABLE1 = find("table1")
+RUNS = {run.arm.name: run for run in plan(TABLE1, Tier.SMOKE, 1)}
+NO_NOISE = {"modules": 0, "channels_changed": 0}
+LARGER = dataclasses.replace(TINY, vocabulary=1024).parameters()
+
+# What a record of an arm shows instead of what was due, and words of the reason.
+NOT_DONE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "nothing quantised": ("nvfp4_lora", {"linears": {"bf16": 21}}, "no projection was nvfp4"),
+    "some layers left in sixteen bits": (
+        "nvfp4_lora",
+        {"linears": {"nvfp4": 20, "bf16": 1}},
+        "some projections were not nvfp4",
+    ),
+    "a projection too few": ("nvfp4_lora", {"linears": {"nvfp4": 20}}, "20 projections"),
+    "called quantised, unchanged": (
+        "mxfp4",
+        {"relative_weight_error_mean": 0.0},
+        "a 4-bit format gives",
+    ),
+    "no weight error": ("nvfp4", {"relative_weight_error_mean": None}, "shows the rounding"),
+    "no format": ("nf4_lora", {"linears": {}}, "effects.linears is missing"),
+    "a rounding that the arm has not": (
+        "bf16",
+        {"rounding": {"format": "int3", "factor": 1.0}},
+        "effects.rounding",
+    ),
+    "another order of channels": ("bf16", {"order": 3}, "effects.order"),
+    "another precision": ("bf16", {"compute": "float16"}, "effects.compute"),
+    "noise never added": ("nvfp4_lora_aqn", {"noise": NO_NOISE}, "noise touched nothing"),
+    "noise on one norm": ("nvfp4_lora_aqn", {"noise.modules": 1}, "effects.noise.modules"),
+    "noise on five channels": (
+        "nvfp4_lora_aqn",
+        {"noise.channels_changed": 5},
+        "effects.noise.channels_changed",
+    ),
+    "noise in some rollouts only": (
+        "nvfp4_lora_aqn",
+        {"noise.rollouts_perturbed": 3},
+        "noisy rollouts were really perturbed",
+    ),
+    "noise in an arm that has none": (
+        "nvfp4_lora",
+        {"noise": {"modules": 6, "channels_changed": 10}},
+        "an arm without added noise perturbed 6 norms",
+    ),
+    "no adapter": ("bf16_lora", {"adapter_modules": 0}, "no adapter was attached"),
+    "one adapter": ("bf16_lora", {"adapter_modules": 1}, "effects.adapter_modules is 1"),
+    "too many parameters": ("bf16_full", {"parameters_trainable": LARGER}, "the model has"),
+    "never stepped": ("bf16_full", {"trained_change_l2": 0.0}, "training changed no parameter"),
+    "half of the steps": ("bf16_lora", {"optimizer_steps": 15}, "15 optimiser steps"),
+    "not centred": ("bf16_lora", {"advantage_group_mean_max": 0.41}, "were not centred"),
+    "no receipt of centring": ("bf16_lora", {"advantage_group_mean_max": None}, "not centred"),
+    "no rows": ("bf16_lora", {"rows.trained_on": 0}, "nothing was trained on"),
+    "unpaid rows": ("bf16_lora", {"rows.without_reward": 100}, "effects.rows.without_reward"),
+    "no grades": ("bf16", {"grades": None}, "effects.grades is missing"),
+    "grades dropped": ("bf16", {"grades": {"ok": 9, "error": 1}}, "1 of 10 were dropped"),
+    "grades late": ("bf16", {"grades": {"ok": 9, "timeout": 1}}, "over the time limit"),
+    "no answers": ("bf16", {"answers": None}, "effects.answers is missing"),
+    "no greedy answers": ("bf16", {"answers": {}}, "effects.answers.accuracy_greedy is missing"),
+}
+
+
+def showing(record: Record, changes: dict[str, Any]) -> Record:
+    """Return a record with other effects, named by dotted paths of up to two parts."""
+    effects = dict(record.effects)
+    for path, value in changes.items():
+        name, _, part = path.partition(".")
+        effects[name] = effects[name] | {part: value} if part else value
+    return dataclasses.replace(record, effects=effects)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_DONE))
+def test_a_record_of_what_was_not_done_is_no_evidence(name: str) -> None:
+    arm, changes, words = NOT_DONE[name]
+    record = honest_record(RUNS[arm])
+    assert violations(record) == []
+    reasons = violations(showing(record, changes))
+    assert any(words in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("arm", "series", "words"),
+    [
+        ("nvfp4_lora_aqn", {"sigma_realised": 2e-5}, "added noise had a deviation of 2e-05"),
+        ("bf16_lora", {"zero_variance_groups": 1.0}, "there was nothing to learn"),
+    ],
+)
+def test_series_that_show_nothing_are_no_evidence(
+    arm: str, series: dict[str, float], words: str
+) -> None:
+    record = honest_record(RUNS[arm])
+    constant = {name: [value] * len(record.series["sigma"]) for name, value in series.items()}
+    reasons = violations(dataclasses.replace(record, series=record.series | constant))
+    assert any(words in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(("arm", "seed"), [("nvfp4_lora_aqn", 0), ("bf16", 1)])
+def test_real_records_are_evidence(smoke_runs: Path, arm: str, seed: int) -> None:
+    assert violations(read_record(place(smoke_runs, arm, seed))) == []

@@ -1,0 +1,59 @@
+"""What others install: the lock, the images and the hooks agree with the rest of the suite."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+
+from tests.test_workflows import session_of, sessions
+
+ROOT = Path(__file__).resolve().parent.parent
+LINE = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")
+
+
+def pinned(file: str) -> dict[str, str]:
+    """Return the versions that a file of requirements names, by package."""
+    lines = (ROOT / "constraints" / file).read_text(encoding="utf-8").splitlines()
+    return dict(match.groups() for line in lines if (match := LINE.match(line)))
+
+
+def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [Requirement(line) for line in project["project"]["dependencies"]]
+    for group in ("test", "lint", "types", "build"):
+        asked += [Requirement(line) for line in project["dependency-groups"][group]]
+    lock, left_out = pinned("lock.txt"), {"torch", "triton"}
+    assert not left_out & set(lock), "their files differ from index to index"
+    kept = [item for item in asked if item.name not in left_out]
+    assert not [item for item in kept if lock.get(item.name, "") not in item.specifier]
+    held = {name: version for name, version in pinned("constraints.txt").items() if name in lock}
+    assert not held.items() - lock.items(), "run `nox -s lock`"
+
+
+def test_images_start_from_one_that_is_named_by_its_digest_and_end_in_a_session() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    stages = [line.split()[1:4:2] for line in lines if line.startswith("FROM ")]
+    names = [name for _, name in stages]
+    assert names[1:] == ["cpu", "cuda"]
+    for image, name in stages:
+        assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image) or image in names, name
+    ends = [yaml.safe_load(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD ")]
+    assert {session_of(" ".join(end)) for end in ends} <= sessions()
+
+
+def test_hooks_are_sessions_of_every_change() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    named = {session_of(hook["entry"]) for repo in hooks["repos"] for hook in repo["hooks"]}
+    assert named == {"lint", "types"} & sessions()
+
+
+def test_the_notebook_is_kept_without_what_a_run_printed() -> None:
+    book = json.loads((ROOT / "notebooks" / "smoke.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
