@@ -295,6 +295,13 @@ def propose(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Time and store on this machine; `gpu-tests` shows its own beside what is stored."""
+    arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
+    session.run(suite_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
 def peers(session: nox.Session) -> None:
     """On a GPU: the update beside transformers + peft, Liger, TRL and bitsandbytes; a JSON record.
 
@@ -325,3 +332,9 @@ def regress(session: nox.Session) -> None:
     done = subprocess.run([python, "-m", "repro", "regress", *session.posargs], check=False)
     if done.returncode:
         raise SystemExit(1 if done.returncode == 1 else 2)
+
+
+@nox.session(venv_backend="none", default=False)
+def report(session: nox.Session) -> None:
+    """Write report.md from records alone."""
+    repro(session, "report", *session.posargs)

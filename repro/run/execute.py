@@ -114,10 +114,8 @@ def main_run(args: argparse.Namespace) -> int:
     joined = join_torchrun(args.stall_timeout) if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
-    folder, sentence = runs_folder(args.runs)
+    folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
-    if sentence:
-        console.print(sentence)
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
