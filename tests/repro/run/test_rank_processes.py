@@ -19,7 +19,6 @@ from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     device_of_rank,
-    in_groups,
     require_alike,
     require_ranks,
 )
@@ -320,8 +319,3 @@ def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, 
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
     first = InPlace(ALONE, 1, lambda task: Claim(claimed=task))
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]
-
-
-def test_devices_go_to_runs_in_groups():
-    assert in_groups(("0", "1", "2", "3"), 2) == ("0,1", "2,3")
-    assert in_groups(("0", "1", "2"), 1) == ("0", "1", "2")
