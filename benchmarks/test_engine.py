@@ -200,9 +200,8 @@ def paid_by_turns(asked: Sequence[Asked | None]) -> list[Rewards | None]:
     assert one is not None
     count = len(one[0])
     total: list[float | None] = [float(i % 2) for i in range(count)]
-    plain = [0.0] * count
     rewards = Rewards(
-        accuracy=total, format=plain, total=total, lenient_accuracy=total, soft_format=plain,
+        accuracy=total, format=[0.0] * count, total=total, lenient_accuracy=total,
         statuses=["ok"] * count,
     )  # fmt: skip
     return [rewards]

@@ -3,7 +3,7 @@
 Models and trainers import operations from here only. Names, signatures and meaning are those of
 `kernels.reference`; this is the only module that asks what the hardware is.
 
-    CUDA, Hopper         packed weights: CUDA C++ (`kernels.linear`); all else Triton
+    CUDA, Hopper         packed weights: CUDA C++ (`kernels.cuda.linear`); all else Triton
     CUDA, from 8.0 on    Triton
     elsewhere            the reference
 
@@ -91,7 +91,7 @@ def quantize(
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits."""
     if _portable(weight):
-        from kernels import quantize as kernel
+        from kernels.triton import quantize as kernel
 
         return kernel.quantize(weight, format, global_scale=global_scale, recipe=recipe)
     return reference.quantize(weight, format, global_scale=global_scale, recipe=recipe)
@@ -112,7 +112,7 @@ def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
 
     NF4 always goes the latter way: a look-up per element costs more in tiles than writing W.
     """
-    from kernels import portable_linear
+    from kernels.triton import portable_linear
 
     few = x.numel() <= portable_linear.MOST_ROWS * x.shape[-1]
     if few and weight.format != "nf4" and x.dtype in _SIXTEEN_BITS:
@@ -121,13 +121,13 @@ def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
 
 
 def _packed_product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    from kernels import linear as kernel
+    from kernels.cuda import linear as kernel
 
     return kernel.packed_linear(x, weight, bias)
 
 
 def _packed_dense(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    from kernels import hopper
+    from kernels.cuda import hopper
 
     return hopper.dequantize_packs(weight, dtype=dtype)
 
@@ -150,12 +150,12 @@ def dequantize(
     if isinstance(weight, PackedWeight):
         lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.extras
         if weight.packs.is_cuda and dtype in _SIXTEEN_BITS and lossless:
-            from kernels import hopper
+            from kernels.cuda import hopper
 
             return hopper.dequantize_packs(weight, dtype=dtype)
         weight = unpack(weight)
     if _portable(weight.codes):
-        from kernels import dequantize as portable
+        from kernels.triton import dequantize as portable
 
         return portable.dequantize(weight, dtype)
     return reference.dequantize(weight, dtype)
@@ -164,7 +164,7 @@ def dequantize(
 def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
     """Normalise by the root mean square, with added noise on the gain (AQN) or without."""
     if _portable(x):
-        from kernels import rms_norm as kernel
+        from kernels.triton import rms_norm as kernel
 
         return kernel.rms_norm(x, gain, eps, noise)
     return reference.rms_norm(x, gain, eps, noise)
@@ -173,7 +173,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last dimension."""
     if _portable(gate_up):
-        from kernels import swiglu as kernel
+        from kernels.triton import swiglu as kernel
 
         return kernel.swiglu(gate_up)
     return reference.swiglu(gate_up)
@@ -189,7 +189,7 @@ def projected(
 ) -> tuple[Tensor, Tensor]:
     """Multiply x, normed, gated or as it is, by projections with adapters; x comes back, too."""
     if _portable(x):
-        from kernels import projections as kernel
+        from kernels.triton import projections as kernel
 
         return kernel.projected(x, projections, a, b, gain, before)
     return reference_train.projected(x, projections, a, b, gain, before)
@@ -206,12 +206,12 @@ def packed_attention(
 ) -> Tensor:
     """Rotate and attend inside each row of a packed pass; on a GPU one call whatever the rows."""
     if _portable(qkv) and qkv.dtype in _SIXTEEN_BITS:
-        from kernels import packed_attention as kernel
+        from kernels.triton import packed_attention as kernel
 
         return kernel.packed_attention(
             qkv, cos, sin, segments, query_heads=query_heads, scale=scale
         )
-    return reference_train.attention_by_prompt(
+    return reference_train.packed_attention(
         qkv, cos, sin, segments, query_heads=query_heads, scale=scale
     )
 
@@ -224,7 +224,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, differentiable."""
     if _portable(hidden) and hidden.dtype == lm_head_weight.dtype:
-        from kernels import logprobs as kernel
+        from kernels.triton import logprobs as kernel
 
         return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature)
     return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature)

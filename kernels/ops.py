@@ -55,7 +55,7 @@ OPS: tuple[Op, ...] = (
     Op(
         name="rms_norm",
         reference=reference.rms_norm,
-        kernel="kernels.rms_norm:rms_norm",
+        kernel="kernels.triton.rms_norm:rms_norm",
         inputs=_norm_inputs,
         shapes=((1, 64), (7, 100), (3, 2, 896)),
         large=(8192, 3584),
@@ -66,7 +66,7 @@ OPS: tuple[Op, ...] = (
     Op(
         name="swiglu",
         reference=reference.swiglu,
-        kernel="kernels.swiglu:swiglu",
+        kernel="kernels.triton.swiglu:swiglu",
         inputs=_swiglu_inputs,
         shapes=((1, 64), (5, 1100)),
         large=(4096, 18944),
@@ -77,7 +77,7 @@ OPS: tuple[Op, ...] = (
     Op(
         name="token_logprobs",
         reference=reference.token_logprobs,
-        kernel="kernels.logprobs:token_logprobs",
+        kernel="kernels.triton.logprobs:token_logprobs",
         inputs=_logprob_inputs,
         shapes=((5, 64, 5000), (17, 32, 300)),
         large=(2048, 3584, 152064),

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference
+from kernels.cuda.hopper import Adapter
 from kernels.formats import FORMATS, QuantizedWeight
-from kernels.hopper import Adapter
 from kernels.op import Arguments, Dense, Op, Shape, normal
 from kernels.packing import pack
 
@@ -84,7 +84,7 @@ def _with_adapter(arguments: Arguments) -> Arguments:
 def dense_with_columns(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None, a: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (x W^T + b, x A^T); the reference of `kernels.linear.dense_with_columns`."""
+    """Return (x W^T + b, x A^T); the reference of `kernels.cuda.linear.dense_with_columns`."""
     both = torch.cat([reference.dequantize(weight, x.dtype), a])
     y = functional.linear(x, both, bias)
     return y[:, : weight.shape[0]], y[:, weight.shape[0] :]
@@ -155,7 +155,7 @@ def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -
     }
     return Op(
         name=f"{name}_{format}",
-        kernel=f"kernels.{kernel}",
+        kernel=f"kernels.cuda.{kernel}",
         interpretable=False,
         hopper=True,
         **common | fields,
@@ -213,7 +213,7 @@ def _portable(format: str) -> Op:
     return Op(
         name=f"portable_linear_{format}",
         reference=reference.linear,
-        kernel="kernels.portable_linear:linear",
+        kernel="kernels.triton.portable_linear:linear",
         inputs=partial(_inputs, format),
         # It takes 128 rows at most, one row without the matrix unit.
         shapes=((1, 70, 1088), *_SHAPES[:4], (100, 65, 320)),
@@ -236,14 +236,14 @@ def _conversions(format: str) -> tuple[Op, ...]:
         Op(
             name=f"dequantize_{format}",
             reference=reference.dequantize,
-            kernel="kernels.dequantize:dequantize",
+            kernel="kernels.triton.dequantize:dequantize",
             inputs=partial(_stored_inputs, format),
             **common,
         ),
         Op(
             name=f"quantize_{format}",
             reference=reference.quantize,
-            kernel="kernels.quantize:quantize",
+            kernel="kernels.triton.quantize:quantize",
             inputs=partial(_dense_inputs, format),
             # It looks whether every value is finite.
             captured=False,

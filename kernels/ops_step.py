@@ -77,7 +77,7 @@ def _attend_inputs(
 
 def _with_workspace(arguments: Arguments) -> Arguments:
     """Give the kernel the memory that its splits meet in."""
-    from kernels.decode_step import StepWorkspace
+    from kernels.triton.decode_step import StepWorkspace
 
     qkv, keys, query = arguments[0], arguments[5], arguments[8]
     workspace = StepWorkspace(len(qkv), query, keys.shape[2], keys.shape[3], qkv.device)
@@ -232,7 +232,7 @@ def _attend_op(name: str, head_norms: bool) -> Op:
     return Op(
         name=name,
         reference=reference_step.attend_step,
-        kernel="kernels.decode_step:attend_step",
+        kernel="kernels.triton.decode_step:attend_step",
         inputs=partial(_attend_inputs, head_norms),
         shapes=((3, 100, 8, 2, 32), (2, 17, 7, 1, 64), (1, 130, 4, 4, 32)),
         large=(64, 2048, 28, 4, 128),
@@ -249,7 +249,7 @@ def _choose_op(name: str, greedy: bool) -> Op:
     return Op(
         name=name,
         reference=reference_step.choose,
-        kernel="kernels.decode_choice:choose",
+        kernel="kernels.triton.decode_choice:choose",
         inputs=partial(_choose_inputs, greedy),
         shapes=((6, 5000), (1, 2048), (7, 97)),
         large=(64, 152064),
@@ -265,7 +265,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="add_norm",
         reference=reference_step.add_norm,
-        kernel="kernels.decode_step:add_norm",
+        kernel="kernels.triton.decode_step:add_norm",
         inputs=_add_norm_inputs,
         shapes=((1, 64), (7, 100), (3, 896)),
         large=(64, 3584),
@@ -279,7 +279,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="step_swiglu",
         reference=reference_step.swiglu,
-        kernel="kernels.decode_step:swiglu",
+        kernel="kernels.triton.decode_step:swiglu",
         inputs=_gate_up_inputs,
         shapes=((1, 64), (5, 1100)),
         large=(64, 18944),
@@ -291,7 +291,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="project",
         reference=reference_step.project,
-        kernel="kernels.decode_adapter:project",
+        kernel="kernels.triton.decode_adapter:project",
         inputs=_project_inputs,
         shapes=((1, 700, 96), (17, 256, 32), (70, 320, 16)),
         large=(64, 3584, 96),
@@ -303,7 +303,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="add_adapter",
         reference=reference_step.add_adapter,
-        kernel="kernels.decode_adapter:add_adapter",
+        kernel="kernels.triton.decode_adapter:add_adapter",
         inputs=_add_adapter_inputs,
         shapes=((1, 512), (17, 128), (70, 192)),
         large=(64, 4608),
@@ -316,7 +316,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="adapted_swiglu",
         reference=reference_step.adapted_swiglu,
-        kernel="kernels.decode_adapter:adapted_swiglu",
+        kernel="kernels.triton.decode_adapter:adapted_swiglu",
         inputs=_adapted_swiglu_inputs,
         shapes=((1, 64), (17, 200), (70, 300)),
         large=(64, 18944),
@@ -330,7 +330,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="rotary_write",
         reference=reference_step.rotary_write,
-        kernel="kernels.rotary:rotary_write",
+        kernel="kernels.triton.rotary:rotary_write",
         inputs=_rotary_inputs,
         shapes=((1, 4, 2, 32), (19, 7, 1, 64)),
         large=(4096, 28, 4, 128),
@@ -342,7 +342,7 @@ STEP_OPS: tuple[Op, ...] = (
     Op(
         name="prefill_attention",
         reference=reference_step.prefill_attention,
-        kernel="kernels.prefill_attention:prefill_attention",
+        kernel="kernels.triton.prefill_attention:prefill_attention",
         inputs=_prefill_inputs,
         shapes=((1, 9, 4, 2, 32), (3, 100, 7, 1, 32)),
         large=(4, 2048, 28, 4, 128),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference, reference_train
-from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.op import Arguments, Op, Shape, normal
 from kernels.segments import Segments, segments
 
 _RANK = 8
@@ -41,7 +41,7 @@ def _projected_op(kind: str, parts: int, large: Shape) -> Op:
     return Op(
         name=f"projected_{kind}",
         reference=reference_train.projected,
-        kernel="kernels.projections:projected",
+        kernel="kernels.triton.projections:projected",
         inputs=partial(_projected_inputs, kind, parts),
         shapes=((5, 64, 48), (33, 100, 84)),
         large=large,
@@ -82,12 +82,6 @@ def _attention(
     return out
 
 
-def _dense_attention(arguments: Arguments) -> Dense:
-    *positional, query_heads, scale = arguments
-    whole = partial(reference_train.packed_attention, query_heads=query_heads, scale=scale)
-    return whole, tuple(positional)
-
-
 TRAIN_OPS: tuple[Op, ...] = (
     _projected_op("plain", 1, (8192, 3584, 3584)),
     _projected_op("norm", 3, (8192, 3584, 4608)),
@@ -95,7 +89,7 @@ TRAIN_OPS: tuple[Op, ...] = (
     Op(
         name="packed_attention",
         reference=_attention,
-        kernel="kernels.packed_attention:packed_attention",
+        kernel="kernels.triton.packed_attention:packed_attention",
         inputs=_attention_inputs,
         shapes=((4, 9, 4, 2, 32), (3, 40, 7, 1, 64)),
         large=(4, 256, 28, 4, 128),
@@ -105,6 +99,5 @@ TRAIN_OPS: tuple[Op, ...] = (
         named=("query_heads", "scale"),
         written=(0,),
         interpretable=False,
-        dense=_dense_attention,
     ),
 )

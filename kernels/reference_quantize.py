@@ -158,9 +158,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
     """
     scales = decoded_block_scales(weight)
     N, K = weight.shape
-    rows = N if N * K <= _CHUNK else max(1, _CHUNK // K)
-    if rows == N:
-        return _dequantize_rows(weight, weight.codes, scales).to(dtype)
+    rows = max(1, _CHUNK // K)
     dense = torch.empty(N, K, dtype=dtype, device=weight.device)
     for at in range(0, N, rows):
         dense[at : at + rows] = _dequantize_rows(

@@ -1,6 +1,6 @@
 """What stands between the products of a decode step and of a prefill, in plain PyTorch.
 
-The specification of `kernels.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
+The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
 engine without kernels (`repro.rollout.ops.PLAIN`) computes with these very functions.
 

@@ -1,7 +1,7 @@
 """What a packed training pass calls between its blocks' parts, in plain PyTorch, differentiable.
 
-The specification of `kernels.projections` and `kernels.packed_attention`: the same names and
-signatures, on any device and in any floating type.
+The specification of `kernels.triton.projections` and `kernels.triton.packed_attention`: the same
+names and signatures, on any device and in any floating type.
 """
 
 from __future__ import annotations
@@ -101,34 +101,15 @@ def packed_attention(
 ) -> Tensor:
     """Return rotated causal attention inside each row of a packed pass, (M, Hq D).
 
-    One call under a mask of all M tokens by all M: for a few thousand at most.
+    By a call for each prompt and its completions: on a CPU, masking what is not seen takes as long
+    as computing it.
     """
-    q, k, v = _rotated(qkv, cos, sin, query_heads)
-    out = functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=_visible(segments, len(qkv)),
-        scale=scale,
-        enable_gqa=len(q) != len(k),
+    D = cos.shape[1]
+    q, k, v = qkv.view(len(qkv), -1, D).tensor_split(
+        (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
     )
-    return out.transpose(0, 1).flatten(1)
-
-
-def attention_by_prompt(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    segments: Segments,
-    *,
-    query_heads: int,
-    scale: float,
-) -> Tensor:
-    """Return what `packed_attention` does, by a call for each prompt and its completions.
-
-    The way for a CPU, where masking what is not seen takes as long as computing it.
-    """
-    q, k, v = _rotated(qkv, cos, sin, query_heads)
+    q, k = reference.rotary(q, k, cos, sin)
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # (heads, M, D) each
     row = torch.bucketize(torch.arange(len(qkv), device=qkv.device), segments.ends, right=True)
     parts, order = [], []
     for places, prompt in _prompts(segments, len(qkv)):
@@ -148,18 +129,6 @@ def attention_by_prompt(
     return torch.cat(parts)[torch.cat(order).argsort()].flatten(1)
 
 
-def _rotated(
-    qkv: Tensor, cos: Tensor, sin: Tensor, query_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rotated queries, rotated keys and values, (heads, M, D) each."""
-    D = cos.shape[1]
-    q, k, v = qkv.view(len(qkv), -1, D).tensor_split(
-        (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
-    )
-    q, k = reference.rotary(q, k, cos, sin)
-    return q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-
-
 def _prompts(s: Segments, tokens: int) -> Iterator[tuple[Tensor, int]]:
     """Yield the places of each prompt and its completions, (m,) int64, and the prompt's number.
 
@@ -172,15 +141,3 @@ def _prompts(s: Segments, tokens: int) -> Iterator[tuple[Tensor, int]]:
     alone = torch.cat([torch.arange(s.seen, s.begin), torch.arange(s.end, tokens)])
     if len(alone):
         yield alone, 0
-
-
-def _visible(s: Segments, tokens: int) -> Tensor:
-    """Return (M, M) bool: which tokens each token sees."""
-    places = torch.arange(tokens, device=s.ends.device)
-    row = torch.bucketize(places, s.ends, right=True)
-    visible = (row[:, None] == row) & (places[:, None] >= places)
-    # Of each completion's token the prompt it belongs to, and of each prompt's token that prompt.
-    asks = torch.bucketize(places - s.begin, s.query_ends, right=True)
-    asked = torch.bucketize(places, s.key_ends, right=True)
-    follows, shown = (places >= s.begin) & (places < s.end), places < s.seen
-    return visible | ((asks[:, None] == asked) & follows[:, None] & shown)

@@ -26,12 +26,10 @@ _REST_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Microseconds of one call: median and quartiles over `replays` replays."""
+    """Microseconds of one call: median and lower quartile over the replays."""
 
     median: float
     low: float
-    high: float
-    replays: int
 
 
 def copies(nbytes: int) -> int:
@@ -103,8 +101,6 @@ def _timing(seconds: Sequence[float]) -> Timing:
     return Timing(
         median=taken[len(taken) // 2],
         low=taken[len(taken) // 4],
-        high=taken[-1 - len(taken) // 4],
-        replays=len(taken),
     )
 
 

@@ -30,11 +30,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import fused_adapter, hopper, linear, timing, tuning
-from kernels.cuda import compiler, driver
+from kernels import timing, tuning
+from kernels.cuda import compiler, driver, fused_adapter, hopper, linear
 from kernels.cuda.compiler import CompileError
-from kernels.fused_adapter import Join, Joining
-from kernels.hopper import Adapter, Choice
+from kernels.cuda.fused_adapter import Join, Joining
+from kernels.cuda.hopper import Adapter, Choice
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
 
 LAYERS = {

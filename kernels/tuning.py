@@ -26,8 +26,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from kernels.fused_adapter import Joining
-from kernels.hopper import Choice
+from kernels.cuda.fused_adapter import Joining
+from kernels.cuda.hopper import Choice
 
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"

@@ -142,7 +142,6 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
     add_device(parser)
-    parser.add_argument("--out", metavar="FILE", help="write JSON there, too")
     parser.set_defaults(command=_dose)
 
 

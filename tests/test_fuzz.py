@@ -431,7 +431,7 @@ def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path: Path, data: st.Dat
         stored_ends(tmp_path / "generation_config.json")
         tokenizer = load_tokenizer(tmp_path)
         problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
-        ids = render(problem, "tiny", tokenizer)  # type: ignore[arg-type]
+        ids = render(problem, "tiny", tokenizer)
         assert tokenizer is not None
         assert all(isinstance(number, int) for number in ids)
         tokenizer.batch_decode([ids], skip_special_tokens=True)

@@ -1,1 +1,1 @@
-"""CUDA C++ kernels for Hopper: sources, their compiler, and how they are launched."""
+"""CUDA C++ kernels for Hopper: sources, their compiler, and how they are launched and chosen."""

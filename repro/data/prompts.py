@@ -32,7 +32,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from repro.data import tiny_corpus
 from repro.data.problem import DataError, Problem
@@ -60,23 +60,6 @@ _END_TOKENS = 24
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
 # Stands for the question where a template's digest is computed.
 _DIGEST_QUESTION = "\u27e8question\u27e9"
-
-
-class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
-
-    bos_token_id: int | None
-    all_special_tokens: Any
-    added_tokens_decoder: Any
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
-        """Return an encoding with `input_ids`."""
-
-    def decode(self, token_ids: list[int]) -> Any:
-        """Return the text of token ids, control tokens included."""
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """Return token ids of a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +187,7 @@ def _own_template(text: str) -> PromptTemplate:
     return PromptTemplate(name="own", version=1, build=build, chat=True, reads=reads, bare_too=True)
 
 
-def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer) -> list[int]:
+def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the prompt's token ids, with at most one beginning-of-sequence token at their start.
 
     It is there if the tokenizer puts it before plain text, or if the chat template writes it.
@@ -256,7 +239,7 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenize
     return token_ids
 
 
-def control_tokens(tokenizer: Tokenizer) -> set[str]:
+def control_tokens(tokenizer: Any) -> set[str]:
     """Return the texts that a tokenizer turns into control tokens, named in its config or not."""
     added = tokenizer.added_tokens_decoder.values()
     special = {str(token) for token in added if token.special}
@@ -264,7 +247,7 @@ def control_tokens(tokenizer: Tokenizer) -> set[str]:
 
 
 def render_within(
-    problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer, longest: int
+    problem: Problem, template: str | PromptTemplate, tokenizer: Any, longest: int
 ) -> list[int]:
     """Return `render`'s token ids; raises `ValueError` for more than `longest` of them, too."""
     prompt = render(problem, template, tokenizer)
@@ -276,7 +259,7 @@ def render_within(
     return prompt
 
 
-def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+def opening_of(prompt: Sequence[int], tokenizer: Any) -> str:
     """Return the thinking tag with which a prompt's end opens the completion, or nothing.
 
     Such a completion holds no opening tag of its own, so format is read on both together.

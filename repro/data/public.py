@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 from repro.data.problem import DataError, Problem, read_level
@@ -43,8 +42,6 @@ class PublicSet:
         Split (`train`, `test`) to the file's path in the repository.
     question, answer
         Field names.
-    rows
-        Split to the number of rows at that revision, where known; checked after loading.
     gold
         Answer field to gold answer.
     solution, row_id, level
@@ -56,7 +53,6 @@ class PublicSet:
     files: Mapping[str, str]
     question: str = "problem"
     answer: str = "answer"
-    rows: Mapping[str, int] = field(default_factory=dict)
     gold: Callable[[Any], str] = str
     solution: str | None = None
     row_id: str | None = None
@@ -92,7 +88,6 @@ PUBLIC_SETS: dict[str, PublicSet] = {
             "train": "main/train-00000-of-00001.parquet",
             "test": "main/test-00000-of-00001.parquet",
         },
-        rows={"train": 7473, "test": 1319},
         question="question",
         gold=gsm8k_gold,
         solution="answer",
@@ -101,7 +96,6 @@ PUBLIC_SETS: dict[str, PublicSet] = {
         repository="HuggingFaceH4/MATH-500",
         revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
         files={"test": "test.jsonl"},
-        rows={"test": 500},
         solution="solution",
         row_id="unique_id",
         level="level",
@@ -110,7 +104,6 @@ PUBLIC_SETS: dict[str, PublicSet] = {
         repository="HuggingFaceH4/aime_2024",
         revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
         files={"test": "data/train-00000-of-00001.parquet"},
-        rows={"test": 30},
         gold=integer_gold,
         solution="solution",
         row_id="id",
@@ -119,7 +112,6 @@ PUBLIC_SETS: dict[str, PublicSet] = {
         repository="math-ai/aime25",
         revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
         files={"test": "test.jsonl"},
-        rows={"test": 30},
         gold=integer_gold,
         row_id="id",
     ),
@@ -127,7 +119,6 @@ PUBLIC_SETS: dict[str, PublicSet] = {
         repository="math-ai/amc23",
         revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
         files={"test": "test-00000-of-00001.parquet"},
-        rows={"test": 40},
         question="question",
         gold=integer_gold,
         row_id="id",
@@ -170,14 +161,6 @@ def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int
     return filename, None
 
 
-def local_file(name: str, split: str, levels: Sequence[int] = ()) -> Path | None:
-    """Return a set's file in the hub's cache on this machine, or None; asks no network."""
-    public = PUBLIC_SETS[name]
-    folder = hub_cache() / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
-    path = folder / public.revision / file_of(name, split, levels)[0]
-    return path if path.is_file() else None
-
-
 def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Problem]:
     """Return a public set's own split, `train` or `test`, in its own order.
 
@@ -194,18 +177,11 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     Raises
     ------
     DataError
-        If the set has no such split or levels, is not on this machine and cannot be fetched, or
-        is not as it was when its revision was pinned.
+        If the set has no such split or levels, or is not on this machine and cannot be fetched.
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in rows_of(_fetched(name, public, filename))]
-    expected = public.rows.get(split)
-    if expected is not None and len(rows) != expected:
-        raise DataError(
-            f"{name}: {filename} has {len(rows)} rows; {public.repository} at "
-            f"{public.revision[:8]} has {expected}"
-        )
+    rows = [dict(row) for row in _rows(_fetched(name, public, filename))]
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
@@ -218,13 +194,6 @@ def _problem(
     name: str, public: PublicSet, split: str, index: int, row: Mapping[str, Any], level: int | None
 ) -> Problem:
     """Return the problem of one row."""
-    columns = (public.question, public.answer, public.solution, public.row_id, public.level)
-    for key in filter(None, columns):
-        if key not in row:
-            raise DataError(
-                f"{name}, {split} row {index}: field {key!r} is missing (found "
-                f"{', '.join(sorted(row))})"
-            )
     own_id = index if public.row_id is None else row[public.row_id]
     solution = None if public.solution is None else row[public.solution]
     if public.level is not None:
@@ -240,25 +209,13 @@ def _problem(
     )
 
 
-def rows_of(data: str) -> Sequence[Any]:
-    """Return rows, read as they are asked for, of a local file or of a hub data set's train split.
-
-    A name that ends in .parquet, .json or .jsonl is a file's.
-
-    Raises
-    ------
-    DataError
-        When there is no such file.
-    """
+def _rows(path: str) -> Sequence[Any]:
+    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
     import datasets
 
     datasets.disable_progress_bars()
-    kind = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}.get(Path(data).suffix)
-    if kind is None:
-        return cast(Sequence[Any], datasets.load_dataset(data, split="train"))
-    if not Path(data).is_file():
-        raise DataError(f"{data} is not a file")
-    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=data, split="train"))
+    kind = "parquet" if path.endswith(".parquet") else "json"
+    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, opening_of, render_within
+from repro.data.prompts import opening_of, render_within
 from repro.spec.config import derive_seed
 
 
@@ -54,8 +53,8 @@ def questions(
     begun = tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
     asked = []
     for problem in problems:
-        prompt = render_within(problem, template, cast(Tokenizer, tokenizer), max_prompt_tokens)
-        opened = opening_of(prompt, cast(Tokenizer, tokenizer)) + opening
+        prompt = render_within(problem, template, tokenizer, max_prompt_tokens)
+        opened = opening_of(prompt, tokenizer) + opening
         asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opened))
     return asked
 

@@ -32,8 +32,6 @@ Source: arXiv 2510.11696 section 3.3, Eq. 8 to 12.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from repro.data.generator import generate_problems
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import render
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
 from repro.models.files.tensor_files import CheckpointError, TensorFolder
@@ -69,7 +67,6 @@ from repro.rl.single_run.for_policy import sampler_for
 from repro.rollout.sampler import Completion
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
-from repro.spec.whole_files import replace_text
 
 _DRAWS = 8
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
@@ -205,7 +202,6 @@ def divergences(
     prompts: int,
     new_tokens: int,
     device: torch.device | str,
-    seed: int = 0,
 ) -> Iterator[Divergence]:
     """Yield the KL of each sigma of AQN and each format, on prompts and on own completions.
 
@@ -225,7 +221,7 @@ def divergences(
     """
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)
-    rows = own_completions(policy, tokens, new_tokens, seed)
+    rows = own_completions(policy, tokens, new_tokens, seed=0)
     clean = last_hidden(policy, rows)
     by_part = partial(_by_part, policy, clean, prompts=tokens)
     for sigma in sigmas:
@@ -258,7 +254,7 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     require(tokenizer is not None, "the checkpoint has no tokenizer; prompts need one")
     template = "tiny" if checkpoint == "tiny" else "paper"
     problems = generate_problems("train", count, seed=0)
-    return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
+    return [render(problem, template, tokenizer) for problem in problems]
 
 
 def completions_of(
@@ -344,19 +340,15 @@ def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float])
     )
     console.print(_layers(doses, sigmas))
     console.print(summary(doses, sigmas[0]), highlight=False)
-    kls: list[Divergence] = []
     if prompts:
         changes = divergences(
             args.model, formats, sigmas,
             prompts=prompts, new_tokens=args.new_tokens, device=device,
         )  # fmt: skip
         total = len(formats) + len(sigmas)
-        kls = list(track(changes, "divergences", total=total, transient=True))
-        console.print(_kls(kls))
+        console.print(_kls(list(track(changes, "divergences", total=total, transient=True))))
     else:
         console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
-    if args.out:
-        replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
     return 0
 
 
@@ -370,15 +362,6 @@ def summary(doses: Sequence[NormDose], sigma: float) -> str:
             f"({min(ratios):.2g} to {max(ratios):.2g} over {len(ratios)} norms)."
         )
     return "\n".join(lines)
-
-
-def as_json(model: str, doses: Sequence[NormDose], kls: Sequence[Divergence]) -> dict[str, Any]:
-    """Return everything as JSON values."""
-    return {
-        "model": str(model),
-        "norms": [dataclasses.asdict(dose) for dose in doses],
-        "nats_per_token": [dataclasses.asdict(kl) for kl in kls],
-    }
 
 
 def _layers(doses: Sequence[NormDose], sigmas: Sequence[float]) -> Table:

@@ -24,12 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import dispatch, hopper, linear, logprobs, quantize, timing, tuning
+from kernels import dispatch, timing, tuning
+from kernels.cuda import hopper, linear
+from kernels.cuda.hopper import Adapter
 from kernels.formats import QuantizedWeight
-from kernels.hopper import Adapter
 from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
+from kernels.triton import logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate

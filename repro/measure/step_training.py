@@ -18,7 +18,7 @@ Easy mistakes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -196,8 +196,6 @@ class RandomPrompts:
     point
         Gives the prompts' number and length.
     """
-
-    end_token_ids: Collection[int] = ()
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
         self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")

@@ -28,8 +28,8 @@ import torch
 
 from kernels import tune, tuning
 from kernels.cuda import driver
-from kernels.fused_adapter import Joining
-from kernels.hopper import Choice
+from kernels.cuda.fused_adapter import Joining
+from kernels.cuda.hopper import Choice
 from repro.models.shapes import random_policy, shape_config
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig

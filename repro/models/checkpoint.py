@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,14 +40,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from kernels.formats import QuantizedWeight
 from repro.models.decoder import is_projection
-from repro.models.files import compressed_tensors, stored_layouts
+from repro.models.files import stored_layouts
 from repro.models.files.gguf_files import converted
 from repro.models.files.tensor_files import (
     CheckpointError,
     TensorFolder,
-    TensorSpec,
     read_object,
     write_json,
     write_tensors,
@@ -231,16 +229,22 @@ def write_quantized(
         model = build_on_meta(read_description(source_path).config)
         source = TensorFolder(source_path)
         require_same_names(model, source, None)
-        specs = expected_specs(model, weight_format)
         temporary.mkdir()
         copy_companions(source_path, temporary)
-        _write_config(source_path, temporary, weight_format)
         scales = SharedScales(source, default_recipe(source_path, weight_format))
-        make = _Maker(scales, model, torch.device(device), weight_format)
-        shards = write_shards(temporary, specs, make, max_shard_bytes)
-        linears = stored_layouts.count_projections(specs)
-        digest = source_digest(source_path)
-        write_manifest(temporary, shards, linears, digest, weight_format, scales.recipe)
+        tensors = _quantised(source, model, scales, weight_format, torch.device(device))
+        shards = write_shards(temporary, tensors, max_shard_bytes)
+        linears = sum(is_projection(name) for name, _ in model.named_modules())
+        made = {
+            "algorithm": "rtn",  # round to nearest, no data
+            "recipe": scales.recipe,
+            "format": weight_format,
+            "layout": stored_layouts.LAYOUTS[weight_format],
+            "linears": linears,
+            "source_sha256": digest_of_files([source_path / "config.json", *source.files()]),
+        }
+        quantization = stored_layouts.quantization_config(weight_format)
+        write_description(source_path, temporary, shards, quantization, made)
     return Written(
         folder=out,
         shards=tuple(out / name for name in shards),
@@ -260,69 +264,54 @@ def _require_convertible(source: Path, weight_format: str) -> None:
         raise CheckpointError(f"{source} is quantised already, to {stored}")
 
 
-class _Maker:
-    """Makes the tensors of the output by name, holding one quantised projection at a time."""
-
-    def __init__(
-        self,
-        scales: SharedScales,
-        model: torch.nn.Module,
-        device: torch.device,
-        weight_format: str,
-    ) -> None:
-        self.source, self.model, self.device = scales.source, model, device
-        self.weight_format = weight_format
-        self.scales = scales
-        self._last: tuple[str, dict[str, Tensor]] | None = None
-
-    def __call__(self, name: str) -> Tensor:
-        projection, leaf = stored_layouts.projection_of(name)
-        if not (is_projection(projection) and leaf != "bias"):
-            return read_rounded(self.source, name, tuple(self.model.get_parameter(name).shape))
-        if leaf == compressed_tensors.GLOBAL_SCALE:
-            # The float64 decode scale gives the float32 encode scale back without error.
-            return self.scales.of(projection).reciprocal().to(torch.float32).reshape(1)
-        if self._last is None or self._last[0] != projection:
-            self._last = None
-            tensors = stored_layouts.packed_tensors(projection, self._quantize(projection))
-            self._last = (projection, tensors)
-        return self._last[1][name]
-
-    def _quantize(self, projection: str) -> QuantizedWeight:
-        linear = self.model.get_submodule(projection)
-        shape = (linear.out_features, linear.in_features)
-        dense = read_rounded(self.source, f"{projection}.weight", shape).to(self.device)  # type: ignore[arg-type]
-        return quantize_projection(dense, projection, self.weight_format, self.scales)
+def _quantised(
+    source: TensorFolder,
+    model: torch.nn.Module,
+    scales: SharedScales,
+    weight_format: str,
+    device: torch.device,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the output, one projection at a time."""
+    for name, spec in expected_specs(model, None).items():
+        projection, _, leaf = name.rpartition(".")
+        value = read_rounded(source, name, spec.shape)
+        if leaf == "weight" and is_projection(projection):
+            weight = quantize_projection(value.to(device), projection, weight_format, scales)
+            yield from stored_layouts.packed_tensors(projection, weight).items()
+        else:
+            yield name, value
 
 
 def write_shards(
     folder: Path,
-    specs: dict[str, TensorSpec],
-    make: Callable[[str], Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
     max_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> dict[str, str]:
-    """Write all shards and their index; return `{file: SHA-256}` in order."""
-    groups: list[dict[str, TensorSpec]] = [{}]
-    filled = 0
-    for name, spec in specs.items():
-        if filled and filled + spec.nbytes > max_bytes:
-            groups.append({})
-            filled = 0
-        groups[-1][name] = spec
-        filled += spec.nbytes
-    digests: dict[str, str] = {}
-    weight_map: dict[str, str] = {}
-    for number, group in enumerate(groups, start=1):
-        file = "model.safetensors"
-        if len(groups) > 1:
-            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        digests[file] = write_tensors(folder / file, {name: make(name) for name in group})
-        weight_map |= dict.fromkeys(group, file)
-    if len(groups) > 1:
-        total = sum(spec.nbytes for spec in specs.values())
+    """Write shards as they fill, and their index; return `{file: SHA-256}` in order."""
+    digests: list[str] = []
+    places: dict[str, int] = {}
+    total, group = 0, dict[str, Tensor]()
+
+    def flush() -> None:
+        digests.append(write_tensors(folder / f"shard-{len(digests)}", group))
+        group.clear()
+
+    for name, tensor in tensors:
+        if group and sum(held.nbytes for held in group.values()) + tensor.nbytes > max_bytes:
+            flush()
+        group[name], places[name] = tensor, len(digests)
+        total += tensor.nbytes
+    flush()
+    files = ["model.safetensors"]
+    if len(digests) > 1:
+        count = len(digests)
+        files = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+        weight_map = {name: files[place] for name, place in places.items()}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / "model.safetensors.index.json", index)
-    return digests
+    for number, file in enumerate(files):
+        (folder / f"shard-{number}").rename(folder / file)
+    return dict(zip(files, digests, strict=True))
 
 
 def copy_companions(source: Path, target: Path) -> None:
@@ -332,51 +321,33 @@ def copy_companions(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def _write_config(source: Path, target: Path, weight_format: str) -> None:
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
-    config["dtype"] = "bfloat16"
-    config["quantization_config"] = stored_layouts.quantization_config(weight_format)
-    write_json(target / "config.json", config)
-
-
-def source_digest(folder: Path) -> str:
-    """Return one SHA-256 hex digest over a checkpoint's config and shards."""
-    return digest_of_files([folder / "config.json", *TensorFolder(folder).files()])
-
-
-def write_manifest(
-    folder: Path,
+def write_description(
+    source: Path,
+    target: Path,
     shards: dict[str, str],
-    linears: int,
-    source: str,
-    weight_format: str,
-    recipe: str,
+    quantization: dict[str, Any] | None,
+    made: dict[str, Any],
 ) -> None:
-    """Write what made a folder, and the sums of its files.
+    """Write a folder's config, as its source's, and its manifest.
 
     Parameters
     ----------
     shards
         SHA-256 by name.
-    linears
-        Projections quantised.
-    source
-        Digest of the checkpoint that was quantised, by `source_digest`.
-    recipe
-        The arithmetic of scales.
+    quantization
+        The config's `quantization_config`; None for 16 bits.
+    made
+        What made the folder.
     """
-    manifest = {
-        "schema": MANIFEST_SCHEMA,
-        "algorithm": "rtn",  # round to nearest, no data
-        "recipe": recipe,
-        "format": weight_format,
-        "layout": stored_layouts.LAYOUTS[weight_format],
-        "linears": linears,
-        "source_sha256": source,
-        "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
-    }
-    write_json(folder / MANIFEST, manifest)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for key in ("torch_dtype", "quantization_config"):
+        config.pop(key, None)
+    config["dtype"] = "bfloat16"
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    write_json(target / "config.json", config)
+    sums = {"config.json": sha256_of(target / "config.json"), **shards}
+    write_json(target / MANIFEST, {"schema": MANIFEST_SCHEMA, **made, "sha256": sums})
 
 
 def verify(folder: Path, *, workers: int = 4) -> str | None:

@@ -207,7 +207,7 @@ def fill(
         )
     require_same_names(model, source, stored_format)
     scales = SharedScales(source, recipe)
-    quantizer = _Quantizer(scales, weight_format, stored_format, device)
+    errors: dict[str, float] = {}
     for name, module in list(model.named_modules()):
         quantised = is_projection(name) and weight_format != "bf16"
         parameters = dict(module.named_parameters(recurse=False))
@@ -221,7 +221,13 @@ def fill(
             value = read_rounded(source, full, tuple(parameter.shape))
             values[leaf] = nn.Parameter(value.to(device, dtype), requires_grad=False)
         if quantised:
-            codes = quantizer.make(name, cast(nn.Linear, module))
+            shape = (module.out_features, module.in_features)
+            if stored_format is not None:
+                codes = stored_layouts.read_packed(source, name, shape, stored_format).to(device)
+            else:
+                dense = read_rounded(source, f"{name}.weight", shape).to(device)
+                codes = quantize_projection(dense, name, weight_format, scales)
+                errors[name] = relative_error(dense, codes)
             model.set_submodule(name, QuantizedLinear(codes, values.get("bias")))
         else:
             for leaf, parameter in values.items():
@@ -230,8 +236,7 @@ def fill(
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
-    _require_filled(model)
-    return Filled(linears=_projections_by_format(model), relative_errors=quantizer.errors)
+    return Filled(linears=_projections_by_format(model), relative_errors=errors)
 
 
 def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
@@ -242,27 +247,6 @@ def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
             kind = module.weight_format if isinstance(module, QuantizedLinear) else "bf16"
             by_format.setdefault(kind, []).append(name)
     return by_format
-
-
-class _Quantizer:
-    """Makes a projection's `QuantizedWeight`, from stored codes or from the 16-bit weight."""
-
-    def __init__(
-        self, scales: SharedScales, weight_format: str, stored: str | None, device: torch.device
-    ) -> None:
-        self.source, self.weight_format, self.stored = scales.source, weight_format, stored
-        self.device = device
-        self.scales = scales
-        self.errors: dict[str, float] = {}
-
-    def make(self, name: str, linear: nn.Linear) -> QuantizedWeight:
-        shape = (linear.out_features, linear.in_features)
-        if self.stored is not None:
-            return stored_layouts.read_packed(self.source, name, shape, self.stored).to(self.device)
-        dense = read_rounded(self.source, f"{name}.weight", shape).to(self.device)
-        quantized = quantize_projection(dense, name, self.weight_format, self.scales)
-        self.errors[name] = relative_error(dense, quantized)
-        return quantized
 
 
 class SharedScales:
@@ -390,9 +374,3 @@ def _tied_names(model: nn.Module) -> set[str]:
 
 def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def _require_filled(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type == "meta":
-            raise CheckpointError(f"{name} was left without values")

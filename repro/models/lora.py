@@ -60,28 +60,21 @@ class AdapterLinear(PeftLinear):
             raise TypeError(f"AdapterLinear takes one tensor; got also {args} and {kwargs}")
         base = base_linear(self)
         factors = self.factors()
-        if self.merged or factors is None:
+        if factors is None:
             return cast(Tensor, base(x))
         A, B, scaling = factors
         down = functional.linear(x, A.to(x.dtype))
         return cast(Tensor, base(x)) + functional.linear(down, B.to(x.dtype)) * scaling
 
-    def adapter(self, name: str = ADAPTER_NAME) -> tuple[nn.Parameter, nn.Parameter, float]:
-        """Return A (R, K), B (N, R), both float32 masters, and the scaling of an adapter."""
-        A, B = self.lora_A[name].weight, self.lora_B[name].weight
-        return cast(nn.Parameter, A), cast(nn.Parameter, B), self.scaling[name]
+    def adapter(self) -> tuple[nn.Parameter, nn.Parameter, float]:
+        """Return A (R, K), B (N, R), both float32 masters, and the scaling."""
+        A, B = self.lora_A[ADAPTER_NAME].weight, self.lora_B[ADAPTER_NAME].weight
+        return cast(nn.Parameter, A), cast(nn.Parameter, B), self.scaling[ADAPTER_NAME]
 
     def factors(self) -> tuple[nn.Parameter, nn.Parameter, float] | None:
         """Return the adapter that `forward` adds to the base, or None."""
-        name = self.active_name()
-        return None if name is None or self.disable_adapters else self.adapter(name)
-
-    def active_name(self) -> str | None:
-        """Return the one active adapter's name, or None; two at once are not supported."""
-        names = [name for name in self.active_adapters if name in self.lora_A]
-        if len(names) > 1:
-            raise ValueError(f"one adapter can be active at a time; active are {names}")
-        return names[0] if names else None
+        acts = ADAPTER_NAME in self.active_adapters and ADAPTER_NAME in self.lora_A
+        return self.adapter() if acts and not (self.disable_adapters or self.merged) else None
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Merge into a dense base; refuse for a 4-bit one."""
@@ -186,10 +179,8 @@ def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> T
         weight = dispatch.dequantize(base.weight, torch.float32)
     else:
         weight = base.weight.detach().to(torch.float32)
-    name = None
-    if isinstance(linear, AdapterLinear) and not (linear.disable_adapters or linear.merged):
-        name = linear.active_name()
-    if isinstance(linear, AdapterLinear) and name is not None:
-        A, B, scaling = linear.adapter(name)
+    factors = linear.factors() if isinstance(linear, AdapterLinear) else None
+    if factors is not None:
+        A, B, scaling = factors
         return torch.addmm(weight, B.float(), A.float(), alpha=scaling).to(dtype)
     return weight.to(dtype, copy=True)

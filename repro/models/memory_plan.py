@@ -17,7 +17,7 @@ With M tokens in a micro-batch, L blocks and 2 bytes per activation:
     scratch       2 max(N K)                           one layer's weight, dense, 4-bit bases only
 
 (Q and Kv: channels of all query and of all key heads.) Norms' and SwiGLU's outputs are never kept:
-backward makes them again in one pass over memory (`kernels.projections`).
+backward makes them again in one pass over memory (`kernels.triton.projections`).
 
 Easy mistakes
 -------------
@@ -63,7 +63,7 @@ SLOTS_SHARE = 0.98
 # Positions per block of the cache, and tokens of one chunk of a prefill: the engine's defaults.
 BLOCK_POSITIONS = 32
 PREFILL_TOKENS = 16384
-# Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
+# Float32 logits held at once (kernels/triton/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
 # More tokens in a micro-batch gain nothing, however small the model.
 MOST_MICRO_TOKENS = 131072

@@ -27,8 +27,7 @@ from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import derive_seed
-from repro.spec.shapes import SHAPES as QWEN_SHAPES
-from repro.spec.shapes import DecoderShape
+from repro.spec.shapes import SHAPES, DecoderShape
 
 # Spread of a trained projection's weights; also what transformers initialises with.
 _SPREAD = 0.02
@@ -50,15 +49,11 @@ def _qwen2(shape: DecoderShape) -> dict[str, Any]:
     }
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    f"qwen2.5-{name}": _qwen2(shape) for name, shape in QWEN_SHAPES.items()
-}
-
-
 def shape_config(name: str) -> dict[str, Any]:
-    """Return the config values of a shape; `ValueError` lists the shapes otherwise."""
-    require(name in SHAPES, f"there is no shape {name!r}; the shapes are {', '.join(SHAPES)}")
-    return dict(SHAPES[name])
+    """Return the config values of a shape by name; `ValueError` lists the shapes otherwise."""
+    known = {f"qwen2.5-{size}": shape for size, shape in SHAPES.items()}
+    require(name in known, f"there is no shape {name!r}; the shapes are {', '.join(known)}")
+    return _qwen2(known[name])
 
 
 def random_policy(
@@ -77,7 +72,7 @@ def random_policy(
     Parameters
     ----------
     shape
-        A name of `SHAPES`, or config values with `model_type`.
+        A name that `shape_config` knows, or config values with `model_type`.
     lora_rank
         0 leaves the adapter out. A and B are both random.
     lora_alpha

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
-from repro.data.prompts import Tokenizer, read_texts, template_named
+from repro.data.prompts import read_texts, template_named
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
@@ -52,7 +52,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
-from repro.models.policy import Policy, end_token_ids
+from repro.models.policy import Policy
 from repro.models.weight_noise import logprobs
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
@@ -199,7 +199,6 @@ def _sampled(
             prompts[first : first + at_once],
             completions[first * group : (first + at_once) * group],
             group_size=group,
-            end_token_ids=end_token_ids(policy),
         )
         for first in range(0, len(prompts), at_once)
     )
@@ -278,7 +277,7 @@ def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[fl
 def _texts(policy: Policy, asked: Sequence[Question], own: Sampled) -> list[str]:
     token_ids = [completion.token_ids for completion in own.completions]
     prompts = [question.prompt for question in asked]
-    return read_texts(token_ids, prompts, cast(Tokenizer, policy.tokenizer))
+    return read_texts(token_ids, prompts, policy.tokenizer)
 
 
 def _of_answers(answers: Answers, texts: Sequence[str]) -> dict[str, list[float]]:

@@ -22,7 +22,7 @@ from repro.evidence.derived import gain, training_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
-from repro.models.policy import Policy, end_token_ids
+from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
@@ -130,12 +130,6 @@ class LoadedRuns:
     effects: Sequence[Mapping[str, Any]]
     receipts: Mapping[str, Any] = field(default_factory=dict)
     during: str = "the run"
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end a completion."""
-        loaded = self.loaded
-        return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the hooks of training: held-out questions, progress, when to stop."""

@@ -9,10 +9,9 @@ receipt with both KLs goes into the record's effects.
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
 
 from repro.data.load import load_problems
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import render
 from repro.measure.dose import own_completions
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import plant_matched_noise
@@ -28,7 +27,7 @@ def plant_arms_noise(policy: Policy, run: RunConfig) -> None:
     if arm.weight_noise is None:
         return
     prompts = [
-        render(problem, scale.prompt_template, cast(Tokenizer, policy.tokenizer))
+        render(problem, scale.prompt_template, policy.tokenizer)
         for problem in load_problems(scale.data, "train")[:CALIBRATION_PROMPTS]
     ]
     rows = own_completions(policy, prompts, scale.rollout.max_new_tokens, seed=0)

@@ -58,8 +58,8 @@ def train_runs(
 ) -> list[TrainResult | FailedRun]:
     """Train every run by rewards, or go on from a checkpoint in `folder`."""
     problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
-    prompts, ends = dict[str, list[int]](), loaded_runs.end_token_ids
-    sources = [PromptSource(problems, tokenizer, run, prompts, ends) for run in loaded_runs.runs]
+    prompts = dict[str, list[int]]()
+    sources = [PromptSource(problems, tokenizer, run, prompts) for run in loaded_runs.runs]
     score = _alike_on_ranks(loaded_runs.evaluation.score, Ranks.joined())
     return train(policies, sources, score, hooks, folder=folder)
 

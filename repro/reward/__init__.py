@@ -3,6 +3,5 @@
 What counts as equal is a table (docs/grading.md). `answers` reads a completion's text;
 `quantities`, `units` and `expression` say which answers may be compared at all, `finished` which
 equal answers are paid; `verifier` is the worker process and the only module that imports
-`math_verify`, `grader` the pool of such workers; `golds` names what can never be paid, and `score`
-turns grades into rewards.
+`math_verify`, `grader` the pool of such workers, and `score` turns grades into rewards.
 """

@@ -4,7 +4,6 @@ The kinds of reward:
 
 * `task`: accuracy (0 or 1, by the strict reading, through math-verify) plus `format_reward` for the
   strict format;
-* `answer`: accuracy alone, whatever the format; tells what a format reward contributes;
 * `finished`: accuracy of completions that ended by themselves, 0 for those cut at the length limit;
 * `format`: 1 for the strict format and 0 otherwise, whatever the answer; a control;
 * a user's own function (`repro.reward.custom`) in place of `task`: what it returns;
@@ -84,7 +83,7 @@ def score(
     golds
         The gold answer of each completion's problem.
     kind
-        `task`, `answer`, `random` or `format`.
+        `task`, `finished`, `random` or `format`.
     format_reward
         What the strict format adds under `task`.
     pool
@@ -101,22 +100,9 @@ def score(
     Raises
     ------
     ValueError
-        If the lengths differ, or what the kind needs is missing.
+        If the kind is unknown, or lengths differ.
     """
     require_choice("reward", kind, RewardKind)
-    if len(golds) != len(texts):
-        raise ValueError(f"there are {len(texts)} texts and {len(golds)} golds; one each is needed")
-    if kind == "random" and (seeds is None or len(seeds) != len(texts)):
-        count = "none" if seeds is None else str(len(seeds))
-        raise ValueError(
-            f"random reward needs {len(texts)} seeds, one per completion; found {count}"
-        )
-    if kind == "finished" and (truncated is None or len(truncated) != len(texts)):
-        count = "none" if truncated is None else str(len(truncated))
-        raise ValueError(
-            f"finished reward needs to know of {len(texts)} completions which were cut; found "
-            f"{count}"
-        )
     reading = READINGS[reads]
     strict = [(gold, reading.answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
@@ -151,7 +137,7 @@ def _paid(
 ) -> list[float | None]:
     """Return each completion's reward; None where its gold cannot be read, if that matters."""
     if kind == "random":
-        return [_draw(seed) for seed in seeds]
+        return [_draw(seed) for _, seed in zip(accuracy, seeds, strict=True)]
     if kind == "format":
         return list(formats)
     if kind == "finished":
@@ -159,9 +145,8 @@ def _paid(
             None if right is None else right * (not cut)
             for right, cut in zip(accuracy, truncated, strict=True)
         ]
-    paid = 0.0 if kind == "answer" else format_reward
     return [
-        None if right is None else right + paid * form
+        None if right is None else right + format_reward * form
         for right, form in zip(accuracy, formats, strict=True)
     ]
 

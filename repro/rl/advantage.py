@@ -70,14 +70,9 @@ def group_advantages(
     Raises
     ------
     ValueError
-        When the lengths differ, or a reward is not finite.
+        When a reward is not finite.
     """
     ids = torch.as_tensor(group_ids, dtype=torch.long)
-    if ids.shape != (len(rewards),):
-        raise ValueError(
-            f"group_ids has shape {tuple(ids.shape)}; it needs one id for each of the "
-            f"{len(rewards)} rewards"
-        )
     scored = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
     values = torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float64)
     if not bool(torch.isfinite(values).all()):

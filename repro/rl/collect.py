@@ -16,7 +16,7 @@ where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, read_texts, render_within
+from repro.data.prompts import read_texts, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -110,11 +110,6 @@ class _Drawn:
 class Prompts(Protocol):
     """Where a rollout's prompts come from, and how its completions are read."""
 
-    @property
-    def end_token_ids(self) -> Collection[int]:
-        """Tokens that end a completion."""
-        ...
-
     def draw(self, batch: int) -> list[Problem]:
         """Return the P problems of the batch counted from 0, ids unique."""
         ...
@@ -133,13 +128,9 @@ class Prompts(Protocol):
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
-    `prompts` are by problem's id; runs of one scale that train side by side fill them together. A
-    completion ends at one of `end_token_ids`, by default at the tokenizer's.
+    `prompts` are by problem's id; runs of one scale that train side by side fill them together.
 
-    Raises
-    ------
-    ValueError
-        When there are fewer problems than a rollout takes, or two share an id.
+    Raises `ValueError` when there are fewer problems than a rollout takes, or two share an id.
     """
 
     def __init__(
@@ -148,7 +139,6 @@ class PromptSource:
         tokenizer: PreTrainedTokenizerBase,
         run: RunConfig,
         prompts: dict[str, list[int]] | None = None,
-        end_token_ids: Collection[int] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -160,19 +150,11 @@ class PromptSource:
             raise ValueError("two training problems share an id; ids must be unique")
         self.problems = problems
         self.tokenizer = tokenizer
-        end = tokenizer.eos_token_id
-        own = () if end is None else (end,)
-        self._ends: Collection[int] = own if end_token_ids is None else end_token_ids
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
         self._prompts: dict[str, list[int]] = {} if prompts is None else prompts
         self._order: tuple[int, list[int]] = (-1, [])
-
-    @property
-    def end_token_ids(self) -> Collection[int]:
-        """Tokens that end a completion."""
-        return self._ends
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
@@ -186,9 +168,7 @@ class PromptSource:
     def prompt(self, problem: Problem) -> list[int]:
         """Return a problem's prompt; raises `ValueError` naming one that is too long."""
         if problem.id not in self._prompts:
-            # transformers' tokenizers are wider than the protocol that rendering asks for.
-            tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
-            prompt = render_within(problem, self._template, tokenizer, self._longest)
+            prompt = render_within(problem, self._template, self.tokenizer, self._longest)
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 
@@ -310,7 +290,6 @@ class GrowingRollout:
             collected.prompts,
             collected.completions,
             group_size=scale.group_size,
-            end_token_ids=self.source.end_token_ids,
         )
         return Rollout(
             rows=rows,

@@ -7,8 +7,7 @@ pi_sampler on sampled tokens::
     mean |Delta|, max |Delta|, mean exp|Delta|,    k3 = mean(e^Delta - 1 - Delta)
 
 k3 estimates KL(sampler || trainer), is never negative, and needs no correction, since the tokens
-were drawn from the sampler. Errors of a sampler grow along the completion (a cache that drifts), so
-|Delta| is also kept by quarter of the completion.
+were drawn from the sampler.
 
 Entropy is the mean over counting tokens, in nats, over the whole vocabulary, at the sampling
 temperature. A truncated completion is often a loop of near-certain tokens; truncated and finished
@@ -22,45 +21,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-QUARTERS = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Sampler against trainer over one set of rows.
-
-    Attributes
-    ----------
-    kl, abs_mean, abs_max, exp_abs_mean
-        As in the module docstring.
-    quarter_sums, quarter_tokens
-        Sum of |Delta| and tokens by quarter of each completion's own length.
-    """
+    """Sampler against trainer over one set of rows; see the module docstring."""
 
     kl: float
     abs_mean: float
     abs_max: float
     exp_abs_mean: float
-    quarter_sums: tuple[float, ...]
-    quarter_tokens: tuple[int, ...]
 
 
 def sampler_mismatch(trainer: Tensor, sampled: Tensor, mask: Tensor) -> Mismatch:
     """Compare log-probabilities of the same tokens; (B, T) each, on the CPU, mask bool."""
     difference = (trainer.double() - sampled.double())[mask]
     size = difference.abs()
-    lengths = mask.sum(1, keepdim=True).clamp(min=1)
-    position = mask.cumsum(1) - 1
-    quarter = (position * QUARTERS // lengths)[mask]
-    sums = torch.zeros(QUARTERS, dtype=torch.float64).index_add_(0, quarter, size)
-    tokens = torch.bincount(quarter, minlength=QUARTERS)
     return Mismatch(
         kl=float((torch.expm1(difference) - difference).mean()),
         abs_mean=float(size.mean()),
         abs_max=float(size.max()),
         exp_abs_mean=float(size.exp().mean()),
-        quarter_sums=tuple(sums.tolist()),
-        quarter_tokens=tuple(tokens.tolist()),
     )
 
 

@@ -14,8 +14,8 @@ from repro.rl.clock import WallClock
 from repro.rl.collect import Rollout
 from repro.rl.policies import Policies
 from repro.rl.receipts import Tally, Values, note_accuracy
-from repro.rl.runs import FailedRun, RunStates, TrainResult, TrainState, fresh_states
-from repro.spec.config import RunConfig, TrainScale
+from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
+from repro.spec.config import TrainScale
 
 # Of one step: the values of each run, None for frozen ones.
 StepValues = list[Values | None]
@@ -67,8 +67,7 @@ def run_steps(
     Raises
     ------
     ValueError
-        When a checkpoint belongs to other runs, or a configured loss term never acted in a run that
-        is not frozen for it.
+        When a checkpoint belongs to other runs.
     """
     scale: TrainScale = policies.runs[0].scale
     state = _load_or_begin(policies, hooks, folder)
@@ -94,7 +93,7 @@ def run_steps(
             saved = state.step
     if state.step != saved or state.step == 0:
         _save(policies, state, hooks, folder)
-    return _results(policies.runs, state, finished=state.step >= scale.steps)
+    return _results(state, finished=state.step >= scale.steps)
 
 
 def _load_or_begin(policies: Policies, hooks: Hooks, folder: Path) -> RunStates:
@@ -134,12 +133,7 @@ def _evaluate(policies: Policies, state: RunStates, hooks: Hooks) -> None:
     state.count_seconds("evaluation_seconds", started)
 
 
-def _results(
-    runs: Sequence[RunConfig], state: RunStates, *, finished: bool
-) -> list[TrainResult | FailedRun]:
-    """Return the result of each run."""
-    if finished:
-        state.each(lambda s: require_acting_terms(runs[s], state.runs[s]))
+def _results(state: RunStates, *, finished: bool) -> list[TrainResult | FailedRun]:
     results: list[TrainResult | FailedRun] = []
     for own, failure in zip(state.runs, state.failures, strict=True):
         if failure is not None:
@@ -151,13 +145,3 @@ def _results(
                 )
             )
     return results
-
-
-def require_acting_terms(run: RunConfig, state: TrainState) -> None:
-    """Raise `ValueError` when a configured loss term never had a value."""
-    moved = any(state.series.get("grad_norm", [])[:-1])
-    if run.arm.loss.beta > 0 and moved and not any(state.series["kl"]):
-        raise ValueError(
-            f"loss.beta is {run.arm.loss.beta} and the KL term was 0 at every step; "
-            "it must act at least once"
-        )

@@ -125,10 +125,7 @@ class Policies(Protocol):
 
         Where memory runs out the passes start over, smaller, and the run's receipts say so.
 
-        Raises
-        ------
-        torch.OutOfMemoryError
-            When the smallest pass does not fit.
+        Raises `torch.OutOfMemoryError` when the smallest pass does not fit.
         """
         ...
 
@@ -150,9 +147,6 @@ class Policies(Protocol):
     def load(self, folder: Path) -> RunStates | None:
         """Restore the last checkpoint in `folder`; None when there is none.
 
-        Raises
-        ------
-        ValueError
-            When it is of other runs, or damaged.
+        Raises `ValueError` when it is of other runs, or damaged.
         """
         ...

@@ -1,10 +1,9 @@
 """What a run writes down about each rollout: series values and the receipts in `effects`.
 
 Effects are sums and maxima of what was really done (norms perturbed and their realised sigma, rows
-trained on, sampler against trainer by quarter of the completion). They travel in the checkpoint, so
-a resumed run's receipts are those of the whole run; only `seconds` differ from an uninterrupted
-one. What the process counts elsewhere (grades, killed graders, peak memory) is a `Tally`, which is
-read before each checkpoint and goes on from there.
+trained on). They travel in the checkpoint, so a resumed run's receipts are those of the whole run;
+only `seconds` differ from an uninterrupted one. What the process counts elsewhere (grades, killed
+graders, peak memory) is a `Tally`, which is read before each checkpoint and goes on from there.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import Rollout
-from repro.rl.diagnostics import QUARTERS, Mismatch, sampler_mismatch
+from repro.rl.diagnostics import Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
 from repro.rl.runs import TrainState
 from repro.spec.config import RunConfig
@@ -57,7 +56,7 @@ def note_rollout(
     rows, mismatch = rollout.rows, None
     if len(done):
         mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
-    note_effects(state, rollout, receipt, mismatch)
+    note_effects(state, rollout, receipt)
     return rollout_values(run, rollout, receipt, mismatch, state)
 
 
@@ -102,9 +101,7 @@ def rollout_values(
     return values
 
 
-def note_effects(
-    state: TrainState, rollout: Rollout, receipt: NoiseReceipt, mismatch: Mismatch | None
-) -> None:
+def note_effects(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> None:
     """Add a rollout to the run's receipts."""
     note_noise(state, receipt)
     effects = state.effects
@@ -121,17 +118,6 @@ def note_effects(
     rows["without_reward"] += int((~rollout.advantages.scored).sum())
     rows["groups_drawn"] += rollout.groups_drawn
     rows["tokens_sampled"] += rollout.tokens_sampled
-    quarters = effects.setdefault(
-        "sampler_trainer_by_quarter", {"sums": [0.0] * QUARTERS, "tokens": [0] * QUARTERS}
-    )
-    if mismatch is not None:
-        for quarter in range(QUARTERS):
-            quarters["sums"][quarter] += mismatch.quarter_sums[quarter]
-            quarters["tokens"][quarter] += mismatch.quarter_tokens[quarter]
-        quarters["abs_diff_mean"] = [
-            total / tokens if tokens else None
-            for total, tokens in zip(quarters["sums"], quarters["tokens"], strict=True)
-        ]
 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:

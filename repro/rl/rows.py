@@ -1,13 +1,12 @@
 """Rows of a rollout as tensors: which prompt, which tokens, which of them count.
 
 The completion mask is made from *lengths*, never from `ids != pad`: where the padding token is the
-end token (Qwen among others) that comparison would take the end token's loss away. The end token
-counts; nothing may follow it.
+end token (Qwen among others) that comparison would take the end token's loss away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,25 +79,20 @@ def make_rows(
     completions: Sequence[Completion],
     *,
     group_size: int,
-    end_token_ids: Collection[int] = (),
 ) -> Rows:
     """Build rows from P * group_size completions in prompt-major order.
 
-    Raises
-    ------
-    ValueError
-        When counts do not match, a completion or prompt is empty, a log-probability is missing or
-        not finite, or tokens follow an end token.
+    Raises `ValueError` when counts do not match, a completion or prompt is empty, or a
+    log-probability is not finite.
     """
     if len(completions) != len(prompts) * group_size:
         raise ValueError(
             f"{len(completions)} completions for {len(prompts)} prompts; "
             f"groups of {group_size} need {len(prompts) * group_size}"
         )
-    for index, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {index} is empty; it needs at least one token")
-    lengths = [_checked_length(row, completion) for row, completion in enumerate(completions)]
+    lengths = [len(completion.token_ids) for completion in completions]
+    if not all((*lengths, *map(len, prompts))):
+        raise ValueError("a prompt or a completion is empty; each needs at least one token")
     places = torch.arange(max(lengths, default=0))  # (T,)
     mask = places < torch.tensor(lengths, dtype=torch.long).unsqueeze(1)  # (B, T)
     # All rows' tokens, one row after another: so they stand in `mask`, too.
@@ -107,7 +101,6 @@ def make_rows(
         [value for c in completions for value in c.sampled_logprobs], dtype=torch.float32
     )
     token_ids = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, tokens)
-    _require_end_last(token_ids, mask, end_token_ids)
     if not bool(torch.isfinite(sampled).all()):
         raise ValueError("a sampled log-probability is not finite; every sampled token needs one")
     return Rows(
@@ -127,28 +120,3 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
         mask, values
     )
-
-
-def _checked_length(row: int, completion: Completion) -> int:
-    """Return the completion's length after checking that it is one."""
-    length = len(completion.token_ids)
-    if length == 0:
-        raise ValueError(f"completion {row} is empty; it needs at least one token")
-    if len(completion.sampled_logprobs) != length:
-        raise ValueError(
-            f"completion {row} has {length} tokens and {len(completion.sampled_logprobs)} "
-            "log-probabilities; each token needs one"
-        )
-    return length
-
-
-def _require_end_last(token_ids: Tensor, mask: Tensor, ends: Collection[int]) -> None:
-    """Raise `ValueError` for the first row of (B, T) whose end token is not its last."""
-    ending = torch.isin(token_ids, torch.tensor(sorted(ends), dtype=torch.long)) & mask
-    early = (ending[:, :-1] & mask[:, 1:]).nonzero()  # rows and columns, in order
-    if len(early):
-        row, column = early[0].tolist()
-        raise ValueError(
-            f"completion {row}: {int(mask[row].sum()) - 1 - column} tokens follow end token "
-            f"{int(token_ids[row, column])}; a completion stops there"
-        )

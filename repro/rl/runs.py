@@ -34,7 +34,7 @@ class TrainResult:
         `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
         `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
     effects
-        What was really done: noise, mismatch by quarter of the completion, rows, seconds.
+        What was really done: noise, rows, seconds.
     """
 
     finished: bool

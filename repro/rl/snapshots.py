@@ -70,10 +70,8 @@ def write_snapshot(
     `tensors` are by file name (`*.safetensors`), then by name; `content` are the JSON values of
     `state.json`. Returns the snapshot's folder, which the step names.
 
-    Raises
-    ------
-    OSError
-        When it cannot be written; it names a path, and the snapshots of before are still there.
+    Raises `OSError` when it cannot be written; it names a path, and the snapshots of before are
+    still there.
     """
     final = folder / f"step-{step:08d}"
     partial = folder / f"unfinished-{step:08d}-{os.getpid()}"

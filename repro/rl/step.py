@@ -164,13 +164,9 @@ def accumulate_step(
 
     Raises
     ------
-    ValueError
-        When a parameter has a gradient already.
     torch.OutOfMemoryError
         When a single row does not fit.
     """
-    if any(parameter.grad is not None for parameter in parameters.values()):
-        raise ValueError("a parameter has a gradient already; a step starts from none")
     scale: TrainScale = run.scale
     counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
     first = micro_tokens

@@ -72,11 +72,8 @@ def train(
     `sources` give each run's prompts, and `score` what completions of all runs are worth. Returns
     the result of each run; of policies that do not freeze runs, never a `FailedRun`.
 
-    Raises
-    ------
-    ValueError
-        When a configuration asks for something that cannot be trained as it says, or a checkpoint
-        belongs to other runs.
+    Raises `ValueError` when a configuration asks for something that cannot be trained as it says,
+    or a checkpoint belongs to other runs.
     """
     clock = WallClock()
     training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout, clock=clock)
@@ -121,10 +118,7 @@ class Training(Generic[Trained]):
 def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Training[Trained]:
     """Return the training of runs that can be trained.
 
-    Raises
-    ------
-    ValueError
-        When a configuration asks for something that cannot be trained as it says.
+    Raises `ValueError` when a configuration asks for something that cannot be trained as it says.
     """
     for run in policies.runs:
         require_trainable(run)

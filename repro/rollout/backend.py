@@ -8,50 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from repro.models.policy import Policy
-from repro.rollout.eager import EagerSteps, Steps
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.ops import Operations
 from repro.rollout.state import RowState
+from repro.spec.config import SamplingConfig
 
 
-class Backend(Protocol):
-    """Everything that differs between machines."""
+class EagerSteps:
+    """Runs each decode step as it comes, over slots 0 to width - 1, the draw included."""
 
-    operations: Operations
-    live_noise: bool
-    cache_dtype: torch.dtype
+    def __init__(self, forward: Forward, state: RowState) -> None:
+        self._forward, self._state = forward, state
 
-    def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
-        """Return a projection group of modules that share an input."""
-        ...
+    def __call__(self, width: int, sampling: SamplingConfig) -> None:
+        """Run the forward pass, draw, and advance."""
+        state = self._state
+        logits = self._forward.decode(
+            state.tokens[:width], state.positions[:width], state.table[:width]
+        )
+        self._forward.ops.choose(logits, state, sampling)
 
-    def steps(self, forward: Forward, state: RowState) -> Steps:
-        """Return the decode steps."""
-        ...
+    def close(self) -> None:
+        """Give back what was captured: nothing."""
 
 
 @dataclass(slots=True)
-class TorchBackend:
-    """Plain torch, the policy's own modules, steps as they come."""
+class Backend:
+    """Plain torch, the policy's own modules, steps as they come; a GPU's overrides them.
+
+    `live_noise`: noise is read from buffers, so that captured steps see it.
+    """
 
     cache_dtype: torch.dtype
     operations: Operations
     live_noise: bool = False
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
-        """Return a group that calls the modules."""
+        """Return a projection group of modules that share an input."""
         return ModuleGroup(modules)
 
-    def steps(self, forward: Forward, state: RowState) -> Steps:
-        """Return eager steps."""
+    def steps(self, forward: Forward, state: RowState) -> EagerSteps:
+        """Return the decode steps."""
         return EagerSteps(forward, state)
 
 
@@ -61,4 +65,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return TorchBackend(cache_dtype=cache_dtype(policy, config), operations=Operations())
+    return Backend(cache_dtype=cache_dtype(policy, config), operations=Operations())

@@ -58,10 +58,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks to one holder.
 
-        Raises
-        ------
-        OutOfBlocksError
-            When fewer are free; nothing is handed out then.
+        Raises `OutOfBlocksError` when fewer are free; nothing is handed out then.
         """
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} blocks asked for; {len(self._free)} are free")

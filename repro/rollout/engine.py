@@ -24,7 +24,7 @@ is what makes it safe to reuse a slot or a block as soon as the host knows that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,15 +135,12 @@ class Engine:
         *,
         group_size: int,
         seeds: Sequence[int],
-        on_round: Callable[[Statistics], None] | None = None,
         limits: Sequence[int] | None = None,
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
 
         Parameters
         ----------
-        on_round
-            Called after each round with the counts so far.
         limits
             Length limit of each of the P * G rows; None takes `sampling.max_new_tokens` for all.
 
@@ -166,8 +163,6 @@ class Engine:
             self._scheduler.add(rows)
             while self._scheduler.unfinished:
                 self._round(sampling)
-                if on_round is not None:
-                    on_round(self.statistics)
             self._synchronize()
             completions = self._results.completions()
         except BaseException:
@@ -280,8 +275,6 @@ class Engine:
         scheduler, config = self._scheduler, self.config
         if not scheduler.waiting or not scheduler.running:
             return bool(scheduler.waiting)
-        if config.static_batches:
-            return False
         enough = max(1, int(config.slots * _ENTERING_SHARE))
         return scheduler.free_slots >= min(enough, len(scheduler.waiting))
 
@@ -366,7 +359,6 @@ class Engine:
         for row, _ in ended:
             self._scheduler.finish(row)
         self.state.leave(slots)
-        self.statistics.finished_rows += len(ended)
 
     def _name_fault(self, row: Row, count: int) -> None:
         slot = row.slot
@@ -385,7 +377,7 @@ class Engine:
     def _compact(self) -> None:
         """Move rows to lower slots where that makes the step narrower."""
         running, slots = self._scheduler.running, self.config.slots
-        if not running or (self._scheduler.waiting and not self.config.static_batches):
+        if not running or self._scheduler.waiting:
             return
         width = width_for(len(running), slots)
         used = 1 + max(row.slot for row in running if row.slot is not None)

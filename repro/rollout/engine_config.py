@@ -40,8 +40,6 @@ class EngineConfig:
         Decode steps between two looks at what has ended.
     share_prompts
         Whether the members of a group share their prompt's blocks.
-    static_batches
-        Let rows enter only when none runs: what continuous batching is compared with.
     products
         Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
@@ -60,7 +58,6 @@ class EngineConfig:
     prefill_tokens: int = PREFILL_TOKENS
     round_steps: int = 16
     share_prompts: bool = True
-    static_batches: bool = False
     products: Products = "own"
     ignore_end: bool = False
     keeps_cache: bool = True

@@ -1,7 +1,7 @@
 """The operations of a decode step and of a prefill, written once over plain torch and kernels.
 
 `PLAIN` computes with `kernels.reference_step`, which specifies the kernels: anywhere, in the
-policy's compute dtype. `kernel_ops.py` puts this project's kernels in its place on a GPU.
+policy's compute dtype. `gpu/cuda_backend.py` puts this project's kernels in its place on a GPU.
 
     norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
     attend_step  a new token per row: head norms, rotation, key and value into the cache, attention
@@ -135,7 +135,7 @@ class Operations:
     overlap
         Use programmatic dependent launch (kernels on Hopper and newer).
     workspace
-        That of `kernels.decode_step.attend_step`; plain torch needs none.
+        That of `kernels.triton.decode_step.attend_step`; plain torch needs none.
     """
 
     def __init__(

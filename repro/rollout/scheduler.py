@@ -120,10 +120,7 @@ class Scheduler:
     def add(self, rows: Sequence[Row]) -> None:
         """Queue rows at the end.
 
-        Raises
-        ------
-        ValueError
-            When a row at full length needs more blocks than the cache has.
+        Raises `ValueError` when a row at full length needs more blocks than the cache has.
         """
         for row in rows:
             needed = self.pool.blocks_for(len(row.group.prompt) - 1 + row.limit)
@@ -151,7 +148,7 @@ class Scheduler:
             try:
                 self._place(row, min(steps, row.limit - row.launched), keep, admission)
             except OutOfBlocksError:
-                if self.running or not self._drop_prompts(keep_of=row.group):
+                if self.running or not self._drop_prompts():
                     break
                 continue
             self.waiting.popleft()
@@ -200,20 +197,14 @@ class Scheduler:
             self._copied.extend(group.blocks)
             group.blocks = []
 
-    def _drop_prompts(self, keep_of: Group) -> bool:
-        """Release prompts that waiting groups hold, except one's; return whether any was."""
-        groups = {
-            id(row.group): row.group
-            for row in self.waiting
-            if row.group.blocks and row.group is not keep_of
-        }
-        if not groups and keep_of.blocks:
-            # The last resort: the row computes its own prompt again.
-            groups = {id(keep_of): keep_of}
-        for group in groups.values():
-            self.pool.release(group.blocks)
-            group.blocks = []
-        return bool(groups)
+    def _drop_prompts(self) -> bool:
+        """Release the prompts that waiting groups hold, to be computed again; whether any was."""
+        dropped = False
+        for row in self.waiting:
+            if row.group.blocks:
+                self.pool.release(row.group.blocks)
+                row.group.blocks, dropped = [], True
+        return dropped
 
     def reserve(self, steps: int) -> list[Row]:
         """Give every running row blocks for its next `steps`; return rows that must leave for it.
@@ -225,19 +216,12 @@ class Scheduler:
             missing = self.pool.blocks_for(row.positions + ahead) - len(row.blocks)
             if missing <= 0:
                 continue
-            if missing > self.pool.free and not self._drop_waiting_prompts(missing):
-                return [self.running[-1]]
+            if missing > self.pool.free:
+                self._drop_prompts()
+                if missing > self.pool.free:
+                    return [self.running[-1]]
             row.blocks += self.pool.allocate(missing)
         return []
-
-    def _drop_waiting_prompts(self, missing: int) -> bool:
-        for row in self.waiting:
-            if row.group.blocks:
-                self.pool.release(row.group.blocks)
-                row.group.blocks = []
-            if self.pool.free >= missing:
-                return True
-        return False
 
     def preempt(self, row: Row, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Put a running row back to the head of the queue with what it has generated."""
@@ -275,8 +259,5 @@ class Scheduler:
         self.entered()
         for row in list(self.running):
             self._leave(row)
-        for row in self.waiting:
-            if row.group.blocks:
-                self.pool.release(row.group.blocks)
-                row.group.blocks = []
+        self._drop_prompts()
         self.waiting.clear()

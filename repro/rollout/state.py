@@ -194,4 +194,3 @@ class Statistics:
     generated_tokens: int = 0
     decode_steps: int = 0
     preemptions: int = 0
-    finished_rows: int = 0

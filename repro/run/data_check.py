@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
 from repro.data.problem import DataError, Problem
-from repro.reward.golds import unpayable
+from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
@@ -108,20 +108,28 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
     """Return a line per gold that can never be paid; raise `DataError` if none of a split can."""
     lines = []
     for split, problems in splits.items():
-        places = unpayable([problem.answer for problem in problems], pool)
-        named = [problems[place] for place in places[:_NAMED]]
+        unpayable = _unpayable(problems, pool)
         lines += [
             f"  {problem.where}: gold {problem.answer!r} can never be paid; its problem is dropped"
-            for problem in named
+            for problem in unpayable[:_NAMED]
         ]
-        if len(places) == len(problems):
+        if len(unpayable) == len(problems):
             raise DataError(
                 f"{source}: no gold of its {len(problems)} {split} problems can be paid; the first "
                 f"is {problems[0].answer!r} ({problems[0].where}), and numbers or formulas are "
                 "needed (docs/grading.md)"
             )
-        if len(places) > _NAMED:
+        if len(unpayable) > _NAMED:
             lines.append(
-                f"  {source}: {len(places)} of {len(problems)} {split} golds can never be paid"
+                f"  {source}: {len(unpayable)} of {len(problems)} {split} golds can never be paid"
             )
     return lines
+
+
+def _unpayable(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:
+    """Return the problems whose gold, written as the answer, is not paid."""
+    golds = [problem.answer for problem in problems]
+    answers = [extract_answer(f"{ANSWER_OPEN}{gold}{ANSWER_CLOSE}") for gold in golds]
+    grades = pool.grade_answers(list(zip(golds, answers, strict=True)))
+    graded = zip(problems, grades, strict=True)
+    return [problem for problem, grade in graded if grade.status != "ok"]

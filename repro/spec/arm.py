@@ -20,7 +20,7 @@ Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
-RewardKind = Literal["task", "random", "format", "answer", "finished"]
+RewardKind = Literal["task", "random", "format", "finished"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -286,8 +286,8 @@ class Arm:
     learning_rate_factor
         Multiplies the scale's learning rate (Fig. 16, Fig. 17).
     reward
-        `task`: right answer plus the scale's format reward. `answer`: right answer alone.
-        `finished`: the same, if the completion ended by itself. `random` and `format`: controls.
+        `task`: right answer plus the scale's format reward. `finished`: right answer alone, if the
+        completion ended by itself. `random` and `format`: controls.
     weight_noise
         Noise on BF16 weights matched to a format's rounding; a control.
     reward_function

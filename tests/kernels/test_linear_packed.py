@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import dispatch, linear, reference
-from kernels.hopper import Adapter
+from kernels import dispatch, reference
+from kernels.cuda import linear
+from kernels.cuda.hopper import Adapter
 from kernels.packing import pack
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from kernels import dispatch, linear, portable_linear, reference
+from kernels import dispatch, reference
+from kernels.cuda import linear
 from kernels.formats import QuantizedWeight
 from kernels.packing import pack
+from kernels.triton import portable_linear
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 PORTABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)

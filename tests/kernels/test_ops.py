@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import inspect
 import os
@@ -18,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.op import Op, copied, tensor_bytes
+from kernels.op import Op
 from kernels.ops import OPS
 
 ROOT = Path(__file__).parents[2]
@@ -98,32 +97,6 @@ def test_the_dense_form_of_a_row_runs(op: Op) -> None:
         torch.bfloat16,
         torch.float32,
     )
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_a_copy_of_a_rows_arguments_has_other_addresses_and_the_same_values(op: Op) -> None:
-    arguments = op.prepare(op.inputs(op.shapes[0], torch.bfloat16, "cpu", 0))
-    again = copied(arguments)
-    assert tensor_bytes(again) == tensor_bytes(arguments) > 0
-    pairs = list(zip(_leaves(arguments), _leaves(again), strict=True))
-    assert pairs
-    for actual, expected in pairs:
-        assert actual.data_ptr() != expected.data_ptr()
-        assert torch.equal(_bytes(actual), _bytes(expected))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple):
-        return [leaf for part in value for leaf in _leaves(part)]
-    if dataclasses.is_dataclass(value):
-        return _leaves(tuple(getattr(value, f.name) for f in dataclasses.fields(value)))
-    return _leaves(tuple(value.values())) if isinstance(value, dict) else []
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

@@ -30,11 +30,11 @@ PLAIN = {
 }
 # Functions beside kernels that launch nothing.
 NO_KERNELS = {
-    "kernels.linear:fuses_adapter": "tells which launch serves",
-    "kernels.linear:goes_dense": "tells which launch serves",
-    "kernels.decode_adapter:counters": "counts counters",
-    "kernels.decode_step:StepWorkspace": "memory",
-    "kernels.hopper:Adapter": "holds LoRA factors",
+    "kernels.cuda.linear:fuses_adapter": "tells which launch serves",
+    "kernels.cuda.linear:goes_dense": "tells which launch serves",
+    "kernels.triton.decode_adapter:counters": "counts counters",
+    "kernels.triton.decode_step:StepWorkspace": "memory",
+    "kernels.cuda.hopper:Adapter": "holds LoRA factors",
     "kernels.cuda.driver:architecture": "names what to compile for",
     "kernels.cuda.driver:load": "tries whether kernels compile; dequantize_packs has a row",
 }

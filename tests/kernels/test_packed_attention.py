@@ -75,10 +75,9 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("attend", ["packed_attention", "attention_by_prompt"])
-def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths, attend: str) -> None:
+def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths) -> None:
     given = inputs(lengths)
-    out = getattr(reference_train, attend)(
+    out = reference_train.packed_attention(
         *given, segments_of(lengths), query_heads=QUERY, scale=SCALE
     )
     torch.testing.assert_close(out, row_by_row(*given, lengths), rtol=0, atol=1e-5)
@@ -151,7 +150,7 @@ def test_interpreted_parts_joined_are_the_whole(
 ) -> None:
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     monkeypatch.setattr(packed_attention, "_flash", plain_flash)
     monkeypatch.setattr(packed_attention, "_flash_backward", plain_flash_backward)
@@ -184,7 +183,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     ours = with_gradient(packed_attention.packed_attention, lengths, "cuda", torch.bfloat16)
     plain = with_gradient(reference_train.packed_attention, lengths, "cuda", torch.bfloat16)
@@ -205,7 +204,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
 def test_a_hundred_new_lengths_cost_nothing() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
-    from kernels import packed_attention
+    from kernels.triton import packed_attention
 
     op = named_op("packed_attention")
     made = {

@@ -81,7 +81,8 @@ ROOT = Path(__file__).parents[2]
 # The interpreter has to be chosen before Triton is imported, so a process of its own does the work.
 INTERPRETED = """
 import torch
-from kernels import quantize, reference
+from kernels import reference
+from kernels.triton import quantize
 from tests.kernels.test_quantize_exact import _hard_weight
 
 weight = _hard_weight(torch.float32)[:64]
@@ -110,7 +111,7 @@ def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
 def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
     format: str, dtype: torch.dtype, factor: float, recipe: str, assertions: SimpleNamespace
 ) -> None:
-    from kernels import quantize
+    from kernels.triton import quantize
 
     if dtype == torch.float16 and factor not in (1.0, 3e-3):
         pytest.skip("float16 holds no such weights")
@@ -138,7 +139,7 @@ def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
     recipe: str, assertions: SimpleNamespace
 ) -> None:
     """Every finite bfloat16 mantissa in every block scale, under encode scales of all kinds."""
-    from kernels import quantize
+    from kernels.triton import quantize
 
     mantissas = (torch.arange(0x3C00, 0x4300, dtype=torch.int32) << 16).view(torch.float32)
     generator = torch.Generator().manual_seed(3)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernels import tune, tuning
-from kernels.fused_adapter import Joining
-from kernels.hopper import Choice
+from kernels.cuda.fused_adapter import Joining
+from kernels.cuda.hopper import Choice
 
 H100 = 132  # its multiprocessors, and an H200's
 TABLES = sorted(tuning.FOLDER.glob("*.json"))

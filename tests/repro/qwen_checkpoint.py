@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def write_full(
     Parameters
     ----------
     shape
-        A name of `repro.models.shapes.SHAPES`, or config values.
+        A name that `repro.models.shapes.shape_config` knows, or config values.
     stored_format
         `nvfp4`, `mxfp4` or `nf4` stores codes; None stores 16-bit weights.
     device
@@ -180,33 +180,25 @@ def write_full(
         config["quantization_config"] = stored_layouts.quantization_config(stored_format)
     write_json(folder / "config.json", config)
     model = build_on_meta(AutoConfig.for_model(**values))
-    specs = expected_specs(model, stored_format)
-    make = _drawn(model, stored_format, torch.Generator(device).manual_seed(0))
-    return [folder / name for name in write_shards(folder, specs, make, shard_bytes)]
+    tensors = _drawn(model, stored_format, torch.Generator(device).manual_seed(0))
+    return [folder / name for name in write_shards(folder, tensors, shard_bytes)]
 
 
 def _drawn(
     model: torch.nn.Module, stored_format: str | None, generator: torch.Generator
-) -> Callable[[str], Tensor]:
-    """Return what draws a folder's tensors by name, keeping one projection's codes at a time."""
-    last: dict[str, dict[str, Tensor]] = {}
-
-    def make(name: str) -> Tensor:
-        projection, leaf = stored_layouts.projection_of(name)
-        if stored_format and is_projection(projection) and leaf != "bias":
-            if projection not in last:
-                N, K = model.get_submodule(projection).weight.shape
-                weight = random_weight(stored_format, N, K, generator).to("cpu")
-                last.clear()
-                last[projection] = stored_layouts.packed_tensors(projection, weight)
-            return last[projection][name]
-        shape = model.get_parameter(name).shape
-        value = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+) -> Iterator[tuple[str, Tensor]]:
+    """Draw a folder's tensors one after another."""
+    for name, spec in expected_specs(model, None).items():
+        projection, _, leaf = name.rpartition(".")
+        if stored_format and leaf == "weight" and is_projection(projection):
+            N, K = spec.shape
+            weight = random_weight(stored_format, N, K, generator).to("cpu")
+            yield from stored_layouts.packed_tensors(projection, weight).items()
+            continue
+        value = torch.empty(spec.shape, dtype=torch.bfloat16, device=generator.device)
         value.normal_(0.0, 0.02, generator=generator)
         # Gains scatter about one; everything else about zero.
-        return (value + 1 if "norm" in name else value).cpu()
-
-    return make
+        yield name, (value + 1 if "norm" in name else value).cpu()
 
 
 def write_hub(
@@ -217,7 +209,7 @@ def write_hub(
     Parameters
     ----------
     rows
-        Of each split; what it does not name has as many as the revision has, or 512.
+        Of each split; what it does not name has 512.
     """
     for name in names:
         public = PUBLIC_SETS[name]
@@ -225,7 +217,7 @@ def write_hub(
         if name == "bigmath":
             levels = [(3, 4, 5), (4, 5)]
         for split in public.files:
-            count = (rows or {}).get(split) or public.rows.get(split, 512)
+            count = (rows or {}).get(split, 512)
             for chosen in levels:
                 home = folder / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
                 path = home / public.revision / file_of(name, split, chosen)[0]

@@ -15,21 +15,13 @@ Easy mistakes
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from repro.models.checkpoint import (
-    MANIFEST,
-    MANIFEST_SCHEMA,
-    copy_companions,
-    sha256_of,
-    write_json,
-    write_shards,
-)
+from repro.models.checkpoint import copy_companions, write_description, write_shards
 from repro.models.decoder import is_projection
 from repro.models.loading import build_on_meta, expected_specs, read_description
 from repro.models.lora import base_linear, effective_weight
@@ -60,11 +52,18 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
     with appearing(out) as temporary:
         temporary.mkdir()
         copy_companions(policy.folder, temporary)
-        _write_config(policy.folder, temporary)
         model = build_on_meta(read_description(policy.folder).config)
         specs = expected_specs(model, None)
-        shards = write_shards(temporary, specs, lambda name: merged_tensor(policy, name))
-        _write_manifest(temporary, policy, shards)
+        tensors = ((name, merged_tensor(policy, name)) for name in specs)
+        shards = write_shards(temporary, tensors)
+        made = {
+            "algorithm": "merged",
+            "format": "bf16",
+            "source": str(policy.folder),
+            "source_format": policy.weight_format,
+            "training": policy.training,
+        }
+        write_description(policy.folder, temporary, shards, None, made)
     return out
 
 
@@ -79,23 +78,3 @@ def merged_tensor(policy: Policy, name: str, dtype: torch.dtype = torch.bfloat16
         return effective_weight(module, dtype)
     bias = cast(nn.Parameter, base_linear(module).bias)
     return bias.detach().to(dtype)
-
-
-def _write_config(source: Path, target: Path) -> None:
-    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    for key in ("torch_dtype", "quantization_config"):
-        config.pop(key, None)
-    write_json(target / "config.json", config | {"dtype": "bfloat16"})
-
-
-def _write_manifest(folder: Path, policy: Policy, shards: dict[str, str]) -> None:
-    manifest = {
-        "schema": MANIFEST_SCHEMA,
-        "algorithm": "merged",
-        "format": "bf16",
-        "source": str(policy.folder),
-        "source_format": policy.weight_format,
-        "training": policy.training,
-        "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
-    }
-    write_json(folder / MANIFEST, manifest)

@@ -17,8 +17,6 @@ LAYOUTS: Final[Mapping[str, str]] = {
     **{name: layout.name for name, layout in compressed_tensors.LAYOUTS.items()},
     "nf4": bitsandbytes_files.NAME,
 }
-# A tensor of each projection that no other has, for counting them.
-_MARKS: Final = (f".{compressed_tensors.PACKED}", f".{bitsandbytes_files.STATE}")
 
 
 def quantization_config(weight_format: str) -> dict[str, Any]:
@@ -58,17 +56,3 @@ def read_packed(
     if weight_format == "nf4":
         return bitsandbytes_files.read_packed(source, projection, shape)
     return compressed_tensors.read_packed(source, projection, shape, weight_format)
-
-
-def count_projections(names: Mapping[str, TensorSpec]) -> int:
-    """Return the number of packed projections among a checkpoint's tensors."""
-    return sum(name.endswith(_MARKS) for name in names)
-
-
-def projection_of(name: str) -> tuple[str, str]:
-    """Return the module's name and the rest of a tensor's name, `weight.absmax` being one rest."""
-    module, dot, rest = name.partition(".weight.")
-    if dot:
-        return module, f"weight.{rest}"
-    module, _, leaf = name.rpartition(".")
-    return module, leaf

@@ -77,10 +77,7 @@ def gradient_step(
 ) -> float:
     """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
 
-    Raises
-    ------
-    ValueError
-        When the norm is not finite: an update would destroy the weights.
+    Raises `ValueError` when the norm is not finite: an update would destroy the weights.
     """
     norm = float(nn.utils.clip_grad_norm_(list(parameters.values()), max_grad_norm))
     require_finite(norm)

@@ -9,8 +9,8 @@ the right direction and the wrong length.
 The prompts of a pass lie end to end, each once, and behind them all completions, those of one
 prompt side by side: S tokens in one sequence. Products, norms and the vocabulary see S tokens and
 nothing else; in attention a completion sees its prompt and itself, on a GPU by one call a block
-whatever the rows (`kernels.packed_attention`). The G completions of a prompt share its work, in
-backward too. `repro.rl.step` cuts a whole step into such passes.
+whatever the rows (`kernels.triton.packed_attention`). The G completions of a prompt share its work,
+in backward too. `repro.rl.step` cuts a whole step into such passes.
 
 The last `kept_blocks` blocks keep their activations; earlier ones keep only their input and are
 computed again in backward, from the same weights.
@@ -104,7 +104,7 @@ def through_head(
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
     """Return the context of a pass: float32 masters under 16-bit compute multiply in autocast."""
-    if policy.training != "full" or policy.compute_dtype == torch.float32:
+    if policy.training != "full" or policy.compute_dtype.itemsize > 2:
         return nullcontext()
     return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
 

@@ -158,10 +158,7 @@ class SinglePolicy:
     def step(self, state: RunStates, step: int) -> list[Values | None]:
         """Clip and step by the gradients in the parameters; see `Policies.step`.
 
-        Raises
-        ------
-        ValueError
-            When the gradient's norm is not finite, or a rank's gradient is not.
+        Raises `ValueError` when the gradient's norm is not finite, or a rank's gradient is not.
         """
         zero_missing_gradients(self.parameters)
         self.ranks.add_gradients(self.parameters, step)
@@ -209,10 +206,7 @@ def single_policy(
 ) -> SinglePolicy:
     """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
 
-    Raises
-    ------
-    ValueError
-        When a module of the policy would drop anything out.
+    Raises `ValueError` when a module of the policy would drop anything out.
     """
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)

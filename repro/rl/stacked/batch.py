@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repro.rl.rows import Rows
-from repro.rl.stacked.forward import ALIGNED, aligned
+from repro.rl.stacked.forward import aligned
 
 # What a micro-batch costs beside its tokens, in padded tokens of each run. From the profile of a
 # step of 60 runs of 30 million parameters on an H200: the host computes losses run by run, about
@@ -27,11 +27,6 @@ from repro.rl.stacked.forward import ALIGNED, aligned
 _BESIDE_TOKENS = 800
 # Of a token's time, there and back, the way there.
 _FORWARD_SHARE = 1 / 3
-# On a GPU, widths are rounded up to multiples of this: few shapes. cuDNN's masked attention takes
-# long at the first meeting of each: in steps 2 to 12 of 32 such runs on an H100, updates
-# took 10.1 s at multiples of 8, 6.8 s at these, 5.8 s with cuDNN's attention switched off. (PyTorch
-# then takes its memory-efficient one, which it says is not deterministic unless asked to be.)
-_GPU_MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,19 +72,14 @@ class Batch:
         )
 
 
-def width_multiple(device: torch.device) -> int:
-    """Return the unit to which widths of prompts and completions are rounded up."""
-    return _GPU_MULTIPLE if device.type == "cuda" else ALIGNED
-
-
-def padded_tokens(prompt: int, completion: int, size: int, multiple: int = ALIGNED) -> int:
+def padded_tokens(prompt: int, completion: int, size: int) -> int:
     """Return the tokens that a group takes in a batch of a longest prompt and completion."""
-    return aligned(prompt, multiple) + size * _columns(completion, multiple)
+    return aligned(prompt) + size * _columns(completion)
 
 
-def _columns(completion: int, multiple: int) -> int:
+def _columns(completion: int) -> int:
     """Return the columns of completions: the last token predicts nothing."""
-    return aligned(max(completion - 1, 1), multiple)
+    return aligned(max(completion - 1, 1))
 
 
 def group_lengths(rows: Rows, size: int) -> list[int]:
@@ -98,11 +88,11 @@ def group_lengths(rows: Rows, size: int) -> list[int]:
     return longest
 
 
-def largest_group(rows: Sequence[Rows | None], size: int, multiple: int = ALIGNED) -> int:
+def largest_group(rows: Sequence[Rows | None], size: int) -> int:
     """Return the padded tokens of the largest group, which no cut makes smaller."""
     present = [run for run in rows if run is not None]
     sizes = [
-        padded_tokens(len(prompt), longest, size, multiple)
+        padded_tokens(len(prompt), longest, size)
         for run in present
         for prompt, longest in zip(run.prompts, group_lengths(run, size), strict=True)
     ]
@@ -116,7 +106,6 @@ def cut(
     most: int,
     *,
     learning: int = 0,
-    multiple: int = ALIGNED,
 ) -> list[list[list[int]]]:
     """Cut each run's groups, in their order, into micro-batches at the least cost.
 
@@ -131,8 +120,6 @@ def cut(
     learning
         How many of the first groups give some run a gradient; a micro-batch with one of them goes
         backward, too, as a whole.
-    multiple
-        What widths are rounded up to; see `width_multiple`.
 
     Returns
     -------
@@ -154,7 +141,7 @@ def cut(
         ways, prompt, completion = [], 1, 1
         for begin in range(end - 1, -1, -1):
             prompt, completion = max(prompt, prompts[begin]), max(completion, completions[begin])
-            tokens = (end - begin) * padded_tokens(prompt, completion, size, multiple)
+            tokens = (end - begin) * padded_tokens(prompt, completion, size)
             if tokens > most and begin < end - 1:
                 break
             cost = tokens if begin < learning else tokens * _FORWARD_SHARE
@@ -171,12 +158,10 @@ def make_batch(
     rows: Sequence[Rows | None],
     groups: Sequence[Sequence[int]],
     size: int,
-    multiple: int = ALIGNED,
 ) -> Batch:
     """Build a micro-batch of the groups that each run brings, by number.
 
-    As for `cut`, `rows` has one rollout per run, in groups of `size`, or None; widths are rounded
-    up to a multiple of `multiple`.
+    As for `cut`, `rows` has one rollout per run, in groups of `size`, or None.
     """
     S, U = len(rows), max(len(own) for own in groups)
     present = [(s, run, groups[s]) for s, run in enumerate(rows) if run is not None and groups[s]]
@@ -186,8 +171,8 @@ def make_batch(
         index[s] = (first + torch.arange(size)).flatten()  # (u * G,)
     prompt_length = max(len(run.prompts[g]) for _, run, own in present for g in own)
     completion_length = max(int(run.mask[index[s]].sum(1).max()) for s, run, _ in present)
-    prompt_width = aligned(prompt_length, multiple)
-    width = _columns(completion_length, multiple)
+    prompt_width = aligned(prompt_length)
+    width = _columns(completion_length)
     prompt_ids = torch.zeros(S, U, prompt_width, dtype=torch.long)
     padding = torch.full((S, U), prompt_width, dtype=torch.long)
     token_ids = torch.zeros(S, U * size, width, dtype=torch.long)

@@ -3,13 +3,11 @@
 All S * B rows write the same column of a static cache; a row's position is its column less its
 padding. A step draws from the logits at hand, records, and runs the drawn tokens forward to the
 next logits. On a GPU the step is a graph, one for each length of cache that attention may read, so
-that the first steps do not read the last columns. Rows that have ended need no further step: when
-half of every run's have, the others move up to the front of their buffers, and steps of half the
-rows go on from there.
+that the first steps do not read the last columns.
 
 Easy to get wrong: nothing in a captured step may ask the host, so the column and the number of the
 step are tensors; and a graph reads the very buffers that it was captured with, so weights are
-copied into them, never replaced, and fewer rows are views of the same memory.
+copied into them, never replaced.
 """
 
 from __future__ import annotations
@@ -74,41 +72,16 @@ class Buffers:
     column: Tensor
     number: Tensor
 
-    def first(self, rows: int) -> Buffers:
-        """Return the first so many rows, as views of the same memory."""
-        return Buffers(
-            **{name: value.narrow(_ROWS.get(name, 0), 0, rows) for name, value in self.by_row()},
-            column=self.column,
-            number=self.number,
-        )
-
-    def by_row(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors with an axis of rows, by name."""
+    def take(self, rows: Tensor) -> Buffers:
+        """Return copies of rows (N',) int64 of all that has an axis of rows."""
         names = [each.name for each in fields(self) if each.name not in _OF_ALL_ROWS]
-        return [(name, getattr(self, name)) for name in names]
+        parts = {n: getattr(self, n).index_select(_ROWS.get(n, 0), rows) for n in names}
+        return Buffers(**parts, column=self.column, number=self.number)
 
 
 # Where the axis of rows is not the first; and what has none.
 _ROWS = {"keys": 1, "values": 1, "uniforms": 1, "tokens": 1, "logprobs": 1}
 _OF_ALL_ROWS = ("column", "number")
-
-
-def move_rows(buffers: Buffers, rows: Tensor, columns: int) -> None:
-    """Move rows (N',) int64 to the front of their buffers, in that order.
-
-    Of the cache, the first `columns` are copied; a row that stands in its place already is not.
-    """
-    places = torch.arange(len(rows), device=rows.device)  # (N',)
-    moving = (rows != places).nonzero().squeeze(1)
-    places, rows = places[moving], rows[moving]
-    for name, values in buffers.by_row():
-        if name in ("keys", "values"):
-            # Layer by layer: what is taken out of the cache stands twice for as long
-            for layer in values[..., :columns, :]:
-                layer.index_copy_(0, places, layer.index_select(0, rows))
-        else:
-            axis = _ROWS.get(name, 0)
-            values.index_copy_(axis, places, values.index_select(axis, rows))
 
 
 def make_buffers(

@@ -25,9 +25,9 @@ _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 ALIGNED = 8
 
 
-def aligned(size: int, multiple: int = ALIGNED) -> int:
-    """Return `size` rounded up to a multiple: of what attention masks are aligned to, or more."""
-    return -(-size // multiple) * multiple
+def aligned(size: int) -> int:
+    """Return `size` rounded up to a multiple of what attention masks are aligned to."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def embed(weights: Weights, token_ids: Tensor, stream: torch.dtype) -> Tensor:

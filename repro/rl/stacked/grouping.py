@@ -62,10 +62,6 @@ class Footprint:
     reading: int
     fixed: int
 
-    def peak(self, runs: int, tokens: int) -> int:
-        """Return the estimate for `runs` runs with `tokens` tokens each in a backward pass."""
-        return self.fixed + runs * self.run + max(self.reading, runs * tokens * self.token)
-
     def runs_in(self, memory_bytes: int) -> int:
         """Return the number of runs that fit, one group of each at a time."""
         room = int(memory_bytes * _USED_SHARE) - self.fixed
@@ -121,10 +117,7 @@ def group_runs(
 def kind_of(run: RunConfig) -> str:
     """Return a digest that runs of one ensemble have in common.
 
-    Raises
-    ------
-    TypeError
-        When the run has no `TrainScale`.
+    Raises `TypeError` when the run has no `TrainScale`.
     """
     scale, arm = run.scale, run.arm
     if not isinstance(scale, TrainScale):

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import During, StepInputs, keeps_start
-from repro.rl.receipts import Values
+from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, require_finite
-from repro.rl.stacked.batch import largest_group, width_multiple
+from repro.rl.stacked.batch import largest_group
 from repro.rl.stacked.noise import AddedNoise, added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
@@ -42,8 +42,6 @@ from repro.spec.config import RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
 Result = TypeVar("Result")
-# Of a run's effects: where passes had to be made again with fewer tokens at once.
-_FALLBACKS = "tokens_at_once_fallbacks"
 
 
 class StackedPolicies:
@@ -52,10 +50,7 @@ class StackedPolicies:
     Runs are one per policy, alike in what `repro.rl.stacked.grouping` says; `tokens_at_once` are
     padded tokens of each run in one backward pass.
 
-    Raises
-    ------
-    ValueError
-        When the stack trains nothing, or by another optimiser than AdamW.
+    Raises `ValueError` when the stack trains nothing, or by another optimiser than AdamW.
     """
 
     freeze = True
@@ -184,8 +179,7 @@ class StackedPolicies:
         digests = [run.digest() for run in self.runs]
         state = load_checkpoint(folder, digests, self.rows, self.optimizer, freeze=self.freeze)
         for run in () if state is None else state.runs:
-            for _, _, fitting in run.effects.get(_FALLBACKS, []):
-                self.tokens_at_once = min(self.tokens_at_once, fitting)
+            self.tokens_at_once = at_most_what_fitted(run, self.tokens_at_once)
         return state
 
     @contextmanager
@@ -236,7 +230,7 @@ class StackedPolicies:
         rows: Sequence[Rows | None],
         size: int,
         attempt: Callable[[int], Result],
-        state: RunStates | None = None,
+        state: RunStates,
     ) -> Result:
         """Attempt passes with as many tokens at once as memory allows, and note where with fewer.
 
@@ -247,7 +241,7 @@ class StackedPolicies:
         rows
             What the passes are over, in groups of `size`.
         """
-        largest = largest_group(rows, size, width_multiple(self.stack.device))
+        largest = largest_group(rows, size)
         whole = largest * max((len(own) for own in rows if own is not None), default=1) // size
         first = min(self.tokens_at_once, whole)
         result, fitting = within_memory(
@@ -258,16 +252,10 @@ class StackedPolicies:
         )
         if fitting < first:
             self.tokens_at_once = fitting
-            if state is not None:
-                _note_fallback(state, first, fitting)
+        for run, lives in zip(state.runs, state.alive, strict=True):
+            if lives:
+                note_smaller_batches(run, state.step, first, fitting)
         return result
-
-
-def _note_fallback(state: RunStates, first: int, fitting: int) -> None:
-    for run, lives in zip(state.runs, state.alive, strict=True):
-        if lives:
-            noted = run.effects.setdefault(_FALLBACKS, [])
-            noted.append([state.step, first, fitting])
 
 
 def _rows(rollouts: Sequence[Rollout | None]) -> list[Rows | None]:

@@ -9,18 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro.rl.stacked.decoding import (
-    Buffers,
-    Decoder,
-    GraphedSteps,
-    make_buffers,
-    move_rows,
-)
+from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps, make_buffers
 from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
@@ -29,9 +22,7 @@ from repro.spec.config import SamplingConfig
 
 # Captured steps between looks at which rows have ended, as a look waits for the device.
 _LOOK_EVERY = 8
-# Rows of a run below which a captured step of half of them is no sooner done.
-_FEWEST = 8
-# Steps that are not captured go on with the rows still going when those are so much of all.
+# A watched sampler goes on with the rows that have not ended when those are so much of all.
 _SHARE = 0.75
 
 
@@ -44,27 +35,6 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Place:
-    """Buffers of one size of request, and their steps where they are captured.
-
-    `smaller` are views of the buffers for fewer rows per run, and `steps` are by sampling and rows
-    per run; both are there only where steps are captured, with a `pool` of memory for the graphs.
-    """
-
-    rows: int
-    buffers: Buffers
-    smaller: dict[int, Buffers]
-    steps: dict[tuple[SamplingConfig, int], GraphedSteps]
-    pool: Any
-
-    def fitting(self, most: int, size: int) -> int:
-        """Return the rows per run to go on with from `size`, of which at most `most` are going."""
-        if self.pool is None:
-            return most if most <= _SHARE * size else size
-        return min(fits for fits in (self.rows, *self.smaller) if fits >= most)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Drawn:
     """What the rows of a request have drawn, wherever they stand in the buffers by now; (., N)."""
 
@@ -72,7 +42,7 @@ class _Drawn:
     logprobs: Tensor
     lengths: Tensor
 
-    def take(self, buffers: Buffers, rows: Tensor) -> None:
+    def note(self, buffers: Buffers, rows: Tensor) -> None:
         """Note what buffers say of the rows (N',) int64 that stand in them."""
         for name in ("tokens", "logprobs"):
             getattr(self, name).index_copy_(1, rows, getattr(buffers, name))
@@ -115,8 +85,10 @@ class StackSampler:
             stream=stack.stream,
             dtype=stack.dtype,
         )
-        # By rows per prompt, prompts and new tokens.
-        self._places: dict[tuple[int, int, int], _Place] = {}
+        # By rows per prompt, prompts and new tokens; and their steps, where those are captured.
+        self._buffers: dict[tuple[int, int, int], Buffers] = {}
+        self._steps: dict[tuple[int, int, int, SamplingConfig], GraphedSteps] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._captured else None
 
     @torch.no_grad()
     def refresh(self, noise: Tensor | None = None) -> None:
@@ -163,41 +135,43 @@ class StackSampler:
         width = max(len(prompt) for r in asking for prompt in r.prompts)
         if device.type == "cuda":
             width = aligned(width)
-        P, place = self._place(
-            max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens, width
-        )
-        self._ready(place, sampling)
+        P, new = max(len(r.prompts) for r in asking), sampling.max_new_tokens
+        steps = None
+        if self._captured:
+            P, buffers, steps = self._graphed(P, group_size, sampling)
+        else:
+            buffers = self._made(P * group_size, new, width + new)
         prompt_ids, padding = _padded(requests, P, width)
-        buffers = place.buffers
         self._decoder.prefill(buffers, prompt_ids.to(device), padding.to(device), group_size)
         if self.watched:
             self._require_finite(buffers, prompt_ids[..., -1].flatten().to(device))
-        numbers, idle = _numbers(requests, P * group_size, sampling.max_new_tokens)
+        numbers, idle = _numbers(requests, P * group_size, new)
         buffers.uniforms.copy_(numbers)
         buffers.done.copy_(idle)
-        drawn = self._decode(place, width, sampling)
+        drawn = self._decode(buffers, width, sampling, steps)
         return self._batches(requests, drawn, int(buffers.number), P * group_size, group_size)
 
-    def _place(self, P: int, group_size: int, new: int, width: int) -> tuple[int, _Place]:
-        """Return the smallest buffers that hold P prompts, made if there are none, and their P.
-
-        Without graphs, which are captured with their buffers, none are kept: they are made for
-        prompts of this width.
-        """
-        if not self._captured:
-            return P, self._made(P * group_size, new, width + new)
-        large = [p for g, p, n in self._places if (g, n) == (group_size, new) and p >= P]
+    def _graphed(
+        self, P: int, group_size: int, sampling: SamplingConfig
+    ) -> tuple[int, Buffers, GraphedSteps]:
+        """Return the smallest buffers that hold P prompts, how many they hold, and their steps."""
+        new = sampling.max_new_tokens
+        large = [p for g, p, n in self._buffers if (g, n) == (group_size, new) and p >= P]
         P = min(large, default=P)
         key = (group_size, P, new)
-        if key not in self._places:
+        if key not in self._buffers:
             columns = aligned(self.max_positions) + ALIGNED
-            self._places[key] = self._made(P * group_size, new, columns)
-        return P, self._places[key]
+            self._buffers[key] = self._made(P * group_size, new, columns)
+        buffers = self._buffers[key]
+        if (*key, sampling) not in self._steps:
+            steps = GraphedSteps(self._decoder, buffers, sampling, self._pool)
+            self._steps[*key, sampling] = steps
+        return P, buffers, self._steps[*key, sampling]
 
-    def _made(self, rows: int, new: int, columns: int) -> _Place:
-        """Return buffers for so many rows per run, and for fewer."""
+    def _made(self, rows: int, new: int, columns: int) -> Buffers:
+        """Return buffers for so many rows per run."""
         stack = self.stack
-        buffers = make_buffers(
+        return make_buffers(
             stack.shape,
             rows=stack.runs * rows,
             columns=columns,
@@ -205,23 +179,11 @@ class StackSampler:
             dtype=stack.dtype,
             device=stack.device,
         )
-        smaller, fewer = {}, rows
-        while self._captured and fewer % 2 == 0 and fewer // 2 >= _FEWEST:
-            fewer //= 2
-            smaller[fewer] = buffers.first(stack.runs * fewer)
-        pool = torch.cuda.graph_pool_handle() if self._captured else None
-        return _Place(rows=rows, buffers=buffers, smaller=smaller, steps={}, pool=pool)
 
-    def _ready(self, place: _Place, sampling: SamplingConfig) -> None:
-        """Ready the steps of a place before its buffers are filled."""
-        if self._captured and (sampling, place.rows) not in place.steps:
-            for rows, buffers in {place.rows: place.buffers, **place.smaller}.items():
-                steps = GraphedSteps(self._decoder, buffers, sampling, place.pool)
-                place.steps[sampling, rows] = steps
-
-    def _decode(self, place: _Place, width: int, sampling: SamplingConfig) -> _Drawn:
-        """Draw until every row has ended, in steps of as many rows as still have not."""
-        size, buffers = place.rows, place.buffers
+    def _decode(
+        self, buffers: Buffers, width: int, sampling: SamplingConfig, steps: GraphedSteps | None
+    ) -> _Drawn:
+        """Draw until every row has ended; alone, in steps of the rows that have not."""
         rows = torch.arange(len(buffers.done), device=buffers.done.device)  # (N,)
         drawn = _Drawn(
             tokens=torch.empty_like(buffers.tokens),
@@ -229,20 +191,15 @@ class StackSampler:
             lengths=torch.empty_like(buffers.lengths),
         )
         for number in range(sampling.max_new_tokens):
-            if number % _LOOK_EVERY == 0 or not self._captured:
-                going = ~buffers.done.view(self.stack.runs, size)  # (S, R)
-                most = int(going.sum(1).max())
-                if not most:
+            if number % _LOOK_EVERY == 0 or steps is None:
+                going = (~buffers.done).nonzero().squeeze(1)  # (N',)
+                if not len(going):
                     break
-                fitting = place.fitting(most, size)
-                if fitting < size:
-                    drawn.take(buffers, rows)
-                    chosen = _going_first(going, fitting)  # (S * R',)
-                    move_rows(buffers, chosen, width + number)
-                    size, rows = fitting, rows[chosen]
-                    buffers = place.buffers.first(self.stack.runs * size)
-            if self._captured:
-                place.steps[sampling, size](width + number + 1)
+                if self.watched and len(going) <= _SHARE * len(rows):
+                    drawn.note(buffers, rows)
+                    buffers, rows = buffers.take(going), rows[going]
+            if steps is not None:
+                steps(width + number + 1)
                 continue
             # The last tokens are run forward now, when rows that ended with them have gone.
             if number:
@@ -250,9 +207,9 @@ class StackSampler:
                 if self.watched:
                     self._require_finite(buffers, buffers.tokens[number - 1])
                 if self.on_token is not None:
-                    self.on_token(number, most)
+                    self.on_token(number, len(going))
             self._decoder.draw(buffers, sampling)
-        drawn.take(buffers, rows)
+        drawn.note(buffers, rows)
         return drawn
 
     def _require_finite(self, buffers: Buffers, tokens: Tensor) -> None:
@@ -309,26 +266,6 @@ class StackSampler:
                 RolloutBatch(prompt_ids=prompts, completions=completions, group_size=group_size)
             )
         return batches
-
-
-def _going_first(going: Tensor, size: int) -> Tensor:
-    """Return `size` rows per run, those still going among them, (S * size,) int64.
-
-    Of the first `size` places of a run, those whose row still goes keep it; of the others, the
-    first ones take the rows still going behind.
-
-    `going` is (S, R) bool, True at most `size` times per run.
-    """
-    runs, rows = going.shape
-    front, behind = going[:, :size], going[:, size:]  # (S, size), (S, R - size)
-    late = size + behind.int().argsort(dim=1, descending=True, stable=True)  # (S, R - size)
-    rank = (~front).cumsum(1) - 1  # (S, size): a free place's number among the free
-    taken = ~front & (rank < behind.sum(1, keepdim=True))
-    moved = late.gather(1, rank.clamp(0, rows - size - 1))  # (S, size)
-    places = torch.arange(rows, device=going.device)
-    order = torch.where(taken, moved, places[:size])  # (S, size)
-    first = torch.arange(runs, device=going.device).unsqueeze(1) * rows  # (S, 1)
-    return (first + order).flatten()  # (S * size,)
 
 
 def _padded(requests: Sequence[SampleRequest | None], P: int, width: int) -> tuple[Tensor, Tensor]:

@@ -48,11 +48,8 @@ class Shape:
 def shape_of(weights: DecoderWeights) -> Shape:
     """Return the shape of a decoder's weights.
 
-    Raises
-    ------
-    ValueError
-        When the decoder has parts that an ensemble does not batch: biases beside those of q, k and
-        v, another activation than SiLU.
+    Raises `ValueError` when the decoder has parts that an ensemble does not batch: biases beside
+    those of q, k and v, another activation than SiLU.
     """
     first = weights.layers[0]
     if any(p.bias is not None for p in (first.o, first.gate, first.up, first.down)):

@@ -23,7 +23,7 @@ from repro.rl.loss import LossResult
 from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, spread
-from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch, width_multiple
+from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
 from repro.rl.stacked.forward import Rotary
 from repro.rl.stacked.logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
@@ -58,10 +58,10 @@ class Passes:
         learning: int = 0,
     ) -> Iterator[tuple[list[list[int]], Batch]]:
         """Yield micro-batches of each run's groups, and which; see `repro.rl.stacked.batch.cut`."""
-        size, multiple = self.group_size, width_multiple(self.stack.device)
-        pieces = cut(rows, groups, size, self.tokens_at_once, learning=learning, multiple=multiple)
+        size = self.group_size
+        pieces = cut(rows, groups, size, self.tokens_at_once, learning=learning)
         for chosen in pieces:
-            yield chosen, make_batch(rows, chosen, size, multiple)
+            yield chosen, make_batch(rows, chosen, size)
 
     def logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of a batch's counting tokens, on the device."""

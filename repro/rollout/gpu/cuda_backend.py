@@ -9,30 +9,46 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.eager import Steps
+from repro.rollout.backend import Backend
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
-from repro.rollout.gpu.kernel_ops import kernel_operations
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
+from repro.rollout.ops import Operations, Primitives
 from repro.rollout.state import RowState
 from repro.spec.arm import require
 
+KERNELS = Primitives(
+    add_norm=decode_step.add_norm,
+    attend_step=decode_step.attend_step,
+    rotary_write=rotary.rotary_write,
+    prefill_attention=prefill_attention.prefill_attention,
+    add_adapter=decode_adapter.add_adapter,
+    swiglu=decode_step.swiglu,
+    adapted_swiglu=decode_adapter.adapted_swiglu,
+    choose=decode_choice.choose,
+)
 
-class GpuBackend:
-    """Kernels, fused projections, captured steps.
 
-    Attributes
-    ----------
-    live_noise
-        True: noise is read from buffers, so captured steps see it.
+def kernel_operations(
+    slots: int, heads: tuple[int, int, int], device: torch.device, *, overlap: bool
+) -> Operations:
+    """Return the operations by kernels, for steps of at most `slots` rows.
+
+    `heads` are query heads, key heads and head dimension; `overlap` uses programmatic dependent
+    launch (Hopper and newer).
     """
+    workspace = decode_step.StepWorkspace(slots, *heads, device)
+    return Operations(KERNELS, overlap=overlap, workspace=workspace)
 
-    live_noise = True
+
+class GpuBackend(Backend):
+    """Kernels, fused projections, captured steps."""
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:
         require(
@@ -42,7 +58,6 @@ class GpuBackend:
         decoder: Any = policy.decoder
         device = policy.device
         self._config = config
-        self.cache_dtype = cache_dtype(policy, config)
         heads = (
             decoder.config.num_attention_heads,
             decoder.config.num_key_value_heads,
@@ -50,7 +65,8 @@ class GpuBackend:
         )
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
-        self.operations = kernel_operations(config.slots, heads, device, overlap=overlap)
+        operations = kernel_operations(config.slots, heads, device, overlap=overlap)
+        super().__init__(cache_dtype(policy, config), operations, live_noise=True)
         self._captures = Captures(device)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
@@ -63,7 +79,7 @@ class GpuBackend:
             return PackedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
 
-    def steps(self, forward: Forward, state: RowState) -> Steps:
+    def steps(self, forward: Forward, state: RowState) -> CapturedSteps:
         """Return captured steps."""
         return CapturedSteps(forward, state, self._captures)
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import decode_adapter
-from kernels import linear as packed
-from kernels.hopper import Adapter
+from kernels.cuda import linear as packed
+from kernels.cuda.hopper import Adapter
+from kernels.triton import decode_adapter
 from repro.models.fused_weights import fused_bias, fused_weight
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
@@ -31,7 +31,7 @@ from repro.rollout.linears import Product
 class PackedGroup:
     """4-bit projections as one packed weight, the adapter in its launch or beside it.
 
-    Up to 16 rows the adapter rides in the weight's own launch (`kernels.linear.fuses_adapter`).
+    Up to 16 rows the adapter rides in the weight's own launch (`kernels.cuda.linear`).
     Beyond, its two products stand beside the launch, for there they take less: decode step of a 7B
     in microseconds, 16 rows 2619 within and 2775 beside, 64 rows 4072 and 3672 (kernels/README.md).
     A captured step keeps the way that its own row count takes. Where the layer goes by a dense

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from repro.rollout.eager import EagerSteps
+from repro.rollout.backend import EagerSteps
 from repro.rollout.forward import Forward
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
@@ -61,16 +61,16 @@ class Captures:
         torch.cuda.empty_cache()
 
 
-class CapturedSteps:
+class CapturedSteps(EagerSteps):
     """Runs decode steps from captures, one per width and way of drawing."""
 
     def __init__(self, forward: Forward, state: RowState, captures: Captures) -> None:
-        self._run = EagerSteps(forward, state)
+        super().__init__(forward, state)
         self._captures = captures
 
     def __call__(self, width: int, sampling: SamplingConfig) -> None:
         """Run the step over slots 0 to width - 1."""
-        self._captures.run(_key(width, sampling), partial(self._run, width, sampling))
+        self._captures.run(_key(width, sampling), partial(super().__call__, width, sampling))
 
     def close(self) -> None:
         """Drop all captures and the memory they hold."""

@@ -13,7 +13,6 @@ from repro.data.generator import (
     DEFAULT_GENERATOR,
     draw_word_problem,
     generate_problems,
-    iterate_word_problems,
     split_of,
 )
 
@@ -68,17 +67,6 @@ def test_every_value_on_the_way_stays_within_the_bounds():
             assert max(values) <= DEFAULT_GENERATOR.max_value
 
 
-def test_all_templates_and_all_operators_occur():
-    text = " ".join(p.question for p in generate_problems("train", 2000, seed=5))
-    config = DEFAULT_GENERATOR
-    for templates in (config.starts, config.additions, config.subtractions, config.questions):
-        for template in templates:
-            pattern = re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template))
-            assert re.search(pattern, text), template
-    for template in (*config.multiplications, *config.distractors):
-        assert re.search(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(template)), text), template
-
-
 def test_splits_share_no_question_whatever_the_seeds():
     asked = {
         split: {
@@ -125,12 +113,6 @@ def test_the_global_generator_is_neither_read_nor_moved():
     assert generate_problems("train", 20, seed=9) == first
 
 
-def test_distractors_keep_the_number_of_sentences_from_telling_the_level():
-    problems = generate_problems("train", 400, (3,), seed=2)
-    lengths = {problem.question.count(".") for problem in problems}
-    assert lengths >= {4, 5}
-
-
 def test_a_config_without_further_questions_says_so():
     narrow = dataclasses.replace(
         DEFAULT_GENERATOR,
@@ -155,9 +137,3 @@ def test_unknown_splits_levels_and_counts_are_refused():
         generate_problems("train", 3, (9,))
     with pytest.raises(ValueError, match="count is 0"):
         generate_problems("train", 0)
-
-
-def test_a_wider_config_gives_more_operations():
-    wide = dataclasses.replace(DEFAULT_GENERATOR, levels=(6, 7, 8), max_value=500)
-    problems = itertools.islice(iterate_word_problems("train", (), 0, wide), 30)
-    assert {problem.level for problem in problems} == {6, 7, 8}

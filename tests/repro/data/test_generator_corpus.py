@@ -21,7 +21,6 @@ from repro.data.tiny_corpus import (
     CorpusConfig,
     complete,
     iterate_documents,
-    tiny_prompt,
 )
 from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, build_tokenizer, vocabulary
 from repro.models.checkpoint import TINY_FOLDER
@@ -132,15 +131,6 @@ def test_any_text_in_nfc_survives_encoding(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_real_questions_survive_encoding(tokenizer):
-    for text in (
-        "Natalia sold clips to 48 of her friends, and then she sold half as many - 1/2 - in May.",
-        "It costs $1,250.75 (50% off)… café, 5 × 3 = ½·30\r\n\tend  ",
-        "Ben has 5 eggshells; Ada hashes 12 applesauces.",
-    ):
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_the_padding_token_is_not_the_end_token(tokenizer):
     assert tokenizer.pad_token == PAD_TOKEN
     assert tokenizer.eos_token == END_TOKEN
@@ -160,7 +150,3 @@ def test_stock_auto_tokenizer_loads_it_without_change(tokenizer, documents, tmp_
             text = d.prompt + d.completion + END_TOKEN
             assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
             assert loaded.decode(loaded(text)["input_ids"]) == text
-
-
-def test_the_prompt_is_the_question_on_a_line_of_its_own():
-    assert tiny_prompt("How many?") == "How many?\n"

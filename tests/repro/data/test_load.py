@@ -184,15 +184,7 @@ def fetched(
     return table
 
 
-def _without_counts(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let a set's file have any number of rows."""
-    monkeypatch.setitem(PUBLIC_SETS, name, dataclasses.replace(PUBLIC_SETS[name], rows={}))
-
-
-def test_gsm8k_rows_become_problems_with_plain_golds(
-    fetched: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _without_counts(monkeypatch, "gsm8k")
+def test_gsm8k_rows_become_problems_with_plain_golds(fetched: Table) -> None:
     fetched["main/test-00000-of-00001.parquet"] = [
         {"question": "How much?", "answer": "so <<7*10000=70000>>70000\n#### 70,000"},
         {"question": "And now?", "answer": "#### -5"},
@@ -204,11 +196,7 @@ def test_gsm8k_rows_become_problems_with_plain_golds(
     assert first.source == "openai/gsm8k"
 
 
-def test_competition_sets_read_their_own_field_names(
-    fetched: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("math500", "aime24", "aime25", "amc23"):
-        _without_counts(monkeypatch, name)
+def test_competition_sets_read_their_own_field_names(fetched: Table) -> None:
     fetched["test.jsonl"] = [
         {"problem": "p", "solution": "s", "answer": "\\frac{1}{2}", "subject": "Algebra"}
         | {"level": "Level 2", "unique_id": "test/algebra/1.json"}
@@ -248,18 +236,6 @@ def test_bigmath_takes_the_papers_levels_and_drops_long_problems(
         load_problems(DataConfig(source="bigmath", levels=(1, 5)), "train")
     with pytest.raises(DataError, match="no test split, only train"):
         load_problems(DataConfig(source="bigmath"), "test")
-
-
-def test_a_set_that_changed_its_rows_or_fields_is_refused(
-    fetched: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetched["test.jsonl"] = [{"problem": "p", "answer": "70", "id": "0"}]
-    with pytest.raises(DataError, match=r"has 1 rows; math-ai/aime25 at 563bb840 has 30"):
-        load_public("aime25", "test")
-    _without_counts(monkeypatch, "aime25")
-    fetched["test.jsonl"] = [{"question": "p", "answer": "70", "id": "0"}]
-    with pytest.raises(DataError, match=r"row 0: field 'problem' is missing \(found answer, id"):
-        load_public("aime25", "test")
 
 
 def test_levels_of_a_set_without_levels_are_refused() -> None:

@@ -116,11 +116,9 @@ def test_a_doubled_beginning_token_is_refused() -> None:
         ("{{ raise_exception('no system role') }}", "TemplateError: no system role"),
         ("{% if %}", "TemplateSyntaxError: Expected an expression"),
         ("{{ messages[0].tool.name }}", "UndefinedError: .*has no attribute"),
-        ("{{ nothing() }}", "UndefinedError: 'nothing' is undefined"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{% for i in range(10 ** 9) %}a{% endfor %}", "OverflowError"),
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
     ],
 )

@@ -40,7 +40,7 @@ NOT_DONE: dict[str, tuple[str, dict[str, Any], str]] = {
     "no format": ("nf4_lora", {"linears": {}}, "effects.linears is missing"),
     "a rounding that the arm has not": (
         "bf16",
-        {"rounding": {"format": "int3", "factor": 1.0}},
+        {"rounding": {"format": "nf4", "factor": 1.0}},
         "effects.rounding",
     ),
     "another order of channels": ("bf16", {"order": 3}, "effects.order"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -97,16 +96,10 @@ def test_a_checkpoint_of_codes_is_refused(tmp_path: Path) -> None:
         next(norm_doses(tmp_path / "codes", ["nvfp4"], "cpu"))
 
 
-def test_the_command_writes_what_it_prints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "new" / "dose.json"
-    flags = ["--sigmas", "0.01", "--formats", "nvfp4", "--device", "cpu", "--out", str(out)]
+def test_the_command_prints_how_strong_the_noise_is(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--sigmas", "0.01", "--formats", "nvfp4", "--device", "cpu"]
     assert main(["dose", "--model", "tiny", *flags]) == 0
     assert "AQN at sigma 0.01 is 0.12 of nvfp4's own rounding" in capsys.readouterr().out
-    stored = json.loads(out.read_text())
-    assert len(stored["norms"]) == 8
-    assert stored["nats_per_token"] == []
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from kernels import tune, tuning
-from kernels.fused_adapter import Joining
-from kernels.hopper import Choice
+from kernels.cuda.fused_adapter import Joining
+from kernels.cuda.hopper import Choice
 from repro.__main__ import main
 from repro.measure.tune_steps import (
     MODELS,

@@ -162,11 +162,6 @@ def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkp
     whole = write_quantized(make_checkpoint(architecture), tmp_path / "whole")
     one, many = load(whole.folder), load(written.folder)
     require_same_weights(one, many)
-    stock = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
-    assert torch.equal(
-        stock.get_submodule("model.layers.1.mlp.up_proj").weight_packed,
-        many.decoder.get_submodule("model.layers.1.mlp.up_proj").weight.codes,
-    )
 
 
 def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repro.models.checkpoint import TINY_FOLDER
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
-from repro.procedures.train import train_and_evaluate
 from repro.rl.single_run.torch_sampler import TorchSampler
 from tests.repro.models.conftest import random_model
-from tests.repro.procedures.test_together import SCALE, make_run, silent
 
 
 @pytest.fixture
@@ -47,21 +42,3 @@ def test_end_tokens_are_those_of_both_configs(with_ends: Any, stored: Any, ends:
 def test_end_tokens_that_are_no_token_ids_are_refused(with_ends: Any, stored: Any) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is .*needed"):
         load_policy(with_ends(stored), weight_format="bf16")
-
-
-def test_a_run_trains_on_rows_that_end_there(tmp_path: Path) -> None:
-    folder = tmp_path / "policy"
-    shutil.copytree(TINY_FOLDER, folder)
-    ends = [1, *range(20, 333, 3)]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    scale = dataclasses.replace(SCALE, checkpoint=str(folder), steps=1, test_sets=())
-    measured = train_and_evaluate(
-        dataclasses.replace(make_run(0), scale=scale),
-        folder=tmp_path / "run",
-        progress=silent,
-        should_stop=lambda: False,
-        threads=1,
-    )
-    assert measured.effects["end_token_ids"] == ends
-    rows = measured.effects["rows"]
-    assert rows["truncated"] < rows["trained_on"] / 2

@@ -19,7 +19,7 @@ from repro.models.files import gguf_files
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import load_policy
 from repro.run.select import model_source
-from repro.spec.hub import PINNED_BYTES, gguf_copy, snapshots, user_cache
+from repro.spec.hub import PINNED_BYTES, snapshots, user_cache
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.whole_files import sha256_of
 from tests.repro.architectures import CLASSES
@@ -260,13 +260,6 @@ def test_the_tokenizer_splits_and_merges_as_the_file_says(
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (END, PAD)
 
 
-def test_a_text_begins_with_the_token_that_the_file_asks_for(llama: Callable[..., Path]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(
-        resolve(llama(**{"tokenizer.ggml.add_bos_token": True}))
-    )
-    assert tokenizer("the")["input_ids"] == [BEGIN, TOKENS.index("the")]
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -351,19 +344,6 @@ def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return make
 
 
-def test_a_file_of_the_hub_is_found_in_its_cache(
-    llama: Callable[..., Path], hub_at: Callable[[str], Path]
-) -> None:
-    path, commit = llama(), "a" * 40
-    shutil.copy(path, hub_at(commit) / "q8.gguf")
-    name = "owner/model:q8.gguf"
-    assert resolve(name) == resolve(name, commit) == gguf_copy(path)
-    assert snapshots("model", name) == [gguf_copy(path)]
-    assert model_source(name) == name
-    with pytest.raises(CheckpointError, match=r"q4\.gguf"):
-        resolve("owner/model:q4.gguf")
-
-
 def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
     llama: Callable[..., Path], hub_at: Callable[[str], Path]
 ) -> None:
@@ -373,7 +353,10 @@ def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_tak
         resolve(name, pinned)
     made = resolve(path)
     assert resolve(name, pinned) == made
-    shutil.copy(path, hub_at("b" * 40) / "elsewhere.gguf")
+    commit = "b" * 40
+    shutil.copy(path, hub_at(commit) / "elsewhere.gguf")
+    assert resolve(name) == resolve(name, commit) == made
+    assert snapshots("model", name) == [made]
     with pytest.raises(CheckpointError, match=f"{PINNED_BYTES}{'0' * 64} is needed"):
         resolve(name, f"{PINNED_BYTES}{'0' * 64}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.models.memory_plan import CACHE_SHARE, FILTERED_ROWS, peak_within, plan_memory
+from repro.models.memory_plan import FILTERED_ROWS, plan_memory
 from repro.models.training_memory import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
 from repro.spec.shapes import SHAPES
@@ -79,13 +79,6 @@ def test_questions_that_are_asked_through_a_filter_need_room_for_its_draw() -> N
         for of_a_filter in (True, False)
     ]
     assert graphs[0] - graphs[1] == FILTERED_ROWS * step.shape.vocabulary * 60
-
-
-def test_the_cache_takes_no_more_than_its_share_of_what_is_free() -> None:
-    memory = of("table1", Tier.PAPER)
-    whole = plan_memory(memory.step).rollout["cache"]
-    assert whole > CACHE_SHARE * H100
-    assert peak_within(memory.step, H100) < whole
 
 
 def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(

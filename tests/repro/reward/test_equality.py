@@ -58,9 +58,11 @@ CORPUS: list[dict[str, Any]] = [
 def _cases(row: str) -> list[Example]:
     """Return a row's examples and what the corpus has of it."""
     more = [
-        Example(gold=line["gold"], answer=line["answer"], paid=line["paid"])
+        Example(gold=line["gold"], answer=answer, paid=kind == "paid")
         for line in CORPUS
         if line["row"] == row
+        for kind in ("paid", "refused")
+        for answer in line[kind]
     ]
     return [*ROWS[row], *more]
 

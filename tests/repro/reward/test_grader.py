@@ -17,7 +17,6 @@ import pytest
 
 import repro
 from repro.reward.grader import GraderError, GraderPool
-from repro.reward.grader_worker import processor_seconds
 
 # Computed while it is parsed, which no bound on powers can help.
 TOWER = ("\\binom{n}{2}", "\\binom{10000000000}{5000000000}")
@@ -74,40 +73,6 @@ def test_a_thousand_items_on_two_workers_equal_one_worker(pool: GraderPool) -> N
     assert statuses == [grade.status for grade in pool.grade_answers(pairs)]
 
 
-def test_threads_get_what_the_main_thread_gets(pool: GraderPool) -> None:
-    pairs = [("18", "18"), ("18", "19"), ("x+1", "1+x"), TOWER, ("\\frac{1}{", "1")]
-    pairs += [(gold, answer) for gold, answer, _ in _number_pairs(60, seed=2)]
-    results: dict[int, list[str]] = {}
-
-    def work(index: int) -> None:
-        shuffled = random.Random(index).sample(pairs, len(pairs))
-        with GraderPool(1, 1.0) if index == 0 else _Shared(pool) as own:
-            graded = dict(zip(shuffled, own.grade_answers(shuffled), strict=True))
-        results[index] = [graded[pair].status for pair in pairs]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    expected = [grade.status for grade in pool.grade_answers(pairs)]
-    assert expected[:5] == ["ok", "wrong", "ok", "timeout", "unparsable_gold"]
-    assert results == dict.fromkeys(range(3), expected)
-
-
-class _Shared:
-    """A pool that stays open when its `with` block ends."""
-
-    def __init__(self, pool: GraderPool) -> None:
-        self.pool = pool
-
-    def __enter__(self) -> GraderPool:
-        return self.pool
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None:
     with GraderPool(1, 0.7) as pool:
         start = time.monotonic()
@@ -143,42 +108,6 @@ def test_a_gold_over_the_limit_is_dropped() -> None:
         gold = "\\binom{10000000000}{5000000000}+x"
         grades = pool.grade_answers([(gold, "x"), (gold, None)])
         assert [grade.status for grade in grades] == ["unparsable_gold"] * 2
-
-
-HARD = [(f"\\sqrt{{x+{i}}}+{i}", f"{i}+\\sqrt{{x+{i}}}") for i in range(2, 42)]
-
-
-@pytest.mark.nightly
-def test_a_machine_that_stands_still_for_five_seconds_changes_no_grade_and_drops_no_gold() -> None:
-    pairs = [pair for hard in HARD for pair in (hard, (hard[0], "x+1"))]
-    expected = ["ok", "wrong"] * len(HARD)
-    with GraderPool(1, 0.5) as pool:
-        pool.grade_answers([("1", "2")])
-        [worker] = pool._alive
-        grades: list[str] = []
-        thread = threading.Thread(
-            target=lambda: grades.extend(g.status for g in pool.grade_answers(pairs))
-        )
-        load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-        try:
-            thread.start()
-            assert _soon(lambda: processor_seconds(worker.process.pid) > 0, 10)
-            halted = [worker.process.pid, *(process.pid for process in load)]
-            for pid in halted:
-                os.kill(pid, signal.SIGSTOP)
-            time.sleep(5)
-            # Under load, and stopped for ten times the limit: the pair is neither late nor wrong.
-            assert thread.is_alive()
-            for pid in halted:
-                os.kill(pid, signal.SIGCONT)
-            thread.join(120)
-        finally:
-            for process in load:
-                process.kill()
-                process.wait()
-        assert grades == expected
-        assert pool.workers_killed == 0
-        assert pool.counters == {"ok": len(HARD), "wrong": len(HARD) + 1}
 
 
 def test_the_order_of_gold_and_answer_matters(pool: GraderPool) -> None:

@@ -33,7 +33,29 @@ def test_a_written_number_has_an_exact_value_and_a_unit(
     assert (quantity.value, quantity.unit) == (value, unit)
 
 
-@pytest.mark.parametrize("text", ["1/0", "\\frac{1}{0}", "1 2", "3m", "3 xy", "2n", "9" * 500, "-"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "9+9",
+        "1/0",
+        "1/2/3",
+        "1e3",
+        "7,00",
+        "1_000",
+        "\u0661",
+        "\\frac{1}{0}",
+        "\\frac{x}{2}",
+        "1 2",
+        "(18)",
+        "3m",
+        "3 xy",
+        "2n",
+        "nan",
+        "9" * 500,
+        "-",
+    ],
+)
 def test_what_is_no_written_number_is_not_read(text: str) -> None:
     assert read_quantity(text, words=True) is None
 

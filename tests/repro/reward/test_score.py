@@ -44,27 +44,10 @@ def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: Grad
     assert first.accuracy == [1.0] * 4000
 
 
-def test_random_reward_without_seeds_is_refused(pool: GraderPool) -> None:
-    with pytest.raises(ValueError, match="random reward needs 1 seeds"):
-        score([RIGHT], ["18"], "random", 0.2, pool)
-
-
-def test_lengths_that_differ_are_refused(pool: GraderPool) -> None:
-    with pytest.raises(ValueError, match="1 texts and 2 golds"):
-        score([RIGHT], ["18", "19"], "task", 0.2, pool)
-
-
 def test_an_item_with_a_broken_gold_is_dropped(pool: GraderPool) -> None:
     rewards = score([RIGHT, WRONG, RIGHT], ["18", "18", "\\frac{1}{"], "task", 0.2, pool)
     assert rewards.total[2] is None
     assert rewards.accuracy == [1, 0, None]
-
-
-def test_the_answer_reward_pays_nothing_for_the_format(pool: GraderPool) -> None:
-    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED]
-    answer = score(texts, ["18"] * 4, "answer", 0.2, pool)
-    assert answer.total == answer.accuracy == [1, 0, 1, 0]
-    assert answer.format == [1, 1, 0, 0]
 
 
 def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(
@@ -74,5 +57,3 @@ def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(
     rewards = score([RIGHT, RIGHT, WRONG], ["18"] * 3, "finished", 0.2, pool, truncated=cut)
     assert rewards.total == [1, 0, 0]
     assert rewards.accuracy == [1, 1, 0]
-    with pytest.raises(ValueError, match="which were cut; found none"):
-        score([RIGHT], ["18"], "finished", 0.2, pool)

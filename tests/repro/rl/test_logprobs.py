@@ -61,7 +61,7 @@ def test_end_token_counts_and_nothing_after_it_although_padding_is_the_same_toke
         make_completion([5, 6, 7, 8], "length"),
         make_completion([end]),
     ]
-    rows = make_rows([[1], [2], [3]], completions, group_size=1, end_token_ids=(end,))
+    rows = make_rows([[1], [2], [3]], completions, group_size=1)
     assert rows.lengths().tolist() == [3, 4, 1]
     assert rows.mask.tolist()[0] == [True, True, True, False]
     assert rows.truncated.tolist() == [False, True, False]
@@ -69,21 +69,13 @@ def test_end_token_counts_and_nothing_after_it_although_padding_is_the_same_toke
     assert int((rows.token_ids != end).sum()) == 6 < int(rows.mask.sum()) == 8
 
 
-def test_tokens_after_an_end_token_raise(make_completion: Any) -> None:
-    with pytest.raises(ValueError, match="2 tokens follow end token 0"):
-        make_rows([[1]], [make_completion([5, 0, 6, 7])], group_size=1, end_token_ids=(0,))
-
-
 def test_broken_completions_raise(make_completion: Any) -> None:
-    with pytest.raises(ValueError, match="completion 0 is empty"):
+    with pytest.raises(ValueError, match="a completion is empty"):
         make_rows([[1]], [make_completion([])], group_size=1)
-    with pytest.raises(ValueError, match="prompt 0 is empty"):
+    with pytest.raises(ValueError, match="a prompt or a completion is empty"):
         make_rows([[]], [make_completion([5])], group_size=1)
     with pytest.raises(ValueError, match="need 2"):
         make_rows([[1]], [make_completion([5])], group_size=2)
-    short = dataclasses.replace(make_completion([5, 6]), sampled_logprobs=(-1.0,))
-    with pytest.raises(ValueError, match="each token needs one"):
-        make_rows([[1]], [short], group_size=1)
     bad = dataclasses.replace(make_completion([5]), sampled_logprobs=(float("nan"),))
     with pytest.raises(ValueError, match="not finite"):
         make_rows([[1]], [bad], group_size=1)

@@ -137,7 +137,7 @@ class Path:
             completions.append(
                 self.make_completion(tokens, "stop" if tokens[-1] == 0 else "length")
             )
-        rows = make_rows(PROMPTS * groups, completions, group_size=group_size, end_token_ids=(0,))
+        rows = make_rows(PROMPTS * groups, completions, group_size=group_size)
         rewards = self.tab.rewards[drawn]
         ids = torch.arange(groups).repeat_interleave(group_size)
         advantages = group_advantages(

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels import dispatch
 from repro.data.load import load_problems
 from repro.evaluate.asking import SingleAsker
 from repro.models.policy import Policy
@@ -28,6 +27,7 @@ from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memo
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.rl.uneven_rows import exact_head, exact_norm
 from tests.repro.small_runs import fresh_policy
 
 WORLDS = (2, 3, 4)
@@ -101,20 +101,8 @@ def step() -> Any:
 
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let norms and the head compute in what comes in; the references of both take float32."""
-
-    def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
-        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return scaled * (gain if noise is None else gain + noise)
-
-    def token_logprobs(
-        hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, bias: Any = None
-    ) -> tuple[Tensor, Tensor]:
-        del bias
-        z = torch.log_softmax(hidden @ weight.T / temperature, -1)
-        return z.gather(1, ids[:, None])[:, 0], -(z.exp() * z).sum(-1)
-
-    monkeypatch.setattr(dispatch, "rms_norm", rms_norm)
-    monkeypatch.setattr(dispatch, "token_logprobs", token_logprobs)
+    monkeypatch.setattr("kernels.reference.rms_norm", exact_norm)
+    monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_head)
 
 
 def passed(

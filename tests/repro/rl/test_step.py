@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch
-from repro.models.policy import Policy, trainable_parameters
+from repro.models.policy import Policy
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
@@ -217,12 +217,3 @@ def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(
     assert torch.cat(output.plan.idle).tolist() == [0, 1, 4, 5]
     expected = plain_logprobs(policy, rows, 1.0)[0].detach()
     torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=2e-5)
-
-
-def test_gradients_that_are_there_already_are_refused(
-    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
-) -> None:
-    first = next(iter(trainable_parameters(policy).values()))
-    first.grad = torch.zeros_like(first)
-    with pytest.raises(ValueError, match="has a gradient already"):
-        go(policy, rows, run_of(), 25)

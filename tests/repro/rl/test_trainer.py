@@ -58,9 +58,6 @@ def test_sampler_and_trainer_agree_without_noise(go: Any, sampler: str) -> None:
     result, _, _ = go(sampler=sampler, weight_format="nvfp4")
     assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
     assert 0 <= max(result.series["sampler_trainer_kl"]) < 1e-8
-    assert sum(result.effects["sampler_trainer_by_quarter"]["tokens"]) == pytest.approx(
-        sum(result.series["completion_tokens"]) * 12
-    )
 
 
 def test_a_sampler_that_was_not_refreshed_shows_as_mismatch(go: Any) -> None:

@@ -68,11 +68,16 @@ def plain_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tens
     return through_head(decoder, read[predicts.to(policy.device)], rows, temperature)
 
 
+def exact_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
+    """Return what `rms_norm` returns, in the input's own precision."""
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return normed * (gain if noise is None else gain + noise)
+
+
 def exact_head(
-    hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, bias: Tensor | None
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return what `token_logprobs` returns, in the input's own precision."""
-    assert bias is None
     logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
     chosen = logp.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     return chosen, -(logp.exp() * logp).sum(-1)

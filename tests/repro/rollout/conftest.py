@@ -14,8 +14,10 @@ from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
+from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.sampler import RolloutBatch
+from repro.spec.config import SamplingConfig
 from tests.repro.architectures import CLASSES
 
 
@@ -100,6 +102,18 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Return a random prompt of each length, token 0 in none."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
+
+
+def interrupt_after(engine: Engine, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an engine be interrupted once it has run so many decode steps."""
+    run, left = engine._steps, iter(range(steps))
+
+    def step(width: int, sampling: SamplingConfig) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        run(width, sampling)
+
+    monkeypatch.setattr(engine, "_steps", step)
 
 
 def tokens_of(batch: RolloutBatch) -> list[tuple[int, ...]]:

@@ -14,11 +14,11 @@ from repro.models.shapes import random_policy
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.parity import exactness, float32_logprobs, parity, trainer_logprobs
 from repro.rollout.sampler import RolloutBatch
-from repro.rollout.state import Statistics
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
+from tests.repro.rollout.conftest import interrupt_after
+from tests.repro.rollout.parity import exactness, float32_logprobs, parity, trainer_logprobs
 
 ROWS, TOKENS = 8, 64
 
@@ -41,10 +41,10 @@ def engine_of(policy: Policy, **changes: Any) -> Engine:
     return Engine(policy, EngineConfig(**({"ignore_end": True} | sizes | changes)))
 
 
-def rollout(engine: Engine, on_round: Any = None) -> RolloutBatch:
+def rollout(engine: Engine) -> RolloutBatch:
     prompts = [[1 + 97 * row + i for i in range(TOKENS)] for row in range(ROWS)]
     sampling = SamplingConfig(max_new_tokens=TOKENS)
-    return engine.sample(prompts, sampling, group_size=1, seeds=range(ROWS), on_round=on_round)
+    return engine.sample(prompts, sampling, group_size=1, seeds=range(ROWS))
 
 
 def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
@@ -65,18 +65,15 @@ def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
 
 def through_faults(policy: Policy) -> None:
     """Let an engine meet bad requests, an interrupt and logits that are not finite."""
-
-    def interrupt(statistics: Statistics) -> None:
-        if statistics.decode_steps >= TOKENS // 2:
-            raise KeyboardInterrupt
-
     engine = engine_of(policy)
     expected = rollout(engine)
     for prompt in ([], [1] * (2 * TOKENS)):
         with pytest.raises(ValueError, match="prompt 0"):
             engine.sample([prompt], SamplingConfig(max_new_tokens=TOKENS), group_size=1, seeds=[0])
-    with pytest.raises(KeyboardInterrupt):
-        rollout(engine, interrupt)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(engine, TOKENS // 2, patch)
+        with pytest.raises(KeyboardInterrupt):
+            rollout(engine)
     assert rollout(engine) == expected
     gain = block_norms(policy.decoder)["model.layers.14.post_attention_layernorm"].weight
     original = gain.detach().clone()

@@ -85,7 +85,6 @@ def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
         {"slots": 1},
         {"slots": 13, "round_steps": 1},
         {"block_size": 7, "prefill_tokens": 256},
-        {"static_batches": True},
     ],
 )
 def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(

@@ -11,7 +11,6 @@ import torch
 from repro.models.policy import Policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.state import Statistics
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout import conftest
 
@@ -67,22 +66,11 @@ def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(
     require_usable(engine)
 
 
-def test_every_row_reaches_full_length_when_the_cache_holds_one(make_policy: MakePolicy) -> None:
-    engine = Engine(make_policy(), small(cache_blocks=12))
-    prompts = [[i + 1] * 11 for i in range(4)]
-    batch = engine.sample(prompts, SAMPLING, group_size=2, seeds=range(8))
-    assert [len(c.token_ids) for c in batch.completions] == [32] * 8
-    assert engine.statistics.preemptions > 0
-    require_usable(engine)
-
-
-def test_an_interrupt_returns_all_blocks(engine: Engine) -> None:
-    def interrupt(statistics: Statistics) -> None:
-        if statistics.decode_steps > 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.sample([[1, 2, 3]], SAMPLING, group_size=9, seeds=range(9), on_round=interrupt)
+def test_an_interrupt_returns_all_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        conftest.interrupt_after(engine, 8, patch)
+        with pytest.raises(KeyboardInterrupt):
+            engine.sample([[1, 2, 3]], SAMPLING, group_size=9, seeds=range(9))
     require_usable(engine)
 
 

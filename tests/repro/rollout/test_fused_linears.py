@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import decode_adapter, hopper, linear, reference, tuning
-from kernels.hopper import Adapter
+from kernels import reference, tuning
+from kernels.cuda import hopper, linear
+from kernels.cuda.hopper import Adapter
 from kernels.packing import PackedWeight, unpack
+from kernels.triton import decode_adapter
 from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.policy import Policy

@@ -23,7 +23,7 @@ builder = importlib.util.module_from_spec(spec); spec.loader.exec_module(builder
 from repro.rollout import backend
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.gpu.kernel_ops import kernel_operations
+from repro.rollout.gpu.cuda_backend import kernel_operations
 from repro.spec.config import SamplingConfig
 
 config = EngineConfig(slots=4, max_positions=96, max_new_tokens=9, block_size=8,
@@ -54,7 +54,7 @@ def check(architecture):
     layer = policy.decoder.model.layers[0].self_attn
     operations = kernel_operations(4, (4, 2, layer.head_dim), policy.device, overlap=False)
     operations.workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
-    made = backend.TorchBackend(cache_dtype=torch.float32, operations=operations, live_noise=True)
+    made = backend.Backend(cache_dtype=torch.float32, operations=operations, live_noise=True)
     with mock.patch("repro.rollout.engine.backend_for", lambda policy, config: made):
         engine = Engine(policy, config)
         by_kernels = answers_of(engine, architecture)

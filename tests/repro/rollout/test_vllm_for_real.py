@@ -26,12 +26,12 @@ from repro.models.policy import Policy, load_policy
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import sampling_logprobs
-from repro.rollout.parity import Parity, exactness, float32_logprobs, parity, trainer_logprobs
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.architectures import CLASSES
+from tests.repro.rollout.parity import Parity, exactness, float32_logprobs, parity, trainer_logprobs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,6 @@ does not have. The checkpoint is a small one of the same layout, as in `test_pub
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.data.public import PUBLIC_SETS
 from repro.evidence.record import read_record, run_folder
 from repro.judge.check import check_selection
 from repro.models.loading import read_description
@@ -48,8 +46,6 @@ ARMS = ["bf16_lora", "nvfp4_lora_aqn", "nf4_lora", "bf16_full"]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
-        for name, public in PUBLIC_SETS.items():
-            patch.setitem(PUBLIC_SETS, name, dataclasses.replace(public, rows={}))
         write_hub(folder / "hub", {"train": 640, "test": 24}, names=("gsm8k",))
         patch.setenv("HF_HUB_CACHE", str(folder / "hub"))
         patch.setenv("HF_HUB_OFFLINE", "1")

@@ -11,8 +11,8 @@ import torch
 from repro.data.problem import Problem
 from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.noise import perturbed
-from repro.rl.stacked import sampler as stacked_sampler
-from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rl.stacked.decoding import Buffers, Decoder
 from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
@@ -138,53 +138,11 @@ def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None
         sampler.sample([good, long], SHORT, group_size=1)
 
 
-class StepsOfNoGraph(GraphedSteps):
-    """Steps as of a GPU, at its sizes and looks, without graphs."""
-
-    def __init__(self, decoder: Decoder, buffers: Buffers, sampling: Any, pool: Any) -> None:
-        self.call = decoder, buffers, sampling
-
-    def __call__(self, columns: int) -> None:
-        """Run one step."""
-        decoder, buffers, sampling = self.call
-        decoder.step(buffers, columns, sampling)
-
-
-@pytest.fixture(scope="module")
-def many_rows(problems: list[Problem]) -> tuple[list[Any], list[RolloutBatch]]:
-    """Return requests of three runs for many rows, and what the plain sampler draws for each."""
-    requests: list[Any] = []
-    for run in RUNS[:3]:
-        asked = request_of(run, problems, 0)
-        # Eight rows of each of four prompts, whatever the runs' own groups are.
-        prompts = (list(asked.prompts) * 4)[:4]
-        seeds = list(range(100 * run.seed, 100 * run.seed + 32))
-        requests.append(dataclasses.replace(asked, prompts=prompts, seeds=seeds))
-    # The last run asks for less than the others, so that its other rows idle from the start.
-    requests[2] = dataclasses.replace(
-        requests[2], prompts=requests[2].prompts[:1], seeds=requests[2].seeds[:8]
-    )
-    apart = [
-        PlainSampler(small.load(run)).sample(
-            request.prompts, LONG, group_size=8, seeds=request.seeds
-        )
-        for run, request in zip(RUNS[:3], requests, strict=True)
-    ]
-    return requests, apart
-
-
-@pytest.mark.parametrize("captured", [False, True])
 def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
-    many_rows: tuple[list[Any], list[RolloutBatch]], monkeypatch: pytest.MonkeyPatch, captured: bool
+    problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = RUNS[:3]
-    requests, apart = many_rows
-    stack = small.stack_of(runs)
-    sampler = StackSampler(stack, small.positions(runs[0]) + 60)
-    if captured:
-        monkeypatch.setattr(stacked_sampler, "GraphedSteps", StepsOfNoGraph)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-        monkeypatch.setattr(sampler, "_captured", True)
+    policy, request = small.load(RUNS[1]), request_of(RUNS[1], problems, 0)
+    seeds = list(range(8 * len(request.prompts)))
     rows: list[int] = []
     draw = Decoder.draw
 
@@ -193,12 +151,10 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
         return draw(self, buffers, sampling)
 
     monkeypatch.setattr(Decoder, "draw", counted)
-    together = sampler.sample(requests, LONG, group_size=8)
-    assert rows[0] == 3 * 32
+    one, many = (
+        sampler.sample(request.prompts, LONG, group_size=8, seeds=seeds)
+        for sampler in (PlainSampler(policy), TorchSampler(policy))
+    )
+    require_same(one, many)
     assert rows == sorted(rows, reverse=True)
-    assert rows[-1] < rows[0]
-    for one, many in zip(apart, together, strict=True):
-        require_same(one, many)
-    lengths = {len(c.token_ids) for many in together if many for c in many.completions}
-    assert len(lengths) > 3
-    assert sampler.sample(requests, LONG, group_size=8) == together
+    assert rows[-1] < rows[0] == len(seeds)

@@ -1,16 +1,9 @@
 """How far the engine's log-probabilities lie from the trainer's, and both from exact ones.
 
-An importance ratio divides the trainer's log-probability by the sampler's; where the two compute
-the same policy differently, the ratio is not 1 before a single update. The trainer's forward pass
-is transformers' own modules over the same weights; the engine's goes through other kernels, in
-another order, with keys and values rounded into the cache. In bfloat16 the difference is noise;
-what it must not do is grow with the position.
-
-How large that noise may be follows from the policy: each of the two passes rounds at every
-operation, and on random weights, whose logits are all but flat and whose every layer mixes all
-channels, rounding moves them far. So both are held against one float32 pass (adapter merged in
-float32, plain products): an engine as good as the trainer lies no farther from it than the trainer
-does, whatever their distance from one another.
+How large rounding may be follows from the policy: each of the two passes rounds at every operation,
+and on random weights, whose logits are all but flat, rounding moves them far. So both are held
+against one float32 pass (adapter merged in float32, plain products): an engine as good as the
+trainer lies no farther from it than the trainer does, whatever their distance from one another.
 """
 
 from __future__ import annotations
@@ -34,47 +27,25 @@ _CHUNK = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """Differences d of sampled and trainer's log-probabilities over all tokens.
+    """Of the differences d of sampled and trainer's log-probabilities, in nats.
 
-    Attributes
-    ----------
-    tokens
-        How many were compared.
-    mean_abs, max_abs
-        Of d, nats.
-    mean_exp_abs
-        Mean of exp(abs(d)): 1 where both agree.
-    first_half, second_half
-        Mean of abs(d) over the first and the second half of the positions: equal without drift.
-    mean
-        Of d with its sign: 0 without bias.
+    `first_half` and `second_half` are the mean of abs(d) over halves of the positions: equal
+    without drift. `mean_exp_abs` is 1 where both agree.
     """
 
     tokens: int
-    mean_abs: float
     max_abs: float
     mean_exp_abs: float
     first_half: float
     second_half: float
-    mean: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """Mean distances from a float32 pass, nats, over all tokens of a rollout.
-
-    Attributes
-    ----------
-    engine, trainer
-        Mean of abs(d), d being the difference from the float32 pass.
-    engine_exp, trainer_exp
-        Mean of exp(abs(d)).
-    """
+    """Mean distances of engine and trainer from a float32 pass, nats, over all tokens."""
 
     engine: float
     trainer: float
-    engine_exp: float
-    trainer_exp: float
 
 
 @torch.no_grad()
@@ -144,8 +115,6 @@ def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -
     return Exactness(
         engine=float(engine.mean()),
         trainer=float(other.mean()),
-        engine_exp=float(engine.exp().mean()),
-        trainer_exp=float(other.exp().mean()),
     )
 
 
@@ -157,12 +126,10 @@ def parity(batch: RolloutBatch, trainer: list[Tensor]) -> Parity:
     second = torch.cat([row[len(row) // 2 :] for row in rows])
     return Parity(
         tokens=len(every),
-        mean_abs=float(every.abs().mean()),
         max_abs=float(every.abs().max()),
         mean_exp_abs=float(every.abs().exp().mean()),
         first_half=float(first.mean()),
         second_half=float(second.mean()),
-        mean=float(every.mean()),
     )
 
 

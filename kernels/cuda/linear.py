@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import fused_adapter, hopper, tuning
-from kernels.hopper import Adapter, Choice
+from kernels import tuning
+from kernels.cuda import fused_adapter, hopper
+from kernels.cuda.hopper import Adapter, Choice
 from kernels.packing import PackedWeight
 
 

@@ -10,7 +10,7 @@ float16 halves by two shifts and masks; that is their value times 2**-14, subnor
 
 Where N alone does not fill the device, ranges of columns go to several programs; the last of them
 to arrive adds their parts up, always in the same order, so results are the same bits run after run.
-More rows, and NF4, go through `kernels.dequantize` and torch's product, which the dispatcher
+More rows, and NF4, go through `kernels.triton.dequantize` and torch's product, which the dispatcher
 chooses.
 
 Easy to get wrong: the one-row kernel reads x as (16, K / 16), so that neighbouring lanes, which

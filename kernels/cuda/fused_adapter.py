@@ -23,9 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels import hopper
-from kernels.cuda import driver
-from kernels.hopper import Adapter, Choice
+from kernels.cuda import driver, hopper
+from kernels.cuda.hopper import Adapter, Choice
 from kernels.packing import PackedWeight
 
 Join = Literal["late", "extra", "staged"]

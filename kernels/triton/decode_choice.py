@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_step import launch, wait
+from kernels.triton.decode_step import launch, wait
 
 _PART = 2048
 

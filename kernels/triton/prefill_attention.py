@@ -6,8 +6,8 @@ and one query head, and walks the sequence's blocks from its beginning to the ti
 the online softmax. A sequence that was begun in an earlier chunk, or that shares the blocks of its
 prompt with others, is no special case.
 
-A captured prefill has a fixed number of tokens and tiles. What it does not need of them is padding:
-tiles of row -1, which read no cache and give zeros, so that no row of the output is left unwritten.
+Tiles of row -1 are padding: they read no cache and give zeros, so that no row of the output is left
+unwritten.
 """
 
 from __future__ import annotations

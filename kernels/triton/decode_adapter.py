@@ -7,8 +7,8 @@
 `project` is launched before the linear layer and `add_adapter` after it. Under programmatic
 dependent launch the linear layer's blocks request their weights while z is still being made, and B
 is loaded while the linear layer drains. The engine goes this way where a layer's own launch does
-not take the adapter (`kernels.linear.fuses_adapter`): from 17 rows on. Dense layers make z within
-their own product and add it here.
+not take the adapter (`kernels.cuda.linear.fuses_adapter`): from 17 rows on. Dense layers make z
+within their own product and add it here.
 
 z is rounded to the type of x before it meets B, as the reference does.
 
@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_step import launch, wait
+from kernels.triton.decode_step import launch, wait
 
 # Beyond this many rows cuBLAS makes z at once.
 FEW_ROWS = 256

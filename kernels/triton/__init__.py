@@ -1,0 +1,1 @@
+"""Kernels in Triton, for every GPU from compute capability 8.0 on."""
