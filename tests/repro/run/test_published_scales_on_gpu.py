@@ -19,7 +19,7 @@ from repro.judge.check import check_selection
 from repro.models.loading import read_description
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
-from repro.run.preflight import preflight
+from repro.run.preflight import files_refusal, refusal
 from repro.run.select import Changes, Selection, select
 from tests.repro.qwen_checkpoint import write_hub, write_small
 
@@ -65,7 +65,8 @@ def records(selection: Selection, tmp_path_factory: pytest.TempPathFactory) -> P
     pytest.importorskip("bitsandbytes", reason="the scale's optimiser is bitsandbytes'")
     folder = tmp_path_factory.mktemp("runs")
     for run in selection.plan(1, ARMS):
-        assert preflight(run).refusal is None
+        assert refusal(run) is None
+        assert files_refusal(run) is None
         (path,) = carry_out(
             [run], run_folder(run, folder), folder, lambda text, values: None, lambda: False, 1
         )
