@@ -335,12 +335,6 @@ def regress(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
-def figures(session: nox.Session) -> None:
-    """Redraw every figure from records alone."""
-    session.run(suite_python(session), "-m", "figures", *session.posargs, external=True)
-
-
-@nox.session(venv_backend="none", default=False)
 def report(session: nox.Session) -> None:
     """Write report.md from records alone."""
     repro(session, "report", *session.posargs)

@@ -345,7 +345,7 @@ def _plan(args: argparse.Namespace) -> int:
 
     if asks_for_bytes(args):
         return main_memory(args)
-    folder, sentence = runs_folder(args.runs)
+    folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     selections = selections_of(args)
     workers = {
@@ -373,8 +373,6 @@ def _plan(args: argparse.Namespace) -> int:
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
         texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
     print("\n\n".join(texts))
-    if sentence:
-        print(sentence)
     return FINE
 
 
@@ -385,7 +383,7 @@ def _run(args: argparse.Namespace) -> int:
 
     status = _carry_out(args)
     if status != INTERRUPTED and os.environ.get("RANK", "0") == "0":  # torchrun's first alone
-        print(f"The records are in {runs_folder(args.runs)[0]}. Next: {check_line(args)}")
+        print(f"The records are in {runs_folder(args.runs)}. Next: {check_line(args)}")
     return status
 
 
@@ -445,7 +443,7 @@ def _bundle(args: argparse.Namespace) -> int:
         raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
     if not args.verify:
         (selection,) = select([args.target], tier=args.tier)
-        print(pack(selection, runs_folder(args.runs)[0], Path(args.file)))
+        print(pack(selection, runs_folder(args.runs), Path(args.file)))
         return FINE
     with TemporaryDirectory(prefix="bundle-") as folder:
         judged = unpack(Path(args.file), Path(folder))

@@ -126,20 +126,3 @@ def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
 def test_a_target_without_claims_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check", "memory_formats", "--tier", "systems", "--blessed"])
     assert "memory_formats states no claim of its own." in capsys.readouterr().out
-
-
-def test_records_go_to_the_users_folder_where_the_current_one_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from repro.run import places
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("REPRO_RUNS", raising=False)
-    assert places.runs_folder(None) == (Path("runs"), None)
-    monkeypatch.setattr(places, "_writable", lambda folder: False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    folder, sentence = places.runs_folder(None)
-    assert folder == tmp_path / "home" / "qerl-repro" / "runs"
-    assert sentence is not None
-    assert str(folder) in sentence
-    assert places.runs_folder("named") == (Path("named"), None)

@@ -28,7 +28,7 @@ def main_bless(args: argparse.Namespace) -> int:
         If the records of a target must not become expectations.
     """
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
-    folder, _ = runs_folder(args.runs)
+    folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     for selection in selections_of(args):
         require(
@@ -60,7 +60,7 @@ def main_bless_device(args: argparse.Namespace) -> int:
         not (args.add or args.unfinished),
         "--device blesses whole targets; leave out --add and --unfinished",
     )
-    folder, _ = runs_folder(args.runs)
+    folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
     names = args.targets or [item.name for item in TARGETS if tier in item.scales]

@@ -5,7 +5,8 @@ and the schedule depends on the step alone, so that the policy is a function of 
 threads. A run that is stopped begins again.
 
 Beside the record stays `policy`, in bfloat16 with its tokenizer; the package's policy is such a
-folder.
+folder. What it is worth, `python -m repro evaluate FOLDER --template tiny` says: one that is worth
+training solves some problems, and most of them where it writes its working.
 
 Easy to get wrong: judging by the loss, which is flat for a long time while greedy accuracy rises
 from nothing to its end value; taking the float32 masters for the policy.
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +34,16 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from repro.data.generator import generate_problems
-from repro.data.problem import Problem
-from repro.data.prompts import template_named
 from repro.data.tiny_corpus import CorpusConfig, iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.evaluate.asking import Evaluator, SingleAsker
-from repro.evaluate.grades import Answers
-from repro.evaluate.questions import questions
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.loading import SUMMARY_FILE
-from repro.models.policy import load_policy
-from repro.reward.grader import GraderPool
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import (
     PretrainScale,
     RunConfig,
-    SamplingConfig,
     derive_seed,
     digest_of,
 )
@@ -61,10 +52,6 @@ from repro.spec.whole_files import appearing, replace_text
 # Documents that are sorted together, and steps whose mean loss is recorded.
 _POOL_DOCUMENTS, _STRETCH = 4096, 50
 _IGNORED = -100
-# Limits of prompts and completions are those of the smoke tier.
-TEMPLATE, PROMPT_TOKENS, NEW_TOKENS = "tiny", 1280, 64
-# Completions per problem at temperature 1.
-SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +102,7 @@ def pretrain_policy(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Pre-train, write and measure the policy; see `repro.evidence.procedure.Procedure`.
+    """Pre-train the policy and write it; see `repro.evidence.procedure.Procedure`.
 
     The scale's own number of threads is used, since it is part of the result; `threads` is not.
     """
@@ -128,15 +115,8 @@ def pretrain_policy(
     with _threads(scale.threads):
         losses, tokens = train(model, tokenizer, RECIPE, run.seed, progress, should_stop)
     seconds = time.perf_counter() - began
-    progress("measuring", {})
     policy = folder / "policy"
     write_policy(policy, model, tokenizer)
-    problems = generate_problems(
-        "development", scale.quality_problems, seed=run.seed, config=RECIPE.corpus.generator
-    )
-    with GraderPool(workers=1) as pool:
-        asker = SingleAsker(TorchSampler(load_policy(policy, weight_format="bf16")))
-        shown = accuracies(Evaluator(asker, tokenizer, pool, [run.seed], "quality"), problems)
     stretches = [losses[at : at + _STRETCH] for at in range(0, len(losses), _STRETCH)]
     loss = [sum(part) / len(part) for part in stretches]
     weights = digest_of_files(sorted(policy.glob("*.safetensors")))
@@ -150,7 +130,6 @@ def pretrain_policy(
         "train_seconds": seconds,
         "weights_sha256": weights,
         "loss": loss,
-        "accuracies": {name: estimate.value for name, estimate in shown.items()},
     }
     replace_text(policy / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
     costs = {
@@ -164,7 +143,7 @@ def pretrain_policy(
     kept = ("parameters", "tokens", "weights_sha256")
     effects = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
     inputs = {"recipe": digest_of(recipe), "tokenizer": digest_of(tokenizer.get_vocab())}
-    return Measured(metrics=shown | costs, series={"loss": [*loss]}, effects=effects, inputs=inputs)
+    return Measured(metrics=costs, series={"loss": [*loss]}, effects=effects, inputs=inputs)
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
@@ -282,43 +261,6 @@ def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTok
         tokenizer.save_pretrained(partial)
         for path in partial.iterdir():
             path.chmod(0o644)
-
-
-def accuracies(
-    evaluator: Evaluator, problems: Sequence[Problem], samples: int = SAMPLES
-) -> dict[str, Estimate]:
-    """Return a policy's accuracies: one that is worth training knows more than it shows.
-
-    Greedily (what it shows), greedily with the working forced (what it knows, the ceiling of
-    training), and sampled. Greedy accuracy rests on one near-tie, whether to work or not, and can
-    move by tens of points while no skill changes: `working_rate` is the share of answers that work.
-    """
-    prefix = template_named(TEMPLATE).working_prefix or ""
-    greedy, forced = _ask(evaluator, problems), _ask(evaluator, problems, opening=prefix)
-    drawn = _ask(evaluator, problems, samples=samples, temperature=1.0)
-    return {
-        "accuracy_greedy": greedy.estimates()["accuracy"],
-        "accuracy_forced_working": forced.estimates()["accuracy"],
-        "accuracy_sampled": drawn.estimates()["accuracy"],
-        f"pass_at_{samples}": drawn.at_k((samples,))[f"pass_at_{samples}"],
-        "working_rate": drawn.estimates()["working_rate"],
-    }
-
-
-def _ask(
-    evaluator: Evaluator,
-    problems: Sequence[Problem],
-    *,
-    samples: int = 1,
-    temperature: float = 0.0,
-    opening: str = "",
-) -> Answers:
-    asked = questions(
-        problems, TEMPLATE, evaluator.tokenizer, max_prompt_tokens=PROMPT_TOKENS, opening=opening
-    )
-    sampling = SamplingConfig(temperature=temperature, max_new_tokens=NEW_TOKENS)
-    (answers,) = evaluator.ask(asked, sampling, samples=samples)
-    return cast(Answers, answers)  # the one run is alive
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def _new_folder() -> Path:
     """Return the folder of a new start: two on one day and commit must not share records."""
     commit, dirty = source_commit()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
-    return runs_folder(None)[0] / "regress" / f"{now}-{commit[:12]}{'-dirty' if dirty else ''}"
+    return runs_folder(None) / "regress" / f"{now}-{commit[:12]}{'-dirty' if dirty else ''}"
 
 
 def _without_baseline(names: Sequence[str], expected: Path) -> set[str]:

@@ -113,7 +113,7 @@ def conclusion(checks: Sequence[Checked]) -> str:
 
 def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
-    expected, sentence = expected_folder(args.expected), None
+    expected = expected_folder(args.expected)
     if args.table:
         require_table_file(args.table)
     require(args.targets or args.table, "check: name a target (see `repro list`), or give --table")
@@ -122,7 +122,7 @@ def main_check(args: argparse.Namespace) -> int:
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
     else:
-        folder, sentence = runs_folder(args.runs)
+        folder = runs_folder(args.runs)
         selections = selections_of(args) if args.targets else recorded_selections(args.tier, folder)
         checks = [check_selection(selection, folder, expected) for selection in selections]
     if args.table:
@@ -133,8 +133,6 @@ def main_check(args: argparse.Namespace) -> int:
         for item in checks:
             print_check(item)
         print(conclusion(checks))  # noqa: T201
-        if sentence:
-            print(sentence)  # noqa: T201
     if any(item.faulty for item in checks):
         return 1
     return 0 if all(item.sound for item in checks) else 2

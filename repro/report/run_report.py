@@ -170,7 +170,7 @@ def require_read(args: argparse.Namespace) -> None:
 
 def main_report(args: argparse.Namespace) -> int:
     """Carry out `repro report`; return the exit status."""
-    runs, sentence = runs_folder(args.runs)
+    runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
         from repro.report.page_blocks import renew_readme
@@ -194,6 +194,4 @@ def main_report(args: argparse.Namespace) -> int:
     checks = reported(args, runs, expected)
     replace_text(out, report_text(checks, expected, out, figures))
     print(f"wrote {out}")  # noqa: T201
-    if sentence:
-        print(sentence)  # noqa: T201
     return 0

@@ -13,20 +13,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_REASONS = {
-    errno.ENOSPC: "no space is left on its disk",
-    errno.EDQUOT: "this user's quota on its disk is used up",
-    errno.EFBIG: "the file would be larger than this process may write",
-    errno.EROFS: "its disk is read-only",
-    errno.EIO: "its disk failed to read or write",
-    errno.ESTALE: "its disk is no longer there",
-    errno.ENODEV: "its disk is no longer there",
-}
-_DENIED = {
-    errno.EACCES: "this user may not use it",
-    errno.EPERM: "this user may not use it",
-    errno.ENOENT: "it does not exist",
-}
+_FAULTS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV)
+)
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR)
 
 
@@ -36,7 +25,7 @@ class DiskError(ValueError):
 
 def is_disk_fault(error: OSError, place: Path) -> bool:
     """Return whether an error is of the disk, or of a path below `place`; not what a run did."""
-    if error.errno in _REASONS:
+    if error.errno in _FAULTS:
         return True
     named = error.filename
     return isinstance(named, str | Path) and Path(named).absolute().is_relative_to(place.absolute())
@@ -56,8 +45,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
     path = Path(named)
     if error.errno in _IN_THE_WAY and (file := _file_in_the_way(path)) is not None:
         return f"{file} is a file; a folder is needed there"
-    reason = _REASONS.get(error.errno) or _DENIED.get(error.errno) or os.strerror(error.errno)
-    return f"{path} cannot be used: {reason}"
+    return f"{path} cannot be used: {os.strerror(error.errno)}"
 
 
 def require_writable(folder: Path) -> None:

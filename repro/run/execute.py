@@ -78,28 +78,6 @@ _GRACE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rankwise:
-    """By how many processes each run is carried out.
-
-    Attributes
-    ----------
-    ranks
-        Processes of a run; 1 where a worker is enough.
-    stall
-        Seconds that ranks wait for one another.
-    joined
-        This process's place where torchrun started it, else None.
-    """
-
-    ranks: int = 1
-    stall: float = 600.0
-    joined: Ranks | None = None
-
-
-ONE_RANK = Rankwise()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a start ended: runs found done, done now, failed, and left for the next start."""
 
@@ -136,18 +114,14 @@ def main_run(args: argparse.Namespace) -> int:
     joined = join_torchrun(args.stall_timeout) if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
-    folder, sentence = runs_folder(args.runs)
+    folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
-    if sentence:
-        console.print(sentence)
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
         require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         others = None if args.tier else other_tiers(selection.source, selection.tier)
-        if others:
-            console.print(others, highlight=False, markup=False)
         notes = data_lines(plan, args.data is not None)
         devices = devices_of(selection.tier, args.devices)
         require_ranks(ranks, selection.tier, devices, plan)
@@ -158,18 +132,21 @@ def main_run(args: argparse.Namespace) -> int:
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
-        console.print(
-            plan_text(selection, plan, folder, expected, workers),
-            highlight=False,
-            markup=False,
-        )
-        for note in notes:
-            console.print(note, highlight=False, markup=False)
+        text = plan_text(selection, plan, folder, expected, workers)
+        for part in filter(None, (others, text, *notes)):
+            console.print(part, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
-    how = Rankwise(ranks=ranks, stall=args.stall_timeout, joined=joined)
-    return _carry_out(batches, folder, args.threads, console, how)
+    return _carry_out(
+        batches,
+        folder,
+        args.threads,
+        console,
+        ranks=ranks,
+        stall=args.stall_timeout,
+        joined=joined,
+    )
 
 
 def require_ready(selection: Selection) -> None:
@@ -192,29 +169,34 @@ def _carry_out(
     folder: Path,
     threads: int | None,
     console: Console,
-    how: Rankwise,
+    *,
+    ranks: int,
+    stall: float,
+    joined: Ranks | None,
 ) -> int:
     worst = FINE
     for tier, batch in batches.items():
-        each = threads or default_threads(tier, batch.workers * how.ranks)
-        if how.joined is not None and not how.joined.first:
-            plan = list(batch.runs.values())
-            if follow(how.joined, tasks_of(plan, folder, workers=1), each):
+        plan = list(batch.runs.values())
+        each = threads or default_threads(tier, batch.workers * ranks)
+        if joined is not None and not joined.first:
+            if follow(joined, tasks_of(plan, folder, workers=1), each):
                 return INTERRUPTED
             continue
-        for path in write_plans(list(batch.runs.values()), folder):
+        for path in write_plans(plan, folder):
             console.print(f"wrote the analysis plan {path}", highlight=False)
         outcome = execute(
-            list(batch.runs.values()),
+            plan,
             folder,
             workers=batch.workers,
             threads=each,
             console=console,
             devices=batch.devices,
-            how=how,
+            ranks=ranks,
+            stall=stall,
+            joined=joined,
         )
-        if how.joined is not None:
-            how.joined.texts(LEFT if outcome.left else "")  # ends what the others `follow`
+        if joined is not None:
+            joined.texts(LEFT if outcome.left else "")  # ends what the others `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
@@ -237,7 +219,9 @@ def execute(
     devices: Sequence[str] = (),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
-    how: Rankwise = ONE_RANK,
+    ranks: int = 1,
+    stall: float = 600.0,
+    joined: Ranks | None = None,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
@@ -251,8 +235,10 @@ def execute(
         Devices that the workers fill, one each; see `repro.run.device_queue`.
     grouping, carry_out : callable
         In place of the suite's own, for tests.
-    how
-        By how many processes each run is carried out.
+    ranks, stall
+        Processes of each run, and seconds that they wait for one another.
+    joined
+        This process's place among the ranks that torchrun started, else None.
 
     Raises
     ------
@@ -276,9 +262,9 @@ def execute(
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
-    if how.ranks > 1:
-        carry_out = Ranked(ranks=how.ranks, stall=how.stall, body=carry_out)
-        grace = max(grace, how.stall)
+    if ranks > 1:
+        carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
+        grace = max(grace, stall)
     pool: WorkerPool | InPlace = WorkerPool(
         workers,
         runs / "workers.log",
@@ -290,8 +276,8 @@ def execute(
         alone=plan[0].tier == Tier.SYSTEMS.value,
         claim=claims.take,
     )
-    if how.joined is not None:
-        pool = InPlace(how.joined, threads, claims.take)
+    if joined is not None:
+        pool = InPlace(joined, threads, claims.take)
     with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:

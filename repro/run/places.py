@@ -1,8 +1,7 @@
 """Where things lie: the folder of records, and the folder of expectations.
 
-Records go to `--runs`, else `$REPRO_RUNS`, else `./runs` if that can be written, else the user's
-data folder; a fallback is said in a sentence. Expectations come from `--expected`, else from the
-checkout that holds the package, else from the copy inside the installed package.
+Records go to `--runs`, else `$REPRO_RUNS`, else `./runs`. Expectations come from `--expected`, else
+from the checkout that holds the package, else from the copy inside the installed package.
 """
 
 from __future__ import annotations
@@ -17,18 +16,9 @@ from repro.spec.arm import meant
 _NAMED = 4
 
 
-def runs_folder(named: str | None) -> tuple[Path, str | None]:
-    """Return the folder of records and, where it is not the expected one, a sentence saying so."""
-    if named:
-        return Path(named), None
-    if os.environ.get("REPRO_RUNS"):
-        return Path(os.environ["REPRO_RUNS"]), None
-    here = Path("runs")
-    if _writable(here):
-        return here, None
-    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    folder = Path(home) / "qerl-repro" / "runs"
-    return folder, f"{Path.cwd()} cannot be written, so records are in {folder}"
+def runs_folder(named: str | None) -> Path:
+    """Return the folder of records."""
+    return Path(named or os.environ.get("REPRO_RUNS") or "runs")
 
 
 def expected_folder(named: str | None) -> Path:
@@ -63,12 +53,3 @@ def absence_text(runs: Path, folder: Path) -> str:
     folders = ", ".join(beside[:_NAMED]) or "no folder"
     more = f" and {len(beside) - _NAMED} more" if len(beside) > _NAMED else ""
     return f"{looked} {state}{meant(name, beside)}; {present} holds {folders}{more}"
-
-
-def _writable(folder: Path) -> bool:
-    while not folder.exists():
-        parent = folder.parent
-        if parent == folder:
-            return False
-        folder = parent
-    return folder.is_dir() and os.access(folder, os.W_OK)

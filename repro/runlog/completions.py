@@ -52,9 +52,9 @@ def write_completions(
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = columns_of(run, step + 1, rollout, tokenizer)
-    schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in _TYPES.items()])
-    table = pa.table(columns, schema=schema.with_metadata({"run_digest": run.digest()}))
+    columns = _columns_of(run, step + 1, rollout, tokenizer)
+    arrays = {name: pa.array(own, getattr(pa, kind)()) for name, (kind, own) in columns.items()}
+    table = pa.table(arrays, metadata={"run_digest": run.digest()})
     whole = io.BytesIO()
     parquet.write_table(table, whole, compression="zstd")
     path = folder / f"step-{step + 1:06d}.parquet"
@@ -62,49 +62,33 @@ def write_completions(
     return path
 
 
-_TYPES = {
-    "run": "string",
-    "step": "int64",
-    "group": "int32",
-    "sample": "int32",
-    "prompt": "string",
-    "text": "string",
-    "reward": "float64",
-    "accuracy": "float64",
-    "format": "float64",
-    "accuracy_lenient": "float64",
-    "gold": "string",
-    "advantage": "float64",
-    "finish_reason": "string",
-    "tokens": "int32",
-}
-
-
-def columns_of(
+def _columns_of(
     run: RunConfig, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, list[Any]]:
-    """Return the table's columns, B values each."""
+) -> dict[str, tuple[str, list[Any]]]:
+    """Return the table's columns by name: type, and B values."""
     rows, advantages = rollout.rows, rollout.advantages
     groups = rows.prompt_of_row.tolist()
     prompts = tokenizer.batch_decode([list(prompt) for prompt in rows.prompts])
     ids = [own[mask].tolist() for own, mask in zip(rows.token_ids, rows.mask, strict=True)]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
+    scored = zip(advantages.values, advantages.scored, strict=True)
     count = len(groups)
     return {
-        "run": [name_of(run)] * count,
-        "step": [step] * count,
-        "group": groups,
-        "sample": [place % run.scale.group_size for place in range(count)],
-        "prompt": [prompts[group] for group in groups],
-        "text": tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else [],
-        "reward": list(rollout.reward),
-        "accuracy": list(rollout.accuracy),
-        "format": list(rollout.format),
-        "accuracy_lenient": list(rollout.lenient),
-        "gold": list(rollout.golds),
-        "advantage": [
-            float(value) if scored else None
-            for value, scored in zip(advantages.values, advantages.scored, strict=True)
-        ],
-        "finish_reason": ["length" if cut else "stop" for cut in rows.truncated.tolist()],
-        "tokens": [len(own) for own in ids],
+        "run": ("string", [name_of(run)] * count),
+        "step": ("int64", [step] * count),
+        "group": ("int32", groups),
+        "sample": ("int32", [place % run.scale.group_size for place in range(count)]),
+        "prompt": ("string", [prompts[group] for group in groups]),
+        "text": ("string", texts),
+        "reward": ("float64", list(rollout.reward)),
+        "accuracy": ("float64", list(rollout.accuracy)),
+        "format": ("float64", list(rollout.format)),
+        "accuracy_lenient": ("float64", list(rollout.lenient)),
+        "gold": ("string", list(rollout.golds)),
+        "advantage": ("float64", [float(value) if known else None for value, known in scored]),
+        "finish_reason": (
+            "string",
+            ["length" if cut else "stop" for cut in rows.truncated.tolist()],
+        ),
+        "tokens": ("int32", [len(own) for own in ids]),
     }

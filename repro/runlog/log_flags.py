@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from repro.runlog.run_logger import (
-    COMPLETIONS_VARIABLE,
-    LOG_VARIABLE,
-    STOP_IDLE_VARIABLE,
     LogOptions,
 )
 from repro.runlog.trackers import parse_trackers
@@ -40,11 +36,11 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
     ValueError
         As `repro.runlog.trackers.parse_trackers`; or if `--stop-idle` is below 1.
     """
-    log, completions = getattr(args, "log", None), getattr(args, "completions", False)
-    idle = getattr(args, "stop_idle", None)
+    idle, log = getattr(args, "stop_idle", None), getattr(args, "log", None)
     require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
+    own = LogOptions.from_environment()
     return LogOptions(
-        trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
-        completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
-        stop_idle=idle or int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
+        trackers=own.trackers if log is None else parse_trackers(log),
+        completions=own.completions or getattr(args, "completions", False),
+        stop_idle=idle or own.stop_idle,
     )

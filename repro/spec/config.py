@@ -308,14 +308,11 @@ class PretrainScale:
     ----------
     recipe_version
         Moves whenever the recipe would give another policy.
-    quality_problems
-        Problems on which the result is measured.
     threads
         Threads of torch on a CPU; part of what decides the result's bits.
     """
 
     recipe_version: int = 1
-    quality_problems: int = 500
     threads: int = 2
     seeds: tuple[int, ...] = (0,)
 

@@ -129,11 +129,3 @@ def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
 def test_a_threshold_is_a_percentage(threshold: float) -> None:
     with pytest.raises(ValueError, match=r"evaluation\.threshold is"):
         EvaluationConfig(threshold=threshold)
-
-
-def test_measurements_that_a_scale_does_not_ask_for_are_not_in_its_configuration() -> None:
-    names = {"threshold", "token_budget"}
-    asking = EvaluationConfig(threshold=50.0, token_budget=9)
-    for evaluation, written in ((SCALE.evaluation, set()), (asking, names)):
-        run = small_run(dataclasses.replace(SCALE, evaluation=evaluation))
-        assert run.resolved()["scale"]["evaluation"].keys() & names == written

@@ -137,17 +137,6 @@ def test_a_base_that_peft_cannot_read_here_is_a_sentence(
     assert "pip install no-such-package" in capsys.readouterr().err
 
 
-def test_a_merged_folder_loads_without_peft_and_says_the_same(run_of: Runs, tmp_path: Path) -> None:
-    assert main(["export", str(run_of("nvfp4")), str(tmp_path / "m"), "--as", "merged"]) == 0
-    policy = trained_policy("nvfp4")
-    rows = probes_of(policy)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
-    bare = load_policy("tiny", weight_format="nvfp4")
-    logits = logits_of(policy.model, rows)
-    rounding = distance(logits, logits_of(stock, rows)).mean
-    assert rounding < 0.02 * distance(logits, logits_of(bare.model, rows)).mean
-
-
 def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
     policy = trained_policy(norms_trained=True)
     save_adapter(policy, tmp_path / "quiet")

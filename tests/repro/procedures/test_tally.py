@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,6 @@ from repro.models.checkpoint import (
 from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_runs import ProblemSets
-from repro.procedures.tally import RunTally
 from repro.procedures.train import train_and_evaluate
 from repro.spec.config import RunConfig
 from tests.repro.procedures.test_together import SCALE, make_run, silent
@@ -31,52 +27,11 @@ from tests.repro.procedures.test_together import SCALE, make_run, silent
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 
 
-class Graded:
-    """Has been graded as it is told."""
-
-    def __init__(self, *grades: dict[str, int]) -> None:
-        self.evaluator = SimpleNamespace(grades=[Counter(own) for own in grades])
-
-    def grades(self, number: int) -> dict[str, int]:
-        """Return a copy of a run's."""
-        return dict(self.evaluator.grades[number])
-
-
-def tally_of(grades: dict[str, int], killed: int) -> tuple[RunTally, Any, Any]:
-    evaluation: Any = Graded({"ok": 100}, grades)
-    pool: Any = SimpleNamespace(workers_killed=0)
-    tally = RunTally(evaluation, pool, 1)
-    pool.workers_killed = killed
-    return tally, evaluation, pool
-
-
 def start(run: RunConfig, folder: Path, stops: Sequence[bool] = ()) -> Measured:
     answers = iter([*stops, *[False] * 100])
     return train_and_evaluate(
         run, folder=folder, progress=silent, should_stop=lambda: next(answers), threads=1
     )
-
-
-def test_counts_go_on_from_those_of_the_start_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "peak_bytes", lambda: 700)
-    first, evaluation, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
-    counts = first.counts()
-    assert counts == {"grades": {"ok": 5, "wrong": 3}, "workers_killed": 2, "peak_bytes": 700}
-    # The second start has asked again what was asked before training, and lost a grader in it.
-    monkeypatch.setattr(module, "peak_bytes", lambda: 600)
-    second, evaluation, pool = tally_of({"ok": 4}, killed=1)
-    second.go_on_from(counts)
-    evaluation.evaluator.grades[1].update(["timeout"])
-    pool.workers_killed += 1
-    assert second.counts() == {
-        "grades": {"ok": 5, "wrong": 3, "timeout": 1}, "workers_killed": 4, "peak_bytes": 700,
-    }  # fmt: skip
-    assert evaluation.grades(0) == {"ok": 100}
-
-
-def test_graders_killed_under_another_run_are_not_this_one_s() -> None:
-    pool: Any = SimpleNamespace(workers_killed=3)
-    assert RunTally(Graded({}), pool).workers_killed == 0  # type: ignore[arg-type]
 
 
 def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(

@@ -16,6 +16,7 @@ from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record
 from repro.procedures import together as module
+from repro.procedures.loaded_runs import ProblemSets
 from repro.procedures.together import train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.rl.runs import FailedRun
@@ -181,23 +182,6 @@ def test_a_failed_run_leaves_the_others_their_results(
     require_same(alone(RUNS[0]), first)
 
 
-def test_a_run_that_cannot_be_loaded_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = module.load_arm
-
-    def refuse(run: RunConfig, device: str) -> Any:
-        if run is runs[1]:
-            raise ValueError("this arm's noise cannot be matched")
-        return load(run, device)
-
-    monkeypatch.setattr(module, "load_arm", refuse)
-    runs = [dataclasses.replace(run, scale=BRIEF) for run in (RUNS[0], RUNS[2], ANOTHER)]
-    outcomes = carry_out(runs, tmp_path)
-    assert outcomes[1] == FailedRun(step=0, reason="ValueError: this arm's noise cannot be matched")
-    assert [type(outcome) for outcome in outcomes] == [Measured, FailedRun, Measured]
-
-
 def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
     tmp_path: Path, stop_after: Callable[[int], Callable[[], bool]]
 ) -> None:
@@ -243,3 +227,12 @@ def test_runs_that_go_together_are_recorded_together_and_once(
     monkeypatch.setattr(module, "load_arm", load)
     (path,) = recording.carry_out(runs, tmp_path / "work", records, *how)
     assert path == find_record(runs[2], records)
+
+
+def test_only_what_is_trained_has_problems_to_train_on() -> None:
+    trained, asked = (ProblemSets.of(SCALE, trains=trains) for trains in (True, False))
+    assert (len(trained.train), len(trained.development)) == (40, 4)
+    assert (asked.train, asked.development) == ([], [])
+    assert asked.test == trained.test
+    over_sets = ProblemSets.of(dataclasses.replace(SCALE, accuracy_over="sets"), trains=False)
+    assert over_sets.test == over_sets.further["small"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import multiprocessing
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from repro.__main__ import main
+from repro.data.generator import generate_problems
 from repro.evidence.record import RecordError, find_record, read_record, record_path
 from repro.run.execute import execute
 from repro.run.progress import Display
@@ -24,6 +24,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
+from tests.repro.problem_files import write_problems
 
 ROOT = Path(__file__).parents[3]
 
@@ -204,31 +205,18 @@ def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
     assert main(["run", "table1", "--tier", "paper", "--runs", str(tmp_path)]) == 2
 
 
-def real_or_made_up(split):
-    """Return lines of GSM8K where it lies beside the project, else problems of the same shape."""
-    real = ROOT.parent / "shared" / "data" / "gsm8k" / f"{split}.jsonl"
-    if real.is_file():
-        return real.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    rows = (
-        {
-            "id": f"{split}-{n}",
-            "question": f"For {split}, Ann has {n} hens and buys {n + 2} more. How many are there?",
-            "answer": str(2 * n + 2),
-            "solution": None,
-            "source": "made up",
-        }
-        for n in range(100)
-    )
-    return [json.dumps(row) for row in rows]
+def own_problems(tmp_path):
+    """Return a folder of generated problems in files of a user's own."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for split, count in (("train", 40), ("test", 20)):
+        write_problems(folder / f"{split}.jsonl", generate_problems(split, count, seed=0))
+    return folder
 
 
 @pytest.mark.usefixtures("warm_workers")
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
-    folder = tmp_path / "own"
-    folder.mkdir()
-    for split, count in (("train", 40), ("test", 20)):
-        lines = real_or_made_up(split)[:count]
-        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    folder = own_problems(tmp_path)
     flags = ["--tier", "smoke", "--data", str(folder), "--steps", "2"]
     where = ["--runs", str(tmp_path / "runs")]
     more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
@@ -241,13 +229,11 @@ def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
 
 
 def test_a_broken_line_in_the_problems_stops_the_plan_before_it_starts(tmp_path, capsys):
-    folder = tmp_path / "own"
-    folder.mkdir()
-    lines = real_or_made_up("train")[:3]
-    (folder / "train.jsonl").write_text("\n".join([*lines, '{"id": "x"']), encoding="utf-8")
-    (folder / "test.jsonl").write_text("\n".join(real_or_made_up("test")[:3]), encoding="utf-8")
+    folder = own_problems(tmp_path)
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"id": "x"')
     runs = tmp_path / "runs"
     flags = ["--tier", "smoke", "--data", str(folder), "--runs", str(runs)]
     assert main(["run", "table1", *flags]) == 2
-    assert "train.jsonl, line 4" in capsys.readouterr().err
+    assert "train.jsonl, line 41" in capsys.readouterr().err
     assert not runs.exists()

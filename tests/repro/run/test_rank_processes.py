@@ -13,13 +13,12 @@ from repro.__main__ import build_parser
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
 from repro.rl.single_run.ranks import ALONE
-from repro.run.execute import Rankwise, execute, main_run
+from repro.run.execute import execute, main_run
 from repro.run.several_ranks import rank_processes
 from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     device_of_rank,
-    in_groups,
     require_alike,
     require_ranks,
 )
@@ -241,9 +240,10 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
     body = planted("rank_faults", FAULTS, tmp_path, monkeypatch).body
     for name, value in (("FAULT", "kill"), ("FAULTY", "0"), ("AT", "3")):
         monkeypatch.setenv(name, value)
-    run, how = run_of(), Rankwise(ranks=2, stall=60)
+    run = run_of()
     runs = tmp_path / "runs"
-    outcome = execute([run], runs, workers=1, threads=1, console=quiet(), how=how, carry_out=body)
+    how = {"workers": 1, "threads": 1, "console": quiet(), "ranks": 2, "stall": 60}
+    outcome = execute([run], runs, carry_out=body, **how)
     assert outcome.complete
     assert (runs / "killed").exists()
     require_equal(alone(run), record_path(run, runs))
@@ -319,8 +319,3 @@ def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, 
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
     first = InPlace(ALONE, 1, lambda task: Claim(claimed=task))
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]
-
-
-def test_devices_go_to_runs_in_groups():
-    assert in_groups(("0", "1", "2", "3"), 2) == ("0,1", "2,3")
-    assert in_groups(("0", "1", "2"), 1) == ("0", "1", "2")

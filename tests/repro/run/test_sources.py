@@ -122,19 +122,6 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     assert not is_clean(record)
 
 
-def test_a_commit_that_leaves_the_source_as_it_was_is_no_second_state(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
-    def documenting() -> dict[str, Any]:
-        (checkout.root / "README.md").write_text("words")
-        checkout.commit()
-        return {}
-
-    record = carried(documenting)
-    assert len(record.sources) == 1
-    assert is_clean(record)
-
-
 def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     checkout: Checkout, carried: Callable[..., Record], tmp_path: Path
 ) -> None:
@@ -161,11 +148,3 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     assert record.commit == second
     assert "sources" not in record.effects
     assert not is_clean(record)
-
-
-def test_a_commit_that_does_not_exist_is_not_clean(
-    checkout: Checkout, carried: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REPRO_COMMIT", "f" * 7 + "0" * 33)
-    forget()
-    assert not is_clean(carried(dict))

@@ -64,12 +64,6 @@ def test_one_lesson_starts_the_count_again() -> None:
         watch.rollout(rollout(0), 1, [])
 
 
-def test_a_rollout_of_several_steps_counts_as_many() -> None:
-    watch = Watch()
-    assert watch.rollout(rollout(), 4, []) is None
-    assert watch.rollout(rollout(), 4, []) is not None
-
-
 def test_a_resumed_run_goes_on_counting_and_says_nothing_twice() -> None:
     four = [line(0.1, 0.2, 90, mixed) for mixed in (2, 0, 0, 0, 0)]
     assert Watch(earlier=four).rollout(rollout(), 1, []) is not None
