@@ -3,8 +3,7 @@
 They stand at the mini tier, on the tiny policy, and are known to the suite while `registered` is
 entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
 `study_schedules` and `study_rates` are Figures 9 and 17, `study_factorial` asks for an interaction:
-they share arms with `study`. `study_sweep` has the three rates of a sweep, `study_harm` claims a
-harm in two metrics; `study_doses` measures doses before training.
+they share arms with `study`. `study_sweep` has the three rates of a sweep.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import repro.targets
 from repro.run import analysis_plan
-from repro.spec.arm import Arm, NoiseConfig, PlantedRounding, WeightNoise
+from repro.spec.arm import NoiseConfig
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -29,16 +27,13 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.effect import Effect
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.paper_effects import OPEN_SHARE
 from repro.targets.swept_rates import FACTORS, at_rate
-from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
-from repro.targets.table_rows import above, metric
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
 
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`
-TUNING = (100, 101)
 
 SCALE = TrainScale(
     checkpoint="tiny",
@@ -112,98 +107,12 @@ SWEEP = Target(
     source="not in the paper",
     arms=tuple(at_rate(arm, name) for arm in TRAINED for name in FACTORS),
     metrics=STUDY.metrics,
-    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=TUNING)},
+    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(100, 101))},
     headline="heldout_last",
-)
-
-
-def _again(name: str, label: str, **fields: Any) -> Arm:
-    return Arm(name=f"{name}_harm", label=f"{label}, LoRA, again", **fields)
-
-
-_SHARED_NOISE = NoiseConfig(reach="shared")
-_HARMED = (
-    _again("bf16", "BF16"),
-    _again("bf16_aqn", "BF16 + AQN", noise=_SHARED_NOISE),
-    _again("nvfp4", "NVFP4", weight_format="nvfp4"),
-    _again("nvfp4_aqn", "NVFP4 + AQN", weight_format="nvfp4", noise=_SHARED_NOISE),
-)
-
-
-def _harm(harmed: Arm, other: Arm, source: str, *factor: str) -> Iterator[Claim]:
-    """Yield the claims that an arm ends less accurate than another, and with a higher entropy."""
-    for by, high, low in (("accuracy", other, harmed), ("entropy_last", harmed, other)):
-        yield above(
-            f"{harmed.name}_{by}", f"{harmed.label} ends worse than {other.label} in {by}",
-            source, high, low, " ".join(factor), OPEN_SHARE, by, headroom=False,
-        )  # fmt: skip
-
-
-HARM = Target(
-    name="study_harm",
-    title="A harm in two metrics",
-    statement="noise harms what is trained",
-    source="section 1",
-    arms=_HARMED,
-    metrics=STUDY.metrics,
-    scales={Tier.MINI: _FEWER},
-    headline="accuracy",
-    claims=(
-        *_harm(_HARMED[2], _HARMED[0], "section 1", "weight_format", "learning_rate"),
-        *_harm(_HARMED[1], _HARMED[0], "not in the paper", "noise"),
-        *_harm(_HARMED[3], _HARMED[2], "not in the paper", "noise"),
-    ),
-)
-_MULTIPLES = tuple(
-    dataclasses.replace(
-        BF16_LORA,
-        name=f"nvfp4_x{factor}",
-        label=f"{factor} times NVFP4's rounding",
-        rounding=PlantedRounding(format="nvfp4", factor=float(factor)),
-    )
-    for factor in (2, 4)
-)
-DOSES = Target(
-    name="study_doses",
-    title="How large each dose is before training",
-    statement="the KL from BF16 grows with the error of the weights",
-    source="not in the paper",
-    procedure="dose",
-    arms=(
-        BF16_LORA,
-        MXFP4_LORA,
-        NVFP4_LORA,
-        NVFP4_LORA_AQN,
-        *_MULTIPLES,
-        dataclasses.replace(
-            NVFP4_LORA_AQN,
-            name="aqn_03",
-            label="NVFP4 + AQN from 0.3",
-            noise=NoiseConfig(sigma_start=0.3, sigma_end=0.015),
-        ),
-        dataclasses.replace(
-            BF16_LORA,
-            name="noise_as_nvfp4",
-            label="BF16 + noise as NVFP4",
-            weight_noise=WeightNoise(matched_to="nvfp4"),
-        ),
-    ),
-    metrics=(
-        Metric(name="kl_completions", unit="nats", title="KL from BF16", better="neither"),
-        metric("entropy_own", "nats", "entropy, own samples", "neither"),
-        metric("entropy_forced", "nats", "entropy, same tokens", "neither"),
-        Metric(name="accuracy_sampled_start", unit="percent", title="accuracy", better="higher"),
-    ),
-    scales={
-        Tier.MINI: dataclasses.replace(
-            SCALE, evaluation=EvaluationConfig(), permuted=True, seeds=(200, 201)
-        )
-    },
-    headline="kl_completions",
 )
 # Its runs train many at once; it is no target that the suite knows.
 TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
-PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, HARM, DOSES)
+PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP)
 
 _LATE_IMPORTS = (
     "figures.__main__",

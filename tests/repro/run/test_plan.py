@@ -61,8 +61,8 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
     # Run and recorded as the study's.
     assert said["nvfp4_lora_aqn"].endswith(" at once")
     assert said["aqn_linear"].endswith(" not timed")
-    said = arm_lines(capsys, "study_harm", *folders)
-    assert said["bf16_harm"].endswith(" not timed")
+    said = arm_lines(capsys, "study_rates", *folders)
+    assert said["lora_3e5"].endswith(" not timed")
     assert said["timed"] == "no blessed record of these arms"
 
 
