@@ -20,5 +20,5 @@ FROM base AS cuda
 # The driver comes from the machine, everything else of CUDA with torch. What pip has downloaded
 # stays, so that a workflow's own checkout need not download it again.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN nox -s gpu --install-only
-CMD ["nox", "-s", "gpu"]
+RUN nox -s gpu-tests --install-only
+CMD ["nox", "-s", "gpu-tests"]
