@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -112,6 +113,7 @@ def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(
     assert texts[0] == texts[1]
 
 
-def test_drawing_needs_no_torch() -> None:
+def test_drawing_needs_no_torch_and_no_backend_of_a_notebook() -> None:
     code = "import sys, figures.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    notebook = os.environ | {"MPLBACKEND": "module://not_installed.backend_inline"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=notebook)
