@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from repro.models.policy import Policy
-from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.ops import Operations
@@ -57,12 +55,3 @@ class Backend:
     def steps(self, forward: Forward, state: RowState) -> EagerSteps:
         """Return the decode steps."""
         return EagerSteps(forward, state)
-
-
-def backend_for(policy: Policy, config: EngineConfig) -> Backend:
-    """Return the backend for the policy's device."""
-    if policy.device.type == "cuda":
-        from repro.rollout.gpu.cuda_backend import GpuBackend
-
-        return GpuBackend(policy, config)
-    return Backend(cache_dtype=cache_dtype(policy, config), operations=Operations())

@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.backend import Backend, backend_for
+from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
-from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
+from repro.rollout.engine_config import EngineConfig, cache_blocks, cache_dtype, width_for
 from repro.rollout.forward import Forward
+from repro.rollout.ops import Operations
 from repro.rollout.prefill import chunks_of, entry_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
@@ -403,3 +404,12 @@ class Engine:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def backend_for(policy: Policy, config: EngineConfig) -> Backend:
+    """Return the backend for the policy's device."""
+    if policy.device.type == "cuda":
+        from repro.rollout.gpu.cuda_backend import GpuBackend
+
+        return GpuBackend(policy, config)
+    return Backend(cache_dtype=cache_dtype(policy, config), operations=Operations())
