@@ -22,11 +22,11 @@ FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 # Only ever lowered, but for the bytes of newly measured results.
 BUDGET = {
-    "lines of source": 57_674,
+    "lines of source": 57_673,
     "lines of tests": 29_767,
     "words of docs": 28_361,
     "pictures in docs": 18,
-    "bytes of expected/": 736_808,
+    "bytes of expected/": 736_553,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
@@ -78,11 +78,11 @@ def sizes() -> dict[str, int]:
     pages = (ROOT / "docs").glob("*.md")
     expected = [path for path in (ROOT / "expected").rglob("*") if path.is_file()]
     return {
-        "lines of source": 57_674sum(map(lines_of, source)),
-        "lines of tests": 29_767sum(map(lines_of, (ROOT / "tests").rglob("*.py"))),
-        "words of docs": 28_361sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
+        "lines of source": sum(map(lines_of, source)),
+        "lines of tests": sum(map(lines_of, (ROOT / "tests").rglob("*.py"))),
+        "words of docs": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "pictures in docs": len(list((ROOT / "docs").rglob("*.svg"))),
-        "bytes of expected/": 736_808sum(path.stat().st_size for path in expected),
+        "bytes of expected/": sum(path.stat().st_size for path in expected),
     }
 
 
