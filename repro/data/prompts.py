@@ -58,6 +58,7 @@ _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _END_TOKENS = 24
 # What a chat template, somebody else's program, can end with beside Jinja's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
+_MOST_LETTERS = 1_000_000
 # Stands for the question where a template's digest is computed.
 _DIGEST_QUESTION = "\u27e8question\u27e9"
 
@@ -291,4 +292,9 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     except (TemplateError, ValueError, *_FAULTS) as error:
         shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(f"the tokenizer's chat template fails with {shown}") from error
+    if len(text) > _MOST_LETTERS:
+        raise ValueError(
+            f"the tokenizer's chat template makes {len(text)} letters of a question; a prompt has "
+            f"{_MOST_LETTERS} at most"
+        )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -120,6 +120,7 @@ def test_a_doubled_beginning_token_is_refused() -> None:
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
+        ("{{ 'a' * 2 * 10 ** 6 }}", "makes 2000000 letters of a question"),
     ],
 )
 def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str) -> None:
