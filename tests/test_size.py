@@ -26,7 +26,7 @@ BUDGET = {
     "lines of tests": 29_768,
     "words of docs": 28_361,
     "pictures in docs": 18,
-    "bytes of expected/": 736_553,
+    "bytes of expected/": 765_109,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
