@@ -30,7 +30,7 @@ from kernels import tune, tuning
 from kernels.cuda import driver
 from kernels.cuda.fused_adapter import Joining
 from kernels.cuda.hopper import Choice
-from repro.models.shapes import random_policy, shape_config
+from repro.models.random_policy import random_policy, shape_config
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps

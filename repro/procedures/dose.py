@@ -50,7 +50,7 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.dose import completions_of
+from repro.measure.noise_dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy
 from repro.models.weight_noise import logprobs

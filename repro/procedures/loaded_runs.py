@@ -25,8 +25,8 @@ from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
@@ -121,7 +121,7 @@ class LoadedRuns:
 
     runs: Sequence[RunConfig]
     loaded: Policy | Stack
-    sampler: Sampler | StackSampler
+    sampler: Sampler | StackedSampler
     problems: ProblemSets
     evaluation: ScaleEvaluator
     tallies: Sequence[RunTally]

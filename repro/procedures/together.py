@@ -43,9 +43,9 @@ from repro.procedures.train import load_arm, train_runs
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
-from repro.rl.stacked.policies import StackedPolicies
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.stacked.stacked_policies import StackedPolicies
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
@@ -173,7 +173,7 @@ class _Ensemble:
         problems = ProblemSets.of(scale, trains=stack.masters is not None)
         longest = _longest_prompt(problems, scale, stack)
         positions = longest + OPENING_TOKENS + scale.longest_completion
-        self.sampler = StackSampler(stack, positions)
+        self.sampler = StackedSampler(stack, positions)
         share = evaluation_share(memory)
         self.tokens_at_once = footprint(runs, longest, share).tokens_at_once(len(runs), memory)
         self._retries = retries()

@@ -44,8 +44,8 @@ from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
+from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.runlog.run_logger import LogOptions, RunLogger

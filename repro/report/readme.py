@@ -20,7 +20,7 @@ from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import Comparison, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import rendered
-from repro.report.verdicts import Kind, of_kind, stated_bars
+from repro.report.verdict_words import Kind, of_kind, stated_bars
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
-from repro.report.environments import environment_lines
+from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
-from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
+from repro.report.verdict_words import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require

@@ -4,8 +4,8 @@ The trainer (`repro.rl.trainer`) is written once, over lists with an entry per r
 on the device differs, and stands behind this protocol:
 
     SinglePolicy      a list of one: a peft module, packed rows, any `Sampler`
-                      (`repro.rl.single_run.policy`)
-    StackedPolicies   S runs as one batched model (`repro.rl.stacked.policies`)
+                      (`repro.rl.single_run.single_policy`)
+    StackedPolicies   S runs as one batched model (`repro.rl.stacked.stacked_policies`)
 
 An entry is None where a run takes no part, because it is frozen or has nothing to ask for.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
-from repro.rl.receipts import Values
+from repro.rl.rollout_receipts import Values
 from repro.rl.runs import RunStates
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import Completion

@@ -50,7 +50,7 @@ from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import Policies, StepInputs
-from repro.rl.receipts import Values, note_rollout, note_step
+from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
 from repro.rl.step import StepOutput, step_metrics

@@ -35,8 +35,8 @@ from repro.models.policy import Policy, end_token_ids
 from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, cache_dtype, width_for
+from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
-from repro.rollout.ops import Operations
 from repro.rollout.prefill import chunks_of, entry_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request

@@ -69,7 +69,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from repro.evidence.receipts import answers, device, noise, training, weights
+from repro.evidence.receipts import added_noise, device, grading, training, weights
 from repro.evidence.record import Record
 
 Check = Callable[[Record], Iterable[str]]
@@ -81,20 +81,20 @@ _OF_POLICIES: tuple[Check, ...] = (
     weights.weight_noise,
     weights.rounding,
 )
-_OF_ANSWERS: tuple[Check, ...] = (answers.answers, answers.grades)
+_OF_ANSWERS: tuple[Check, ...] = (grading.answers, grading.grades)
 _OF_TRAINING: tuple[Check, ...] = (
     training.training,
     training.advantages,
     training.rewards,
     training.rows,
-    noise.noise,
-    noise.touched,
+    added_noise.noise,
+    added_noise.touched,
 )
 _OF_TIMES: tuple[Check, ...] = (device.timed, device.own_device)
 CHECKS = {
     "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_TIMES),
     "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_TIMES),
-    "dose": (*_OF_POLICIES, noise.at_start, *_OF_TIMES),
+    "dose": (*_OF_POLICIES, added_noise.at_start, *_OF_TIMES),
 }
 
 

@@ -19,7 +19,7 @@ of their own); intervals are simultaneous over the same family (Bonferroni's), s
 and *no difference* hold together with all others. Statements that are not testable are no part of
 it. An order of arms is tested as a trend first. Silence is never success: a planned seed without a
 record is a failed one, and takes every decision away but that this suite's own machinery is at
-fault. What pages call a status stands in `repro.report.verdicts`.
+fault. What pages call a status stands in `repro.report.verdict_words`.
 """
 
 from __future__ import annotations

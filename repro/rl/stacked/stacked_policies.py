@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import During, StepInputs, keeps_start
-from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, require_finite
 from repro.rl.stacked.batch import largest_group
-from repro.rl.stacked.noise import AddedNoise, added_noise
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_noise import AddedNoise, added_noise
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rl.stacked.update import (
     Passes,
     RunStep,
@@ -56,7 +56,7 @@ class StackedPolicies:
     freeze = True
 
     def __init__(
-        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackSampler, tokens_at_once: int
+        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackedSampler, tokens_at_once: int
     ) -> None:
         if stack.masters is None:
             raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")

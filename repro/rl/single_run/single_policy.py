@@ -20,7 +20,7 @@ from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.policies import During, StepInputs, keeps_start
-from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
