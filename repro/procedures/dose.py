@@ -95,7 +95,7 @@ def measure_dose(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Measure what an arm's policy is before training; see `repro.procedures.Procedure`."""
+    """Measure an arm's policy before training; see `repro.evidence.procedure.Procedure`."""
     del folder
     torch.set_num_threads(threads)
     scale: TrainScale = run.scale
