@@ -3,6 +3,7 @@
 `derive` computes the metrics of a record whenever it is read. So metrics never disagree with the
 observations, and a new metric is also available for old runs. Blessed records are stored with fewer
 digits and series; for them the metrics computed at blessing are read (`repro.evidence.store`).
+The mean of a series over all steps, `train_<series>_mean`, is `Record.value`'s own.
 
 `heldout_area` measures how fast accuracy grows: it is the mean of the held-out accuracy over the
 first `budget` sampled training tokens, interpolated linearly between evaluations and constant after
@@ -188,7 +189,6 @@ def training_metrics(
         more |= curve_metrics(series, evaluation["threshold"])
         more |= _start(series)
     return more | {
-        "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
         "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
         "train_seconds": _seconds(

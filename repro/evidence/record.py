@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from repro.evidence.derived import derive
@@ -98,9 +99,17 @@ class Record:
         return self.outcome["status"] == "ok"
 
     def value(self, metric: str) -> float | None:
-        """Return the value of a metric, None if the record has none."""
+        """Return the value of a metric, None if the record has none.
+
+        `train_<series>_mean` is the mean of any series over all steps, and needs no entry.
+        """
         estimate = self.metrics.get(metric)
-        return None if estimate is None else estimate.value
+        if estimate is not None:
+            return estimate.value
+        name = metric.removeprefix("train_").removesuffix("_mean")
+        values = [item for item in self.series.get(name, ()) if item is not None]
+        is_mean = metric == f"train_{name}_mean"
+        return fmean(values) if is_mean and values else None
 
     def repeats(self, metric: str) -> list[float]:
         """Return the timed repeats of a metric: its series, else its value; empty without either.

@@ -299,8 +299,8 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
         Names of the target's metrics; each is a column if any of the records has it.
     """
     ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
-    present = {name for record in ordered for name in record.metrics}
-    text = table_text([name for name in metrics if name in present], ordered)
+    columns = [name for name in metrics if any(_cell(record, name) for record in ordered)]
+    text = table_text(columns, ordered)
     whole = path.with_suffix(WHOLE)
     packed = lzma.compress(_lines(ordered).encode(), preset=PRESET)
     replace_files({whole: packed, path: text.encode()})
@@ -352,10 +352,10 @@ def _row(record: Record, columns: Sequence[str]) -> list[str]:
 
 
 def _cell(record: Record, name: str) -> str:
-    if name not in record.metrics:
-        return ""
     value = record.value(name)
-    return "nan" if value is None else f"{value:.{_DIGITS}g}"
+    if value is None:
+        return "nan" if name in record.metrics else ""
+    return f"{value:.{_DIGITS}g}"
 
 
 def _lines(records: Iterable[Record]) -> str:
