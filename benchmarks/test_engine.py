@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.device_time import CLOCK, Limits, device_type, record_rounds
 from kernels import timing
-from repro.models.shapes import random_policy, shape_config
+from repro.models.random_policy import random_policy, shape_config
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps

@@ -20,7 +20,7 @@ from benchmarks.device_time import device_type, record_rounds
 from benchmarks.test_engine import TIMED, TINY
 from repro.measure.step_measure import engine_config, step_shape
 from repro.measure.step_training import begin, timed_step, training_of, warm_up
-from repro.models.shapes import random_policy, shape_config
+from repro.models.random_policy import random_policy, shape_config
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES, Phase
 from repro.rl.trainer import iterate

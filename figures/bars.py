@@ -26,7 +26,7 @@ from figures.style import Style, frame, new_figure, styles, tidy
 from repro.evidence.record import Record
 from repro.judge.check import Checked
 from repro.report.systems_rates import printed_speedups
-from repro.report.verdicts import stated_bars
+from repro.report.verdict_words import stated_bars
 
 # In the order of a step; colours differ in lightness, too.
 PHASES = {

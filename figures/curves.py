@@ -25,7 +25,7 @@ from figures.style import GREY, Style, frame, name_ends, new_figure, styles, tid
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates, rank_of
-from repro.report.verdicts import stated_bars
+from repro.report.verdict_words import stated_bars
 from repro.spec.arm import Arm
 
 WINDOW = 5

@@ -19,7 +19,7 @@ from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises
 from repro.report.tables import paper_columns
 from repro.report.tidy import statements
-from repro.report.verdicts import stated_bars
+from repro.report.verdict_words import stated_bars
 
 _BASE = "bf16_lora"
 _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"

@@ -404,13 +404,13 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_compare
+    from repro.regression.regression_commands import judged_or_not, main_compare
 
     return judged_or_not(main_compare, args)
 
 
 def _regress(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_regress
+    from repro.regression.regression_commands import judged_or_not, main_regress
 
     def run(line: Sequence[str]) -> int:
         return _carry_out(build_parser().parse_args(["run", *line]))
@@ -475,7 +475,7 @@ def _dose(args: argparse.Namespace) -> int:
     from repro.evaluate.flags import dosing_of
 
     formats, sigmas = dosing_of(args)
-    from repro.measure.dose import main_dose
+    from repro.measure.noise_dose import main_dose
 
     return main_dose(args, formats, sigmas)
 

@@ -40,14 +40,13 @@ from repro.measure.step_measure import linears_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.models.shapes import shape_config
+from repro.models.random_policy import shape_config
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import Arm
-from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig, SamplingConfig, derive_seed
-from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.step_scale import CheckpointScale, StepPoint, StepScale
 
 Report = dict[str, Any]
 RunStage = Callable[..., Report]

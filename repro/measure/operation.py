@@ -36,7 +36,7 @@ from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.spec.config import OperationScale, RunConfig, derive_seed
-from repro.targets.kernels import (
+from repro.targets.kernel_speed import (
     FORMATS,
     PORTABLE_ROWS,
     adapter_name,

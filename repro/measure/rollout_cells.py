@@ -42,7 +42,7 @@ from repro.models.lora import base_linear
 from repro.rollout.engine import Engine
 from repro.rollout.step_timing import fill_rows, time_steps
 from repro.spec.config import SamplingConfig, derive_seed
-from repro.spec.throughput import ThroughputPoint
+from repro.spec.throughput_scale import ThroughputPoint
 
 _HOW = "one rollout between device events"
 # Steps between two readings of a bare step's time.

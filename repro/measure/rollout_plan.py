@@ -15,7 +15,7 @@ from repro.evidence.not_run import needs
 from repro.models.memory_plan import StepShape, plan_memory
 from repro.spec.arm import Arm
 from repro.spec.shapes import shape_named
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 _BLOCK = 32
 _SOURCE = "by the plan"

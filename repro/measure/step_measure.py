@@ -46,7 +46,7 @@ from repro.models.memory_plan import (
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler

@@ -36,7 +36,7 @@ from repro.rl.collect import Asked, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm

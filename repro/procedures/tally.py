@@ -2,7 +2,7 @@
 
 Grades, killed graders and peak memory are counters of the process; a run that is stopped and goes
 on in another would show those of its last start alone. So they are read into each checkpoint
-(`repro.rl.receipts.Tally`) and counted on from it.
+(`repro.rl.rollout_receipts.Tally`) and counted on from it.
 
 Easy to get wrong: adding a checkpoint's grades to those of the new process. A start asks the policy
 before training again; that was counted when the checkpoint was written, so its grades take the

@@ -21,7 +21,7 @@ from repro.report.tables import (
     plain,
 )
 from repro.report.tidy import Row, grouped_by, rendered, statements
-from repro.report.verdicts import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
+from repro.report.verdict_words import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
 from repro.spec.tier import Tier
 
 KINDS = (*CLAIMS, Kind.BAR)

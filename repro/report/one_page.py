@@ -13,12 +13,11 @@ from typing import Any
 
 from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
-from repro.report.environments import environment_lines
-from repro.report.numbers import device_title
+from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 

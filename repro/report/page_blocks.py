@@ -11,7 +11,7 @@ from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows
-from repro.report.kernels import kernel_rows
+from repro.report.kernel_tables import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers

@@ -25,7 +25,15 @@ from repro.report.tables import (
     side_by_side,
 )
 from repro.report.tidy import rendered
-from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
+from repro.report.verdict_words import (
+    CLAIMS,
+    Kind,
+    all_bars,
+    counted,
+    kind_of,
+    of_kind,
+    stated_bars,
+)
 from repro.spec.tier import Tier
 
 # The paper's card; what others measured is in the table that `check --table` writes.

@@ -13,7 +13,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
-from repro.report.verdicts import Bar, counted, labelled, stated_bars
+from repro.report.verdict_words import Bar, counted, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
 # A row: cells that all devices share, which say what it is about, and those of one device.

@@ -46,7 +46,7 @@ from repro.spec.arm import Aggregation, LossConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What a loss is divided by: counts over the whole optimiser step.
+    """The divisors of a loss: counts over the whole optimiser step.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class LossResult:
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `ValueError` where two settings make one of them act on nothing."""
+    """Raise `ValueError` if one setting makes another one ineffective."""
     if config.importance_cap is not None and config.old_policy == "sampler":
         raise ValueError(
             "loss.importance_cap acts between the trainer's old log-probabilities and the "
@@ -133,7 +133,7 @@ def policy_loss(
     Raises
     ------
     ValueError
-        When a configured term misses its log-probabilities.
+        If the log-probabilities for a configured term are missing.
     """
     check_loss(config)
     old = logprobs.detach() if old_logprobs is None else old_logprobs
@@ -164,7 +164,7 @@ def policy_loss(
     low = (ratio < 1 - config.clip_low) & negative & mask
     high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
     counted = (ratio.expand_as(mask), kl, weight)
-    # What lies under False may be anything, NaN too.
+    # Masked positions may hold anything, including NaN.
     sums = [torch.where(mask, values.detach(), 0).sum(dtype=torch.float64) for values in counted]
     counts_of = [part.sum(dtype=torch.float64) for part in (mask, low, high, dual)]
     return LossResult(
@@ -225,7 +225,7 @@ def aggregate(
     Raises
     ------
     ValueError
-        When the step counts nothing.
+        If no token of the step counts.
     """
     if counts.rows < 1 or counts.tokens < 1:
         raise ValueError(

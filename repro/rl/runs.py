@@ -75,7 +75,7 @@ class TrainState:
         What was really done, JSON values.
     counts
         What the process had counted for the run beside its steps, when the checkpoint was written;
-        see `repro.rl.receipts.Tally`.
+        see `repro.rl.rollout_receipts.Tally`.
     """
 
     digest: str

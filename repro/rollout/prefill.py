@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repro.rollout.draw import uniforms
-from repro.rollout.ops import TILE, NewTokens
+from repro.rollout.engine_ops import TILE, NewTokens
 from repro.rollout.scheduler import Row, Segment
 from repro.rollout.state import Entry
 

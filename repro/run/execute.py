@@ -1,12 +1,11 @@
-"""Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
+"""Carry out a plan: skip recorded runs, run the others on worker processes, record each result.
 
-A run is done when its record says so; nothing done is ever done again. Several starts on one folder
-of records share the work (`repro.run.shared_work`): each run is carried out by one of them. A run
-that failed leaves a record that says why beside the place of the record it did not write, and is
-tried again by the next start; one that was interrupted goes on from its own checkpoint, or is
-measured again where it is a measurement. A disk that cannot be written fails no run: it ends the
-start (`repro.run.disk`). Results do not depend on how many workers there are, nor on which of them
-took a run.
+A run with a record of success is never run again. Several processes may be started on one folder of
+records (`repro.run.shared_work`); each run is then carried out by one of them. A failed run leaves
+a failure record with the reason in the same folder, and the next start tries it again. An
+interrupted training run resumes from its checkpoint; an interrupted measurement starts over. If the
+disk cannot be written to, the command stops without failing any run (`repro.run.disk`). Results
+depend neither on the number of workers nor on which worker carries out a run.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
-# Seconds that a worker gets to write its checkpoint; of several ranks, as long as they may wait.
+# Seconds that a worker has to write its checkpoint; with several ranks at least their timeout.
 _GRACE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a start ended: runs found done, done now, failed, and left for the next start."""
+    """Numbers of runs that were recorded before, finished now, failed, or are left to do."""
 
     before: int
     finished: int
@@ -93,14 +92,14 @@ class Outcome:
 
 
 def default_workers(tier: Tier, ranks: int = 1) -> int:
-    """Return how many runs go side by side: one per core at the smoke tier, one per GPU above."""
+    """Return how many runs are carried out at once: one per core at the smoke tier, else one."""
     if tier is Tier.SMOKE:
         return max(1, len(os.sched_getaffinity(0)) // ranks)
     return 1
 
 
 def main_run(args: argparse.Namespace) -> int:
-    """Carry out what the command line names; return the exit status.
+    """Carry out the runs that the command line selects; return the exit status.
 
     Returns
     -------
@@ -157,7 +156,7 @@ def require_ready(selection: Selection) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """The runs of one tier, those that targets share once, and what carries them out."""
+    """The distinct runs of one tier, and the workers and devices that carry them out."""
 
     workers: int
     devices: tuple[str, ...]
@@ -196,7 +195,7 @@ def _carry_out(
             joined=joined,
         )
         if joined is not None:
-            joined.texts(LEFT if outcome.left else "")  # ends what the others `follow`
+            joined.texts(LEFT if outcome.left else "")  # the other ranks return from `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
@@ -204,7 +203,7 @@ def _carry_out(
 
 
 def default_threads(tier: Tier, workers: int = 1) -> int:
-    """Return the threads of one run: 1 at the smoke tier, so that its sums have one order."""
+    """Return the threads per run: 1 at the smoke tier, so that sums have one order."""
     shared = max(2, workers)
     return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // shared)
 
@@ -230,15 +229,15 @@ def execute(
     runs : Path
         Folder of the records; made if missing.
     workers, threads : int
-        Processes side by side, and threads in each.
+        Number of worker processes, and threads in each.
     devices : sequence of str
-        Devices that the workers fill, one each; see `repro.run.device_queue`.
+        One per worker; see `repro.run.device_queue`.
     grouping, carry_out : callable
-        In place of the suite's own, for tests.
+        Replacements for the default ones, for tests.
     ranks, stall
         Processes of each run, and seconds that they wait for one another.
     joined
-        This process's place among the ranks that torchrun started, else None.
+        The ranks that torchrun started, seen from this process; None without torchrun.
 
     Raises
     ------
@@ -293,7 +292,7 @@ def execute(
 
 
 def _retries(task: Task) -> int:
-    """Return how often a task is taken up again whose process died: from its checkpoint."""
+    """Return how often to retry a task whose process died; 0 if it has no checkpoint."""
     stands = any((task.folder / "checkpoint").glob("step-*"))
     return RETRIES if is_ensemble(task.run) or stands else 0
 
@@ -305,7 +304,7 @@ def _follow(
     counts: dict[str, int],
     display: Display,
 ) -> list[str]:
-    """Follow tasks to their end; return faults of disks."""
+    """Wait for all tasks to end; return errors of the disk."""
     faults = []
     for event in pool.execute(tasks):
         _conclude(event, counts)
@@ -318,7 +317,7 @@ def _follow(
 
 
 def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
-    """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
+    """Return the runs that this machine can carry out, and why it cannot carry out the others."""
     refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
     arms: dict[str, list[str]] = {}
     for run in plan:
@@ -330,7 +329,7 @@ def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:
-    """Count an ended run; record the failed, clear the working folder of the finished."""
+    """Count an ended run; write a failure record, or remove a finished run's checkpoint."""
     if event.kind not in ("finished", "failed", "elsewhere"):
         return
     task = event.task
@@ -338,7 +337,7 @@ def _conclude(event: Event, counts: dict[str, int]) -> None:
     counts["finished"] += len(recorded)
     counts["failed"] += len(task.every) - len(recorded)
     if event.kind == "failed":
-        # Runs of an ensemble that were recorded before its worker died are done all the same.
+        # Runs of an ensemble may have been recorded before its worker died: these are done.
         environment = capture_environment()
         for run in task.every:
             if run not in recorded:
@@ -359,7 +358,7 @@ def _shown(event: Event) -> dict[str, float]:
 
 
 def _stop_on_signals(pool: WorkerPool | InPlace, console: Console) -> Callable[[], None]:
-    """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
+    """Let Ctrl-C or SIGTERM stop workers after their current step, and a second signal at once."""
     asked: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -198,3 +198,27 @@ def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | Non
         return None
     twin = dataclasses.replace(point, lengths="equal")
     return next((p for p in points if p == dataclasses.replace(twin, name=p.name)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointScale:
+    """A checkpoint to write, quantise and load, and the one step to make on it.
+
+    Attributes
+    ----------
+    model
+        A size of `repro.spec.shapes`.
+    layers
+        Decoder blocks; 0 takes the model's own.
+    group, prompt_tokens, completion_tokens
+        Of the step: one prompt with `group` completions of full length.
+    seeds
+        Seeds of a default run.
+    """
+
+    model: str = "7b"
+    layers: int = 0
+    group: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 256
+    seeds: tuple[int, ...] = (0,)

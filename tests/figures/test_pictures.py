@@ -21,7 +21,7 @@ from figures.__main__ import pictures
 from figures.curves import smooth, training_points
 from repro.judge.check import Checked
 from repro.report.systems import BLOCKS
-from repro.report.verdicts import stated_bars
+from repro.report.verdict_words import stated_bars
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 

@@ -20,7 +20,6 @@ PLAIN = {
     "formats": "tables of the formats",
     "packing": "rearranges a weight once, in plain PyTorch; exact, see test_packing",
     "reference": "the specification",
-    "reference_decode": "the specification",
     "reference_step": "the specification",
     "reference_train": "the specification",
     "segments": "bounds of rows, made on the host",

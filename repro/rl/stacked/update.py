@@ -24,9 +24,9 @@ from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, spread
 from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
-from repro.rl.stacked.forward import Rotary
-from repro.rl.stacked.logprobs import batch_logprobs
+from repro.rl.stacked.batch_logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_block import Rotary
 from repro.rl.step import StepOutput, loss_of_rows
 from repro.spec.config import TrainScale
 

@@ -14,12 +14,12 @@ from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend
 from repro.rollout.engine_config import EngineConfig, cache_dtype
+from repro.rollout.engine_ops import Operations, Primitives
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import Operations, Primitives
 from repro.rollout.state import RowState
 from repro.spec.arm import require
 

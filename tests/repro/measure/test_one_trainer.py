@@ -15,9 +15,9 @@ import pytest
 from repro.models.policy import Policy
 from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
-from repro.rl import collect, loss, micro_batches, receipts, step, trainer
+from repro.rl import collect, loss, micro_batches, rollout_receipts, step, trainer
 from repro.rl.single_run import optimizers, packed
-from repro.rl.stacked import policies as stacked
+from repro.rl.stacked import stacked_policies as stacked
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepPoint, StepScale
@@ -27,7 +27,7 @@ from tests.repro.measure.conftest import bench_of, measured_at
 
 # Of the loop, entered alike whatever trains: once per rollout; once per run and step, or oftener.
 PER_ROLLOUT = (trainer.iterate, collect.collect)
-PER_RUN = (receipts.note_rollout, receipts.note_step, step.step_metrics)
+PER_RUN = (rollout_receipts.note_rollout, rollout_receipts.note_step, step.step_metrics)
 OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_loss)
 # The passes of one policy by itself, and of an ensemble: once per step.
 SINGLE = (step.accumulate_step, optimizers.scheduled_step)

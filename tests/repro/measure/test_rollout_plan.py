@@ -9,7 +9,7 @@ import pytest
 from repro.measure.rollout_plan import cell_of, not_fitting, planned_bytes
 from repro.spec.arm import Arm
 from repro.spec.tier import GIB, Tier
-from repro.targets.rollout import POINTS, ROLLOUT
+from repro.targets.rollout_speed import POINTS, ROLLOUT
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 SCALE = ROLLOUT.scales[Tier.SYSTEMS]

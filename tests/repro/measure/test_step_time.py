@@ -20,7 +20,7 @@ from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
-from repro.rl.single_run import policy as single
+from repro.rl.single_run import single_policy as single
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin

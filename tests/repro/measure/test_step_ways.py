@@ -18,7 +18,7 @@ from repro.measure.step_metrics import metrics_of, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer

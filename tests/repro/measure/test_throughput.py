@@ -12,7 +12,7 @@ import torch
 from repro.evidence.verdicts.expectation import load_bars
 from repro.run.carry_out import procedure_named
 from repro.spec.target import plan
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
 

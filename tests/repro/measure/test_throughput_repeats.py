@@ -13,12 +13,12 @@ from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import device_state, throughput
 from repro.models.policy import Policy
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.run.carry_out import carried_together, carry_out
 from repro.run.preflight import missing_package
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.table1 import NVFP4_LORA

@@ -11,7 +11,7 @@ from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows
 from repro.report.tidy import effect_text
-from repro.report.verdicts import Kind, counted, labelled, of_kind
+from repro.report.verdict_words import Kind, counted, labelled, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 

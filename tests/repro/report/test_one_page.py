@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.one_page import ABSENT, differences_with_code, interval_marks, page_text
 from repro.report.readme import answer_sentence, answers
 from repro.report.tidy import statements
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE, expected_folder
 
 EXPECTED = expected_folder(None)

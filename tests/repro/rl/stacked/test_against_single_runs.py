@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from repro.models.policy import Policy
-from repro.rl.single_run import policy as single
+from repro.rl.single_run import single_policy as single
 from repro.spec.arm import DAPO, RELEASED_BNPO, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig
 from tests.repro.rl.stacked import conftest as small

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.rows import LENGTHS, MODELS, Sizes
+from benchmarks.peers.step_rows import LENGTHS, MODELS, Sizes
 
 RANDOM = "random, normal of standard deviation .02"
 

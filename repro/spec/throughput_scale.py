@@ -17,7 +17,7 @@ class ThroughputPoint:
     name
         In the names of metrics: "7b".
     shape
-        A name of `repro.models.shapes`.
+        A name of `repro.models.random_policy`.
     prompt_tokens, new_tokens
         Of every row; rows end at their limit alone.
     batches
