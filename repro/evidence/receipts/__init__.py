@@ -22,42 +22,9 @@ beside the series `sigma` and `sigma_realised`, one value per step.
 Of answers: `answers`, the tallies of each set by the name of its accuracy, and `grades`, how many
 had each status.
 
-`adapter_modules`               LoRA modules attached (0 without LoRA)
-`parameters_trainable`          how many parameters the optimiser holds
-`trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
-`optimizer_steps`               updates really made
-`advantage_group_mean_max`      largest |mean of a group's advantages| over the run
-`noise`                         what the added noise did, see below
-==============================  ===================================================================
-
-`noise` holds `modules` (most norms perturbed at once, or projections behind them where each has
-noise of its own), `channels_changed` (channels whose gain really moved, summed over rollouts),
-`rollouts_asked` and `rollouts_perturbed` (rollouts for which sigma was above 0, and those in which
-something moved). Beside them stand the series `sigma` and `sigma_realised`, one value per step;
-`zero_variance_groups` (the share of groups whose rewards were all equal), and where the scale asks
-for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens its entropy
-and its share of the tokens; and `inputs` with the digests `checkpoint`, `test_problems`,
-`prompt_template` and, when training, `train_problems`.
-
 `series_left_out` lists the series dropped at blessing, `not_kept` the observations that records of
 long ago never held; a raw run has neither.
 
-For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
-`synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
-`bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
-the device cannot reach.
-
-At the systems tier, `effects["device"]` (`repro.measure.device_state` lists it): the device before
-and after. A record that has it is refused when the measurement was not the device's only work:
-memory that was not free before, other processes on the card, the allocator retrying under the clock
-(`effects["timed_retries"]`, counted by procedures around what they time: not while engines are
-built, nor at points that measure memory alone or under a budget, which make it retry on purpose);
-or when heat or a power brake lowered the clocks for more than a hundredth of the time: of the worst
-timed repeat where the procedure reads the driver's counts around each (`effects["timed_slowed"]`,
-shares by reason), else of the whole measurement. A power cap and idling lower the clocks, too, and
-are normal on these cards: neither is refused. Records from before this rule have none and stay
-valid.
-=======
 Of what is timed: `timing`: `method` (`device_events` or `synchronized_clock`), `seconds`, `bytes`
 and `flops` of the work, and the device's own measured `bytes_per_second` and `flops_per_second`;
 `timed_retries`, `timed_slowed`; and at the systems tier `device`, its state before and after
