@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import graphlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from figures.floors import imported_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,6 +54,16 @@ ONE_FILE = {
     "vllm": "repro/rollout",
     "peft": "repro/models",
 }
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    # `from package import name` may mean two modules.
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @functools.cache
