@@ -120,8 +120,6 @@ class QuantizedWeight:
 
     Attributes
     ----------
-    format
-        "nvfp4", "mxfp4" or "nf4".
     codes : Tensor, (N, K / 2), uint8
         Two codes per byte, the even element in the low nibble.
     block_scales : Tensor, (N, K / block)
@@ -186,8 +184,6 @@ class QuantizedWeight:
 
         Parameters
         ----------
-        format
-            "nvfp4", "mxfp4" or "nf4".
         tensors
             As `tensors()` returned them. Of NVFP4's two global scales one is enough.
         shape

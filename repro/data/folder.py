@@ -27,10 +27,6 @@ def load_folder(path: str | Path, split: Split, development_problems: int) -> li
 
     Parameters
     ----------
-    path
-        The folder.
-    split
-        Which split.
     development_problems
         How many training problems are held out for development; 0 holds out none.
 

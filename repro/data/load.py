@@ -60,13 +60,6 @@ def is_generated(source: str) -> bool:
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     """Return the problems of one split.
 
-    Parameters
-    ----------
-    config
-        Source, levels, counts and seed.
-    split
-        `train`, `development` or `test`.
-
     Raises
     ------
     DataError

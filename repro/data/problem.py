@@ -41,12 +41,8 @@ class Problem:
         The text shown to the policy, without any template.
     answer
         The final answer (the gold), as text.
-    solution
-        A worked solution, or None when the set has none.
     source
         Where the problem comes from (`generated`, `openai/gsm8k`, ...).
-    level
-        Difficulty level, or None when the set has none.
     where
         File and line that it was read from, for messages; no part of what the problem is.
     """
@@ -76,8 +72,6 @@ def problem_from_row(row: Any, *, where: str) -> Problem:
     ----------
     row
         Any JSON value; only an object with the keys above passes.
-    where
-        The place named in errors, such as `train.jsonl, line 7`.
 
     Raises
     ------

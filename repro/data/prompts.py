@@ -195,10 +195,6 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
 
     Parameters
     ----------
-    problem
-        The problem whose question is asked.
-    template
-        A template or its name.
     tokenizer
         A transformers tokenizer; one with a chat template, if the template is for chat.
 

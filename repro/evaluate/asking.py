@@ -124,8 +124,6 @@ class Evaluator:
         One per run: completions' own seeds follow from it, the problem and the sample.
     stream
         Name of the random numbers; see `seeds_of`.
-    reads
-        The strict reading, in `READINGS`: that of the prompt template.
 
     Attributes
     ----------

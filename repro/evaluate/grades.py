@@ -40,8 +40,6 @@ class Graded:
         The same when the answer may stand in any usual form.
     format_ok, works, truncated
         Whether it has the strict format, shows working, and hit the length limit.
-    tokens
-        Its length.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
     """
@@ -210,8 +208,6 @@ def answers_of(
     ----------
     texts
         Of the completions, forced openings included.
-    reads
-        The strict reading, in `READINGS`.
     """
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]

@@ -35,8 +35,6 @@ class ScaleEvaluator:
 
     Parameters
     ----------
-    asker
-        Of the runs, in their order.
     tokenizer
         Of the policies; None raises `ValueError`.
     """

@@ -43,8 +43,6 @@ class KeptPlan:
         ISO 8601 time, UTC, of the first time that it was written down.
     commit, dirty
         The source that wrote it, as in a record: `dirty` is `true`, `false` or `null`.
-    digest
-        SHA-256 of the plan.
     plan
         `repro.run.analysis_plan.analysis_plan` as JSON text on one line.
     """

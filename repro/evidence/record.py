@@ -56,8 +56,6 @@ class Record:
         `unknown` and None where that is not known.
     sources
         Every state that the source was seen in, where the run's processes began and ended.
-    environment
-        See `repro.evidence.environment`.
     inputs
         SHA-256 digests of what went in (checkpoint, problems, prompt template).
     metrics, series

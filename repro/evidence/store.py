@@ -143,8 +143,6 @@ class Blessed:
 
     Attributes
     ----------
-    expected
-        The folder of expectations.
     tier
         Records of other tiers are not here.
     device
@@ -296,8 +294,6 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
 
     Parameters
     ----------
-    path
-        Of the CSV file.
     metrics
         Names of the target's metrics; a column each, if any of the records has it.
     """

@@ -54,8 +54,6 @@ class Distance:
         KL(reference || model) over positions, nats.
     agreement
         Share of positions at which both hold the same token most likely.
-    positions
-        How many were compared.
     """
 
     mean: float

@@ -70,8 +70,6 @@ def measure_checkpoint(
     ------
     RuntimeError
         Without a CUDA device. What a stage raises is raised here.
-    Stopped
-        When asked to stop between two stages; nothing is kept.
     """
     del threads
     if not torch.cuda.is_available():

@@ -122,8 +122,6 @@ def norm_doses(
     checkpoint
         A 16- or 32-bit checkpoint: a folder, or a name that `load_policy` takes. One projection is
         held at a time.
-    formats
-        Weight formats to round to.
     device
         Where projections are rounded.
 
@@ -208,11 +206,6 @@ def divergences(
     Word problems of the project's generator are rendered as the paper's prompt with the
     checkpoint's chat template (the project's own policies with their own), and the 16-bit policy
     completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise.
-
-    Parameters
-    ----------
-    prompts, new_tokens
-        How many problems, and the most tokens of a completion.
 
     Raises
     ------

@@ -103,8 +103,6 @@ def measure_operations(
     ------
     RuntimeError
         Without a Hopper GPU.
-    Stopped
-        When asked to stop; nothing is kept, a run takes a minute.
     """
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:

@@ -274,11 +274,6 @@ def time_batch(
     -------
     int
         How often the allocator retried after the untimed start.
-
-    Raises
-    ------
-    Stopped
-        When asked to stop between two seeds.
     """
     decoder: Any = engine.policy.decoder
     prefill, before = 0.0, 0

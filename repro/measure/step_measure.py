@@ -74,10 +74,6 @@ class Bench:
         Is given a line for each timed step.
     product_rate
         FLOP per second of a large product on the device; None where none was measured.
-    failures
-        Of points, what went wrong.
-    results
-        What was measured, by point and way.
     timed_retries
         By point and way: how often the allocator retried under the clock, where it was free to take
         the whole device. Within a budget retries are how a step is made to fit.
@@ -282,13 +278,7 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
 def _measure(
     bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: Entry
 ) -> bool:
-    """Warm up and measure the repeats of a point into its entry; return False when stopped.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        When a step does not fit, even by single rows.
-    """
+    """Warm up and measure the repeats of a point into its entry; return False when stopped."""
     scale = bench.scale
     own = arm.linears == "kernels" and arm.training == "lora"
     rank = rank_of(arm, point)

@@ -44,10 +44,6 @@ def measure_steps(
     RuntimeError
         Without a CUDA device, without the library that the arm multiplies by, or when every point
         failed.
-    Stopped
-        When asked to stop between two steps; nothing is kept.
-    DeviceBusyError
-        When the device's memory is not free for the next model.
     """
     if not torch.cuda.is_available():
         raise RuntimeError("step_time measures a GPU; this process has no CUDA device")

@@ -187,15 +187,7 @@ def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
 
 
 class RandomPrompts:
-    """Prompts of random tokens in place of generated problems, whose answers are the golds.
-
-    Parameters
-    ----------
-    policy
-        Gives the vocabulary.
-    point
-        Gives the prompts' number and length.
-    """
+    """Prompts of random tokens in place of generated problems, whose answers are the golds."""
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
         self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")

@@ -79,10 +79,6 @@ def measure_seeds(
     ------
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
-    Stopped
-        When asked to stop; nothing is kept.
-    DeviceBusyError
-        When the device's memory is in use.
     """
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):

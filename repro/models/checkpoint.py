@@ -336,8 +336,6 @@ def write_description(
         SHA-256 by name.
     quantization
         The config's `quantization_config`; None for 16 bits.
-    made
-        What made the folder.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     for key in ("torch_dtype", "quantization_config"):

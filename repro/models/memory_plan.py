@@ -92,10 +92,6 @@ class StepShape:
 
     Attributes
     ----------
-    shape
-        The decoder.
-    weight_format, rank
-        Base weights and LoRA rank.
     prompts, group
         P prompts with G completions each.
     prompt_tokens, completion_tokens
@@ -376,8 +372,6 @@ def fit_update(
     kept
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
-    most
-        Tokens of a micro-batch.
     """
     layers = step.shape.layers
     least = math.inf

@@ -75,10 +75,6 @@ class Policy:
         dropout exists to switch on).
     tokenizer
         None when the folder has none, as shapes with random weights do not.
-    weight_format, training
-        As asked for.
-    compute_dtype
-        Of activations.
     checkpoint, folder
         What `load_policy` was asked for, and the local folder that it read; empty and None for a
         policy made otherwise.
@@ -133,8 +129,6 @@ def load_policy(
     ----------
     checkpoint
         `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name.
-    revision
-        Branch, tag or commit of a hub name.
     weight_format, training
         See the table above. Stored NVFP4 codes are loaded as they are, never requantised.
     lora_rank, lora_alpha, rslora
@@ -142,8 +136,6 @@ def load_policy(
         training uses none of them.
     norms_trained
         Also train the gains of both block norms, as the released code does.
-    compute_dtype
-        `float32`, `bfloat16` or `float16`, or the torch dtype.
     seed
         Of A; the same A for every weight format, and unused unless `lora`.
     device

@@ -48,8 +48,6 @@ class ProblemSets:
         Empty where nothing is trained; `development` also where training is not evaluated.
     test
         Those behind `accuracy`: the test split's, or those of all further sets.
-    further
-        The further test sets, by name.
     """
 
     train: list[Problem]

@@ -25,12 +25,6 @@ class RunTally:
 
     Parameters
     ----------
-    evaluation
-        Asks and grades the run.
-    pool
-        Grades for the evaluation.
-    number
-        Of the run in the evaluation.
     inputs
         Digests of what the run is made of, by name; every start must have the same.
     """

@@ -72,8 +72,6 @@ def train_together(
 
     Parameters
     ----------
-    runs
-        With a `TrainScale` each.
     device
         `cpu`, `cuda` or `cuda:<n>`.
     folder

@@ -72,8 +72,6 @@ class Grade:
 
     Attributes
     ----------
-    status
-        One of the five statuses.
     answer
         The answer that was compared, or None if there was none.
     """
@@ -108,8 +106,6 @@ class GraderPool:
 
     Parameters
     ----------
-    workers
-        How many processes at most.
     seconds_per_item
         Processor time of a worker that one pair may take.
     among

@@ -121,8 +121,6 @@ def policy_loss(
         (B,) float.
     mask
         (B, T) bool; True where a token counts.
-    config, counts
-        The objective, and the normalisers of the whole step.
     old_logprobs
         (B, T), the ratio's denominator; None takes `logprobs` itself, so the ratio is exactly 1.
     sampled_logprobs
@@ -219,8 +217,6 @@ def aggregate(
         (B, T) float, or (B, 1) where a sequence's tokens share one value.
     mask
         (B, T) bool.
-    aggregation, counts
-        See the module docstring.
 
     Raises
     ------

@@ -33,8 +33,6 @@ class TrainResult:
     series
         `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
         `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
-    effects
-        What was really done: noise, rows, seconds.
     """
 
     finished: bool
@@ -65,14 +63,10 @@ class TrainState:
 
     Attributes
     ----------
-    digest
-        Of the run's configuration.
     draws
         Batches of prompts drawn; more than rollouts where dynamic sampling refills.
     series
         `{name: [one value per step]}`.
-    effects
-        What was really done, JSON values.
     counts
         What the process had counted for the run beside its steps, when the checkpoint was written;
         see `repro.rl.receipts.Tally`.

@@ -46,12 +46,8 @@ class StepOutput:
 
     Attributes
     ----------
-    plan
-        As carried out.
     logprobs, entropy
         (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
-    loss
-        Of the step.
     results
         One per micro-batch.
     """

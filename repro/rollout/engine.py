@@ -66,15 +66,6 @@ class Engine:
     policy
         With weights of any format and an adapter or none. Full training is refused: its masters
         are float32 and the engine would run them without the trainer's autocast.
-    config
-        Sizes and switches.
-
-    Attributes
-    ----------
-    statistics
-        Of the last rollout.
-    end_token_ids
-        Tokens that end a completion.
     """
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:

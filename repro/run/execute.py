@@ -227,8 +227,6 @@ def execute(
 
     Parameters
     ----------
-    runs : Path
-        Folder of the records; made if missing.
     workers, threads : int
         Processes side by side, and threads in each.
     devices : sequence of str

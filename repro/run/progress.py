@@ -25,11 +25,8 @@ class Display:
 
     Parameters
     ----------
-    tasks : sequence of Task
-        What is about to run.
     finished_before : int
         Runs of the same plan whose records were there already.
-    console : rich Console
     """
 
     def __init__(self, tasks: Sequence[Task], finished_before: int, console: Console) -> None:

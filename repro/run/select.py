@@ -67,8 +67,6 @@ class Changes:
     ----------
     data
         A folder of JSONL, or a data set's name, in place of the targets' own problems.
-    steps
-        Training steps in place of the targets' own.
     settings
         Nested values in place of those of the scale and, under `arm`, of the arms.
     limit

@@ -50,10 +50,6 @@ class LogOptions:
 
     Attributes
     ----------
-    trackers
-        Names in `repro.runlog.trackers.TRACKERS`.
-    completions
-        Whether completions are written.
     stop_idle
         Steps in a row that teach nothing before a run ends as failed; 0 never ends one.
     """

@@ -120,11 +120,6 @@ class WeightNoise:
     projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
     sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
     own completions of calibration prompts equals that of the format's own rounding.
-
-    Attributes
-    ----------
-    matched_to
-        The format whose KL is matched.
     """
 
     matched_to: WeightFormat
@@ -144,8 +139,6 @@ class RewardFunction:
 
     Attributes
     ----------
-    module, function
-        Where it is defined.
     source_sha256
         Of the module's file.
     """
@@ -161,13 +154,6 @@ class PlantedRounding:
 
     Not in the paper: a small policy's entropy moves by 2 % where the paper's moves by 23 %, and a
     multiple of the error reaches the paper's dose.
-
-    Attributes
-    ----------
-    format
-        A storage format.
-    factor
-        How many times the format's own error.
     """
 
     format: RoundingFormat
@@ -275,10 +261,6 @@ class Arm:
     ----------
     name
         Stable identifier, used in paths and expectations (`nvfp4_lora_aqn`).
-    label
-        What the report prints.
-    weight_format, training
-        Base weights of the seven projections; what is trained on top of them.
     lora_rank, lora_alpha
         "r = 32" (section 4.1); alpha is not stated in the paper, the released code has alpha = r.
     norms_trained

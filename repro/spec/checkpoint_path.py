@@ -17,8 +17,6 @@ class CheckpointScale:
         Decoder blocks; 0 takes the model's own.
     group, prompt_tokens, completion_tokens
         Of the step: one prompt with `group` completions of full length.
-    seeds
-        Seeds of a default run.
     """
 
     model: str = "7b"

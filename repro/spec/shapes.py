@@ -36,8 +36,6 @@ class DecoderShape:
         Of attention; keys and values have the same number of heads.
     vocabulary
         Rows of the embedding, padding included.
-    tied
-        Whether `lm_head` is the embedding.
     """
 
     name: str

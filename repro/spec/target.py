@@ -43,10 +43,6 @@ class Target:
     ----------
     version
         Moves when the meaning of a metric, an arm or a scale moves; part of every run's digest.
-    statement
-        What the table or figure is said to show.
-    source
-        Its place in the paper.
     procedure
         What carries out the arms that train (`train`) or measure
         (`throughput`, ...); an arm with training `none` of a target that trains is evaluated

@@ -35,8 +35,6 @@ class CudaDevice:
     ----------
     capability
         (major, minor) compute capability.
-    memory_bytes
-        Total device memory.
     """
 
     name: str

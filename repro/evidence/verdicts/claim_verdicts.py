@@ -64,8 +64,6 @@ def judge(
         {arm: sentence} for arms with planned seeds that failed or have no record.
     fewest
         Seeds that a verdict needs; of timed repeats it needs `MINIMUM_REPEATS`.
-    timed
-        Whether the pairs are timed repeats.
     """
     needed, pair = (MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
     tested = [_test(claim, metrics, values, absent, lost, needed, pair) for claim in claims]

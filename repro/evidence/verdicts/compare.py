@@ -91,8 +91,6 @@ class Row:
 
     Attributes
     ----------
-    better
-        Which way is better, `lower` or `higher`.
     old, new
         Raw values: of each seed, or of each timed repeat.
     relative

@@ -73,8 +73,6 @@ def measured_expectations(
 
     Parameters
     ----------
-    records
-        Finished runs by arm and seed.
     device
         None leaves out what belongs to the machine.
     """

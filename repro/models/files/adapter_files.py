@@ -92,8 +92,6 @@ class StoredAdapter:
 
     Attributes
     ----------
-    settings
-        Rank, scaling and what is adapted.
     base, revision
         The base checkpoint, and its commit on the hub; None where the config names none.
     weight_format
@@ -170,11 +168,6 @@ def save_adapter(
     norms
         Write trained norm gains too. A reader that refuses `modules_to_save` must get them in
         another way, or it serves another policy.
-
-    Raises
-    ------
-    ValueError
-        When the policy has no adapter.
     """
     path = Path(folder)
     tensors = adapter_tensors(policy, norms=norms)
@@ -210,7 +203,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     Raises
     ------
     CheckpointError
-        When a file is missing or broken, or as `repro.models.files.adapter_settings.settings_of`.
+        When a file is missing or broken, or as `settings_of`.
     """
     path = Path(folder) / CONFIG
     config = read_json(path)
@@ -291,8 +284,6 @@ def load_adapted(
 
     Parameters
     ----------
-    adapter
-        A folder that `save_adapter`, or peft, wrote.
     checkpoint, weight_format
         In place of the base and the format that the adapter's files name; `bf16` where they name no
         format.

@@ -82,13 +82,7 @@ class WeightSource(Protocol):
 
 
 class SourceAround(WeightSource):
-    """Another source's tensors, of the same names, dtypes and shapes; `read` changes their values.
-
-    Parameters
-    ----------
-    source
-        The tensors as they are stored.
-    """
+    """Another source's tensors, of the same names, dtypes and shapes; `read` changes values."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source

@@ -45,8 +45,6 @@ class SinglePolicy:
 
     Attributes
     ----------
-    sampler
-        Samples under the policy.
     reference
         Copies of what is trained, from before training, for a KL term or the KL to the start; else
         empty.

@@ -83,8 +83,6 @@ class RunStep:
 
     Attributes
     ----------
-    plan
-        Of its rows.
     number : Tensor, (B,), int64
         Which of the plan's micro-batches a row is in; -1 of the plan's idle rows, -2 of rows that
         are not in the plan.

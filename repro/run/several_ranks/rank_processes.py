@@ -306,11 +306,6 @@ def device_of_rank(local: int) -> str | None:
 def join_torchrun(stall: float) -> Ranks:
     """Join torchrun's group on this process's device, with ranks of the same source and packages.
 
-    Parameters
-    ----------
-    stall
-        Seconds that ranks wait for one another.
-
     Raises
     ------
     ValueError
