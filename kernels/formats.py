@@ -92,13 +92,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_named(name: str) -> Format:
-    """Return the format of that name.
-
-    Raises
-    ------
-    ValueError
-        When there is none.
-    """
+    """Return the format of that name; `ValueError` if there is none."""
     if name not in FORMATS:
         raise ValueError(f"weight format is {name!r}; it must be one of {', '.join(FORMATS)}")
     return FORMATS[name]

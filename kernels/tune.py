@@ -283,13 +283,7 @@ def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Ad
 
 
 def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float]:
-    """Return the fastest candidate for an entry and its microseconds.
-
-    Raises
-    ------
-    RuntimeError
-        When no candidate runs.
-    """
+    """Return the fastest candidate for an entry and its microseconds; one must run."""
     x = torch.randn(entry.M, entry.K, device="cuda").bfloat16()
     out = torch.empty(entry.M, entry.N, dtype=torch.bfloat16, device="cuda")
     times: dict[Way, float] = {}

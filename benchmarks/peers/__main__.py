@@ -63,13 +63,7 @@ def module_of(way: str) -> str:
 
 
 def read_record(path: Path, device: str) -> dict[str, Any]:
-    """Return the record in a file, or an empty one.
-
-    Raises
-    ------
-    SystemExit
-        When it is of another device.
-    """
+    """Return the record in a file, or an empty one; exit where it is of another device."""
     gpus = capture_environment()["gpu"] if device != "cpu" else None
     first = gpus[0] if isinstance(gpus, list) and gpus else {}
     name = str(first.get("name", device))

@@ -217,13 +217,7 @@ def iterate_word_problems(
     seed: int,
     config: GeneratorConfig = DEFAULT_GENERATOR,
 ) -> Iterator[WordProblem]:
-    """Yield problems of `split` without end, levels in turn, no question twice.
-
-    Raises
-    ------
-    ValueError
-        When a split or level is unknown, or when the configuration has no further questions.
-    """
+    """Yield problems of `split`, no question twice; `ValueError` where there are no more."""
     require_choice("split", split, Split)
     chosen_levels = tuple(levels) or config.levels
     unknown = sorted(set(chosen_levels) - set(config.levels))

@@ -130,13 +130,7 @@ PUBLIC_SETS: dict[str, PublicSet] = {
 
 
 def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int | None]:
-    """Return the file of a set's split in its repository, and the level of all its problems if any.
-
-    Raises
-    ------
-    DataError
-        If the set has no such split or levels.
-    """
+    """Return a split's file in its repository and its one level, or None; `DataError` without."""
     public = PUBLIC_SETS[name]
     if split not in public.files:
         raise DataError(

@@ -226,13 +226,7 @@ def run_folder(run: RunConfig, runs: Path) -> Path:
 
 
 def find_record(run: RunConfig, runs: Path) -> Path | None:
-    """Return the path of the finished record of `run`, or None.
-
-    Raises
-    ------
-    RecordError
-        If a record is at its place that was made by another configuration.
-    """
+    """Return a run's finished record, or None; `RecordError` if another configuration made it."""
     path = record_path(run, runs)
     if not path.is_file():
         return None

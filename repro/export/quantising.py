@@ -71,13 +71,7 @@ def require_sixteen_bits(source: Path) -> None:
 
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
-    """Return sentences on how a quantised folder compares with its 16-bit source.
-
-    Raises
-    ------
-    DifferentError
-        When the folder does not say what the source quantised in memory says.
-    """
+    """Return how a quantised folder compares with its source; `DifferentError` if otherwise."""
     plain, rows = _logits(source, "bf16", device)
     with released():
         policy = plain_policy(source, weight_format, device)

@@ -20,13 +20,7 @@ from repro.targets import TARGETS
 
 
 def main_bless(args: argparse.Namespace) -> int:
-    """Carry out `repro bless`; return the exit status.
-
-    Raises
-    ------
-    BlessError
-        If the records of a target must not become expectations.
-    """
+    """Carry out `repro bless`; return the exit status; `BlessError` says what is not blessed."""
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)

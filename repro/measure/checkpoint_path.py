@@ -64,13 +64,7 @@ def measure_checkpoint(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Carry a checkpoint of the scale's shape through every stage.
-
-    Raises
-    ------
-    RuntimeError
-        Without a CUDA device. What a stage raises is raised here.
-    """
+    """Carry a checkpoint of the scale's shape through every stage, on a CUDA device."""
     del threads
     if not torch.cuda.is_available():
         raise RuntimeError("checkpoint_path measures a GPU; this process has no CUDA device")

@@ -315,13 +315,7 @@ def _by_part(
 
 
 def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
-    """Print the doses of formats and strengths of noise; return 0.
-
-    Raises
-    ------
-    ValueError
-        If a flag or the checkpoint cannot be used; nothing is written then.
-    """
+    """Print the doses of formats and strengths of noise; return 0."""
     device = device_named(args.device)
     prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
     console = Console()

@@ -40,13 +40,7 @@ _NO_FLAGS = ("targets", "command")
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that `80GB`, `40 GiB` or a plain number stands for.
-
-    Raises
-    ------
-    ValueError
-        If the text is no size, or not above zero.
-    """
+    """Return the bytes of `80GB`, `40 GiB` or a plain number; `ValueError` for anything else."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError(f"--budget {text}: needs a size such as 80GB or 40GiB")

@@ -27,13 +27,7 @@ def cell_of(point: ThroughputPoint, batch: int) -> str:
 
 
 def planned_bytes(point: ThroughputPoint, batch: int, arm: Arm) -> int:
-    """Return the peak bytes of an engine of `batch` slots on the arm's model.
-
-    Raises
-    ------
-    ValueError
-        When the point's shape is no size of Qwen2.5.
-    """
+    """Return the peak bytes of an engine of `batch` slots on the arm's model."""
     decoder = shape_named(point.shape.removeprefix("qwen2.5-"))
     row = point.prompt_tokens + point.new_tokens
     step = StepShape(

@@ -51,13 +51,7 @@ _FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
 
 
 def main_tune_steps(args: argparse.Namespace) -> int:
-    """Choose what this device's table lacks of the models and rows; return 0.
-
-    Raises
-    ------
-    ValueError
-        Without a Hopper GPU or a table of it by these versions, or when names are unknown.
-    """
+    """Choose what this device's table lacks of the models and rows; return 0."""
     models = _listed(args.models, "--models", MODELS)
     rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]
     require(

@@ -232,13 +232,7 @@ def _load_base(
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the float32 masters that an optimiser updates, by name.
-
-    Raises
-    ------
-    ValueError
-        When a policy that should train has none, or one is not float32.
-    """
+    """Return the float32 masters that an optimiser updates, by name; `ValueError` without any."""
     trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     if not trainable and policy.training != "none":
         raise ValueError(f"training is {policy.training!r} and no parameter is trainable")
@@ -259,26 +253,14 @@ def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
 
 
 def device_named(named: str | None) -> str:
-    """Return the device that is named: by default `cuda` where there is one, else `cpu`.
-
-    Raises
-    ------
-    ValueError
-        When it names a device that is not there.
-    """
+    """Return the device named, by default `cuda` where there is one; `ValueError` if absent."""
     present = torch.cuda.is_available()
     require(named != "cuda" or present, "--device cuda: torch finds no CUDA device; needs cpu")
     return named or ("cuda" if present else "cpu")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none.
-
-    Raises
-    ------
-    CheckpointError
-        When a file of it is broken, naming the file.
-    """
+    """Return a folder's tokenizer, None without one; `CheckpointError` names a broken file."""
     vocabulary, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not (vocabulary.is_file() or config.is_file()):
         return None

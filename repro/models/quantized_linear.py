@@ -87,13 +87,7 @@ class QuantizedLinear(nn.Module):
         self._weight = weight
 
     def give_up_codes(self) -> None:
-        """Keep shape and format of the weight alone, once `product` holds the values its own way.
-
-        Raises
-        ------
-        ValueError
-            When there is no product.
-        """
+        """Keep the weight's shape and format alone, once `product` holds its values."""
         if self.product is None:
             raise ValueError("only a layer with a product of its own can give up its codes")
         self._weight = self.codes().to("meta")

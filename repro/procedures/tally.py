@@ -67,13 +67,7 @@ class RunTally:
         return counts | ({"inputs": self._inputs} if self._inputs else {})
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from what an earlier start had counted.
-
-        Raises
-        ------
-        ValueError
-            When the earlier start was on other files or problems, naming the first.
-        """
+        """Count on from an earlier start; `ValueError` if that was on other files or problems."""
         _require_same(counts.get("inputs") or self._inputs, self._inputs)
         self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]

@@ -252,13 +252,7 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
 
 
 def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
-    """Return the one run's result.
-
-    Raises
-    ------
-    Stopped
-        When it was stopped before its last step.
-    """
+    """Return the one run's result; raise `Stopped` if it was stopped before its last step."""
     (result,) = results
     assert isinstance(result, TrainResult)  # a failure of the one run has raised
     if not result.finished:

@@ -67,13 +67,7 @@ def reward_named(named: str) -> RewardFunction:
 
 
 def load_reward(stated: RewardFunction) -> CustomReward:
-    """Return the function that a configuration names.
-
-    Raises
-    ------
-    ValueError
-        When it is not there, or its module has changed since the configuration was made.
-    """
+    """Return the function that a configuration names; `ValueError` if it is gone or has changed."""
     module = _imported(stated.module)
     digest = source_digest(module)
     require(

@@ -171,13 +171,7 @@ class GraderPool:
                 self._places.put(None)
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
-        """Grade `(gold, answer)` pairs, an answer of None being wrong unless the gold is at fault.
-
-        Raises
-        ------
-        GraderError
-            If the pool is closed or a worker does not start.
-        """
+        """Grade `(gold, answer)` pairs; an answer of None is wrong unless the gold is at fault."""
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
         asked = [_form_of(gold, answer) for gold, answer in pairs]

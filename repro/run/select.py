@@ -83,13 +83,7 @@ class Changes:
 
 
 def changes_of(args: argparse.Namespace) -> Changes:
-    """Return the changes that a command line asks for: `--config` first, then what it names itself.
-
-    Raises
-    ------
-    ValueError
-        If a file or a setting cannot be read.
-    """
+    """Return the changes that a command line asks for: `--config` first, then what it names."""
     given = vars(args)
     file, model, template = (given.get(name) for name in ("config", "model", "template"))
     settings, checkpoint, prompt, changed = all_of(
@@ -233,13 +227,7 @@ def data_source(named: str) -> str:
 
 
 def parse_seeds(text: str | None) -> int | list[int] | None:
-    """Return how many seeds (`5`) or which (`0,3,4`) a flag names.
-
-    Raises
-    ------
-    ValueError
-        If the text is neither.
-    """
+    """Return how many seeds (`5`) or which (`0,3,4`) a flag names; `ValueError` for else."""
     if text is None:
         return None
     try:
@@ -254,13 +242,7 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
 
 
 def parse_arms(text: str | None) -> list[str] | None:
-    """Return the arms that a flag names, None for all.
-
-    Raises
-    ------
-    ValueError
-        If the flag names none.
-    """
+    """Return the arms that a flag names, None for all; `ValueError` if it names none."""
     if text is None:
         return None
     arms = [part.strip() for part in text.split(",") if part.strip()]

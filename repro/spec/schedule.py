@@ -78,13 +78,7 @@ def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:
 
 
 def sigma_of_stage(config: NoiseConfig, stage: int) -> float:
-    """Return the standard deviation asked for in a stage; 0 in stage 0.
-
-    Raises
-    ------
-    ValueError
-        When `stage` is not in [0, num_stages).
-    """
+    """Return the standard deviation of a stage in [0, num_stages); 0 in stage 0."""
     if not 0 <= stage < config.num_stages:
         raise ValueError(f"stage is {stage}; it must lie in [0, {config.num_stages})")
     if stage == 0:

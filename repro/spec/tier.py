@@ -106,13 +106,7 @@ SMOKE_SEEDS = 3
 
 
 def parse_tier(name: str) -> Tier:
-    """Return the tier called `name`.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists the tiers.
-    """
+    """Return the tier called `name`; `ValueError` lists the tiers otherwise."""
     try:
         return Tier(name)
     except ValueError:

@@ -114,13 +114,7 @@ def with_overrides(
 
 
 def limited(scale: Any, limit: int) -> Any:
-    """Return a training scale that asks at most `limit` problems of each set, and holds out as few.
-
-    Raises
-    ------
-    ValueError
-        If the limit is below 1, or the scale asks no problems.
-    """
+    """Return a scale that asks at most `limit` problems of each set, and holds out as few."""
     require(limit >= 1, f"limit is {limit}; it must be 1 or more")
     require(isinstance(scale, TrainScale), "a limit needs a target that asks problems")
 

@@ -83,13 +83,7 @@ def t_cdf(t: float, df: float) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of independent values with its t interval.
-
-    Raises
-    ------
-    ValueError
-        If there are no values.
-    """
+    """Return the mean of independent values, one at least, with its t interval."""
     if not values:
         raise ValueError("the mean of no values is not defined")
     n, mean = len(values), fmean(values)

@@ -198,13 +198,7 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Return an adapter folder's description of itself.
-
-    Raises
-    ------
-    CheckpointError
-        When a file is missing or broken, or as `settings_of`.
-    """
+    """Return an adapter folder's description of itself; `CheckpointError` where it is broken."""
     path = Path(folder) / CONFIG
     config = read_json(path)
     trained = Path(folder) / ORIGIN
@@ -228,13 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
-    """Return the settings in the values of an `adapter_config.json`.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first field that is not read here.
-    """
+    """Return an `adapter_config.json`'s settings; `CheckpointError` names a field not read here."""
 
     def require(fits: bool, field: str, needed: object) -> None:
         if not fits:

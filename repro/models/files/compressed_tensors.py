@@ -176,13 +176,7 @@ def _require_same(
 def packed_specs(
     projection: str, shape: tuple[int, int], weight_format: str
 ) -> dict[str, TensorSpec]:
-    """Return the tensors of a projection of `shape` (N, K) by full name.
-
-    Raises
-    ------
-    ValueError
-        When K is not a multiple of the format's block.
-    """
+    """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
     block = FORMATS[weight_format].block
     if K % block:

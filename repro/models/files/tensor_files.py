@@ -106,13 +106,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file of a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        When it is not JSON, is nested too deeply, or is no object.
-    """
+    """Return the values of a checkpoint's JSON file; `CheckpointError` where it is no object."""
     try:
         values = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
