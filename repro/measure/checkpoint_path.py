@@ -70,8 +70,6 @@ def measure_checkpoint(
         raise RuntimeError("checkpoint_path measures a GPU; this process has no CUDA device")
     scale: CheckpointScale = run.scale
     shape = shape_config(f"qwen2.5-{scale.model}")
-    if scale.layers:
-        shape["num_hidden_layers"] = scale.layers
     place = folder / "checkpoint"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

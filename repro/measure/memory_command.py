@@ -18,7 +18,7 @@ from repro.models.memory_plan import (
     fit_slots,
     plan_memory,
 )
-from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
+from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, require
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
@@ -33,7 +33,6 @@ _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion_tokens": (2048, _COUNT),
     "budget": ("80GB", {"metavar": "SIZE"}),
     "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
-    "cache": ("compute", {"choices": get_args(CacheName)}),
 }
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")

@@ -120,9 +120,8 @@ def step_shape(
     """
     # Few spread rows are twice as long as the mean, and all share the cache.
     planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
-    shape = shape_named(point.model)
     step = StepShape(
-        shape=shape,
+        shape=shape_named(point.model),
         weight_format=weight_format,
         rank=rank,
         prompts=point.prompts,
@@ -130,10 +129,8 @@ def step_shape(
         prompt_tokens=point.prompt_tokens,
         completion_tokens=planned_tokens,
         slots=point.slots or point.rows,
-        cache=point.cache,
         micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
         optimizer=scale.optimizer,
-        kept_blocks=0 if point.checkpointing else shape.layers,
     )
     if not fitted:
         return step
@@ -143,8 +140,7 @@ def step_shape(
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:
         return step
-    kept = None if keeps and point.checkpointing else step.kept_blocks
-    return fit_update(step, int(budget * FILLED_SHARE), kept=kept)
+    return fit_update(step, int(budget * FILLED_SHARE), kept=None if keeps else 0)
 
 
 def first_wave(point: StepPoint, planned: StepShape) -> tuple[StepPoint, StepShape]:
@@ -369,7 +365,6 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
     """Return an engine of the planned size whose rows end at their limit alone."""
     return EngineConfig(
         slots=planned.slots,
-        cache_format=planned.cache,
         max_positions=point.row_tokens,
         max_new_tokens=point.completion_tokens,
         cache_blocks=planned.cache_blocks,

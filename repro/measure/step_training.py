@@ -100,8 +100,7 @@ def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
     return TrainScale(
         checkpoint=f"random weights, {point.model}",
         data=DataConfig(train_problems=point.prompts),
-        steps=(scale.warm_up + scale.steps) * scale.updates,
-        updates_per_rollout=scale.updates,
+        steps=scale.warm_up + scale.steps,
         prompts_per_rollout=point.prompts,
         group_size=point.group,
         max_prompt_tokens=point.prompt_tokens,

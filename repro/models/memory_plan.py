@@ -38,7 +38,6 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import (
-    CacheName,
     OptimizerName,
     WeightFormat,
     require,
@@ -100,8 +99,8 @@ class StepShape:
         Rows sampled at once.
     micro_tokens
         Tokens of a micro-batch, prompts included; one row at least.
-    optimizer, cache
-        `adamw` or `adamw_8bit`; `compute` (16 bits) or `float8`.
+    optimizer
+        `adamw` or `adamw_8bit`.
     kept_blocks
         The last blocks, so many, whose activations are kept for backward; 0 to all.
     keep_cache
@@ -123,7 +122,6 @@ class StepShape:
     slots: int = 8
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"
-    cache: CacheName = "compute"
     kept_blocks: int = 0
     keep_cache: bool = True
     shares_prompts: bool = True
@@ -132,7 +130,6 @@ class StepShape:
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
         require_choice("optimizer", self.optimizer, OptimizerName)
-        require_choice("cache", self.cache, CacheName)
         for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
@@ -225,8 +222,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     """Return the bytes of a step by part."""
     shape = step.shape
     adapter = shape.adapter_parameters(step.rank)
-    element = 1 if step.cache == "float8" else 2
-    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * element
+    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * 2
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
@@ -425,7 +421,6 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
 
     offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
     offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
-    offer("keys and values in float8", cache="float8")
     offer("the cache given back during the update", keep_cache=False)
     offer("blocks computed again in backward", kept_blocks=0)
     offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
@@ -434,10 +429,9 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
     if step.weight_format == "bf16":
         offer("4-bit weights (nvfp4)", weight_format="nvfp4")
     offer(
-        "one row at once, 8-bit moments, float8 cache, micro-batches of one row",
+        "one row at once, 8-bit moments, micro-batches of one row",
         slots=1,
         optimizer="adamw_8bit",
-        cache="float8",
         micro_tokens=step.row_tokens,
         kept_blocks=0,
     )

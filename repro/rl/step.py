@@ -398,7 +398,6 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         "loss": output.loss,
         "clip_fraction_low": share("clipped_low"),
         "clip_fraction_high": share("clipped_high"),
-        "dual_clip_fraction": share("dual_clipped"),
         "ratio": share("ratio") if tokens else None,
         "kl": share("kl"),
         "importance_weight": share("weight") if tokens else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,15 +14,14 @@ class CheckpointScale:
     ----------
     model
         A size of `repro.spec.shapes`.
-    layers
-        Decoder blocks; 0 takes the model's own.
     group, prompt_tokens, completion_tokens
         Of the step: one prompt with `group` completions of full length.
     """
 
     model: str = "7b"
-    layers: int = 0
     group: int = 8
     prompt_tokens: int = 256
     completion_tokens: int = 256
     seeds: tuple[int, ...] = (0,)
+
+    RETIRED: ClassVar = {"layers": 0}

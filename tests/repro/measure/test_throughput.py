@@ -87,7 +87,7 @@ def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_
     scale = target.scales[Tier.SYSTEMS]
     metrics = {metric.name for metric in target.metrics}
     for point in scale.points:
-        assert (point.prompt_tokens, point.new_tokens, point.repeats) == (256, 2048, 0)
+        assert (point.prompt_tokens, point.new_tokens) == (256, 2048)
         assert point.windows
         assert {f"tokens_per_second_{point.name}_{batch}" for batch in point.batches} <= metrics
     formats = {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in target.arms}
