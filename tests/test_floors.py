@@ -159,9 +159,3 @@ def test_procedures_and_commands_import_no_figures() -> None:
         if module.split(".")[0] in ("figures", "benchmarks", "tests", "noxfile")
     ]
     assert not wrong
-
-
-def test_the_walk_sees_an_import_that_goes_up(tmp_path: Path) -> None:
-    path = tmp_path / "climbing.py"
-    path.write_text("def late():\n    from repro.rl import trainer\n", encoding="utf-8")
-    assert "repro.rl" in list(imports_of(path))
