@@ -1,8 +1,7 @@
 """One row per operation: its reference, its kernel, its inputs, and what it must move and compute.
 
-There is a row for every kernel that a run calls (the engine, the trainer, loading), and none else:
-`tests/kernels/test_ops_called.py` walks their sources. The parity test and the benchmark are loops
-over `OPS`; adding an operation is one file and one row.
+There is a row for every kernel that a run calls (the engine, the trainer, loading), and none else.
+The parity test and the benchmark are loops over `OPS`; adding an operation is one file and one row.
 
 `exact` rows must equal the reference bit for bit. The others may be off, against the reference in
 float64 or float32, by at most twice what plain PyTorch is off in the same type. `interpretable`
