@@ -101,13 +101,7 @@ def run_way(command: list[str]) -> str | None:
 def measure(
     model: str, way: str, lengths: Sequence[str], asked: argparse.Namespace, more: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the entries of a way of a model on some lengths, measured or failed.
-
-    Parameters
-    ----------
-    more
-        Flags of the way.
-    """
+    """Return the entries of a way of a model on some lengths, measured or failed."""
     folder = dict(item.split("=", 1) for item in asked.folder).get(model)
     entries: list[dict[str, Any]] = []
     if SAMPLED in lengths and folder is None:

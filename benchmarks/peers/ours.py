@@ -110,13 +110,7 @@ def policy_asked(asked: argparse.Namespace) -> Policy:
 
 
 def run_asked(asked: argparse.Namespace, lengths: str, folder: str) -> RunConfig:
-    """Return the run whose steps are timed.
-
-    Parameters
-    ----------
-    folder
-        Holds the model's config.json, by which training sizes its micro-batches.
-    """
+    """Return the run whose steps are timed; its sizes are those of config.json in `folder`."""
     sizes = sizes_of(lengths, measured.sizes_asked(asked))
     weight_format = cast(WeightFormat, asked.way.removeprefix("ours_"))
     arm = Arm(

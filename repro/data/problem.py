@@ -109,13 +109,7 @@ def problem_from_row(row: Any, *, where: str) -> Problem:
 
 
 def read_level(level: Any, *, where: str) -> int | None:
-    """Return a level as a number: 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`.
-
-    Raises
-    ------
-    DataError
-        If it is anything else.
-    """
+    """Return 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`; raise for others."""
     if level is None or level == "Level ?":
         return None
     named = _LEVEL.fullmatch(level) if isinstance(level, str) else None
@@ -131,11 +125,7 @@ def read_level(level: Any, *, where: str) -> int | None:
 def read_problems(path: str | Path) -> list[Problem]:
     """Read a JSONL file of problems, in file order.
 
-    Raises
-    ------
-    DataError
-        If the file is missing or empty, or a line is not UTF-8, not JSON, not a problem, or repeats
-        an id; the message names the file and the line.
+    A `DataError` names the file and the first line that is no problem of its own id.
     """
     path = Path(path)
     try:

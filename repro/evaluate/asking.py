@@ -155,10 +155,7 @@ class Evaluator:
     ) -> list[Answers | None]:
         """Sample `samples` completions of each question from each run and grade them.
 
-        Parameters
-        ----------
-        alive
-            Which runs are asked, all by default; the others' answers are None.
+        Of runs that are not `alive` the answers are None.
         """
         alive = [True] * len(self.seeds) if alive is None else alive
         completions = self._complete(asked, sampling, samples, alive)

@@ -31,13 +31,7 @@ _GREEDY = ("accuracy_greedy", "accuracy_forced_working")
 
 
 class ScaleEvaluator:
-    """Asks and grades runs of one scale.
-
-    Parameters
-    ----------
-    tokenizer
-        Of the policies; None raises `ValueError`.
-    """
+    """Asks and grades runs of one scale."""
 
     def __init__(
         self,

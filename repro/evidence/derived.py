@@ -65,13 +65,8 @@ def derive(
     """Return every metric that follows from what a run of a policy observed.
 
     From the tallies of its answers, its series and its seconds, by the scale of its configuration;
-    none for other procedures, whose metrics are measured.
-
-    Raises
-    ------
-    ValueError
-        If observations contradict themselves: a curve that falls, votes of more samples than there
-        are.
+    none for other procedures, whose metrics are measured. Observations that contradict themselves
+    raise: a curve that falls, more votes than samples.
     """
     if procedure not in ("train", "evaluate"):
         return {}
@@ -397,10 +392,7 @@ def _seconds(effects: Mapping[str, Any], names: Sequence[str], method: str) -> E
 def share_of(tally: Sequence[int]) -> Estimate:
     """Return a mean percentage over problems with its 95 % t interval.
 
-    Parameters
-    ----------
-    tally
-        How many problems had 0, 1, ... of their samples so.
+    `tally` counts the problems that had 0, 1, ... of their samples so.
     """
     return _share_of(tuple(tally))
 

@@ -165,10 +165,7 @@ def record_of(
 ) -> Record:
     """Return the record of a run that ends now.
 
-    Parameters
-    ----------
-    sources
-        States of the source that the run's checkpoints carried; this process's are added.
+    `sources` are the states that its checkpoints carried; this process's is added.
     """
     start = source_at_start()
     return Record(
@@ -256,11 +253,7 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
 def read_record(path: Path) -> Record:
     """Read one raw record, and form the metrics that follow from what it holds.
 
-    Raises
-    ------
-    RecordError
-        If the file cannot be read, is no record of this schema, or has another seal than its
-        contents; or if no metric can be formed of what it holds.
+    A `RecordError` names the file and what is wrong with it.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -278,12 +271,8 @@ def read_record(path: Path) -> Record:
 def parse_record(raw: Any, where: str) -> Record:
     """Return the record that JSON values stand for; `where` names their origin in errors.
 
-    What has its seal was written by this program, whole, so its values are not looked at.
-
-    Raises
-    ------
-    RecordError
-        If the values are of another schema, have other fields than a record, or another seal.
+    What has its seal was written by this program, whole, so its values are not looked at. Another
+    schema, other fields or another seal raise.
     """
     if not isinstance(raw, dict):
         raise RecordError(f"{where}: it holds a {type(raw).__name__}; needs an object")

@@ -182,13 +182,7 @@ class Blessed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several sources as one.
-
-    Attributes
-    ----------
-    sources
-        The first one's entry stands for a run that several hold.
-    """
+    """Several sources as one; the first one's entry stands for a run that several have."""
 
     sources: Sequence[Source]
 
@@ -245,13 +239,7 @@ def blessed_sources(expected: Path, tier: Tier | None = None) -> list[Blessed]:
 def blessed_records(
     expected: Path, tier: Tier, target: str, device: str | None = None
 ) -> list[Record]:
-    """Return a target's blessed records at a tier, failed ones included.
-
-    Parameters
-    ----------
-    device
-        As folders spell it; None takes those of every device.
-    """
+    """Return a target's blessed records at a tier, on one or on every device, failed ones too."""
     return [
         entry.read()
         for source in blessed_sources(expected, tier)
@@ -290,12 +278,7 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
 def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) -> list[Path]:
     """Write records as a CSV file and the whole records beside it; return both paths.
 
-    Each file is replaced in one step.
-
-    Parameters
-    ----------
-    metrics
-        Names of the target's metrics; a column each, if any of the records has it.
+    Each file is replaced in one step. A metric that any of the records has is a column.
     """
     ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
     present = {name for record in ordered for name in record.metrics}
@@ -318,10 +301,7 @@ def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
 def read_stored(path: Path) -> tuple[Record, ...]:
     """Return the records behind a CSV file, in the order of its lines.
 
-    Raises
-    ------
-    RecordError
-        If the whole records beside it cannot be read; the message names file and line.
+    A `RecordError` names file and line.
     """
     whole = path.with_suffix(WHOLE)
     try:

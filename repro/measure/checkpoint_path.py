@@ -164,10 +164,7 @@ def build(*, source: str, shape: dict[str, Any], seed: int, device: str, held: i
 def quantise(*, source: str, quantised: str, device: str, held: int = 0) -> Report:
     """Quantise the folder `source` into `quantised`, as a user would.
 
-    Parameters
-    ----------
-    held
-        Bytes of the device that were in use before, by other processes.
+    `held`: bytes of the device in use before, by other processes.
     """
     reset_peak()
     began = time.perf_counter()

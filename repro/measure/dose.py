@@ -205,12 +205,8 @@ def divergences(
 
     Word problems of the project's generator are rendered as the paper's prompt with the
     checkpoint's chat template (the project's own policies with their own), and the 16-bit policy
-    completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise.
-
-    Raises
-    ------
-    ValueError
-        If a change has no effect on any token.
+    completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise. A change
+    without effect on any token raises.
     """
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)

@@ -64,12 +64,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 def asks_for_bytes(args: argparse.Namespace) -> bool:
     """Whether `plan` is to print the bytes of a step rather than a target's runs.
 
-    `memory` is a target, too; with `--model` its plan is that of a model's size.
-
-    Raises
-    ------
-    ValueError
-        If flags of the one are given with the other.
+    `memory` is a target, too; with `--model` its plan is that of a model's size. Flags of the one
+    with the other raise.
     """
     asks = args.targets == ["memory"] and args.model is not None
     given = [name for name, value in vars(args).items() if value is not None and value is not False]

@@ -67,13 +67,7 @@ def timed(
     *,
     first_seed: int = 0,
 ) -> float:
-    """Return the seconds of one rollout between two device events; rows' seeds follow one another.
-
-    Raises
-    ------
-    RuntimeError
-        When another number of tokens was drawn than the protocol has.
-    """
+    """Return the seconds of one rollout between two device events; rows' seeds are consecutive."""
     rows = len(prompts)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()

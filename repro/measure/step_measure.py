@@ -205,13 +205,7 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
 
 
 def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
-    """Record what went wrong with a point, so that the others can go on.
-
-    Raises
-    ------
-    RuntimeError
-        When the device itself no longer answers.
-    """
+    """Record what went wrong with a point; raise where the device itself no longer answers."""
     traceback.print_exception(error)
     message = (str(error).splitlines() or [""])[0]
     bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {message}")

@@ -288,13 +288,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return a 16- or 32-bit tensor rounded to bfloat16, on the CPU, checked.
-
-    Raises
-    ------
-    CheckpointError
-        When it is missing, of another shape, not floating point, or holds NaN or infinity.
-    """
+    """Return a finite 16- or 32-bit tensor rounded to bfloat16, on the CPU; others raise."""
     spec = source.spec(name)
     if spec.dtype not in _FLOATS:
         raise CheckpointError(

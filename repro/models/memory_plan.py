@@ -258,22 +258,13 @@ def plan_memory(step: StepShape) -> MemoryPlan:
 def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
     """Return the peak of a training run whose cache is capped by what its device has free.
 
-    Parameters
-    ----------
-    more
-        Bytes that training holds beyond the step's own plan.
+    `more`: bytes that training holds beyond the step's own plan.
     """
     return plan_memory(step).peak - _beyond_cap(step, device_bytes, more) + more
 
 
 def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return the step of a training run with the micro-batches and kept blocks that fit.
-
-    Parameters
-    ----------
-    device_bytes, more
-        See `peak_within`.
-    """
+    """Return a training run's step with the micro-batches and kept blocks that fit."""
     beyond = _beyond_cap(step, device_bytes, more)
     room = int(device_bytes * FILLED_SHARE) - more + beyond
     return fit_update(step, room, kept=0 if more else None,

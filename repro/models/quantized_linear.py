@@ -72,13 +72,7 @@ class QuantizedLinear(nn.Module):
         return unpack(weight) if isinstance(weight, PackedWeight) else weight
 
     def take_packed(self, weight: PackedWeight) -> None:
-        """Keep, in place of the codes, the same weight in the layout that the kernels read.
-
-        Raises
-        ------
-        ValueError
-            When the shape or the format is another.
-        """
+        """Keep, in place of the codes, the same weight in the layout that the kernels read."""
         if weight.shape != self._weight.shape or weight.format != self._weight.format:
             raise ValueError(
                 f"the packed weight is {weight.format} of shape {weight.shape}; this layer is "

@@ -190,10 +190,7 @@ def mean_kl(
 ) -> float:
     """Return the mean over positions of KL(clean || changed), in nats.
 
-    Parameters
-    ----------
-    first, second
-        What the policies' `last_hidden` gives, (S, H) per row, or the same positions of both.
+    Both are what `last_hidden` returns: (S, H) per row.
     """
     total, positions = 0.0, 0
     for a, b in zip(

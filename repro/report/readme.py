@@ -128,13 +128,7 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 
 def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
-    """Return the answers in one sentence: what holds, what does not, what nobody knows yet.
-
-    Parameters
-    ----------
-    absent
-        How to say that a question has no records.
-    """
+    """Return the answers in one sentence: what holds, what does not, what nobody knows yet."""
     parts = []
     for word in WORDS:
         subjects = [item.said for item in found if item.word.split(",")[0] == word]

@@ -81,13 +81,7 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 def pay(
     function: CustomReward, completions: Sequence[str], answers: Sequence[str], named: str
 ) -> list[float | None]:
-    """Call a user's reward and check what it returns.
-
-    Raises
-    ------
-    ValueError
-        When it raises, or does not return one finite number or None for each completion.
-    """
+    """Call a user's reward; it must return one finite number or None for each completion."""
     try:
         returned: Any = function(completions=list(completions), answers=list(answers))
     except Exception as error:

@@ -68,13 +68,7 @@ class GraderError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """Result of grading one pair.
-
-    Attributes
-    ----------
-    answer
-        The answer that was compared, or None if there was none.
-    """
+    """Result of grading one pair, with the answer that was compared, if any."""
 
     status: Status
     answer: str | None

@@ -104,11 +104,7 @@ class Policies(Protocol):
         """Return (B, T) log-probabilities of the rows of all parts but the first, no gradient.
 
         The first part's own pass serves as its old log-probabilities: the ratio is 1 to the bit.
-
-        Parameters
-        ----------
-        parts
-            Per run: the rows of each optimiser step.
+        `parts` holds, per run, the rows of each optimiser step.
         """
         ...
 

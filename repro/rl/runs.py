@@ -122,13 +122,7 @@ class RunStates:
         return results
 
     def count_seconds(self, name: str, started: float) -> None:
-        """Add to a named total of each live run its share of the seconds since `started`.
-
-        Parameters
-        ----------
-        started
-            Of `time.perf_counter`.
-        """
+        """Add to a named total of each live run its share of the seconds since `started`."""
         elapsed, living = time.perf_counter() - started, sum(self.alive)
         for run, lives in zip(self.runs, self.alive, strict=True):
             if lives:

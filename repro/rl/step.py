@@ -212,10 +212,7 @@ def carry_out(
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
-    Parameters
-    ----------
-    counting
-        (B, T) bool; tokens that the loss counts.
+    `counting`: (B, T) bool, the tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.rollout.temperature
     results: list[LossResult] = [_NOTHING] * len(plan.micro_batches)

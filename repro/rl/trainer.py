@@ -128,12 +128,8 @@ def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Trai
 def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
     """One rollout of every run and its updates; `state` moves on by as many steps.
 
-    This is the step of every tier: the systems tier calls it under a clock of its own.
-
-    Returns
-    -------
-    list
-        The values of each step.
+    This is the step of every tier: the systems tier calls it under a clock of its own. Returns the
+    values of each step.
     """
     step, scale = state.step, t.scale
     started = time.perf_counter()

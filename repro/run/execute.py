@@ -102,10 +102,7 @@ def default_workers(tier: Tier, ranks: int = 1) -> int:
 def main_run(args: argparse.Namespace) -> int:
     """Carry out what the command line names; return the exit status.
 
-    Returns
-    -------
-    int
-        0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
+    It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
     """
     require(
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,

@@ -186,11 +186,7 @@ def model_source(named: str) -> str:
     """Return `TrainScale.checkpoint` for what `--model` names: a folder or file, or a hub name.
 
     A GGUF file is made a checkpoint folder now, so that its sizes are known to all that follows.
-
-    Raises
-    ------
-    ValueError
-        If it is none of them, or not a GGUF file that can be read.
+    What is none of them raises.
     """
     require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()

@@ -162,10 +162,7 @@ class RunLogger:
     ) -> dict[int, Exception]:
         """Take every run's rollout after `step` steps, and write it where completions are kept.
 
-        Returns
-        -------
-        dict
-            The runs that are to fail here, since they learn nothing, each with its error.
+        Returns the runs that are to fail here, since they learn nothing, each with its error.
         """
         idle: dict[int, Exception] = {}
         for number, rollout in enumerate(rollouts):

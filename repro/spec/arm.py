@@ -132,13 +132,7 @@ class WeightNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A user's own reward in place of the task's; see `repro.reward.custom`.
-
-    Attributes
-    ----------
-    source_sha256
-        Of the module's file.
-    """
+    """A user's own reward in place of the task's, with the digest of its module's file."""
 
     module: str
     function: str

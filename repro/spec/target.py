@@ -183,12 +183,8 @@ class Target:
 def default_tier(target: Target) -> Tier:
     """Return the smallest tier of `target` that this machine can serve without downloads.
 
-    The smallest: a command without `--tier` does the same on every machine, as far as it can.
-
-    Raises
-    ------
-    ValueError
-        If no tier of the target can run here; the message says why for each.
+    The smallest: a command without `--tier` does the same on every machine, as far as it can. Where
+    none can run here, the `ValueError` says why for each.
     """
     reasons = []
     for tier in target.tiers():

@@ -29,13 +29,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One CUDA device as the driver reports it.
-
-    Attributes
-    ----------
-    capability
-        (major, minor) compute capability.
-    """
+    """One CUDA device, with its (major, minor) compute capability, as the driver reports it."""
 
     name: str
     capability: tuple[int, int]

@@ -26,10 +26,7 @@ _NAME_CHARACTERS = 40
 def on_data(target: Target, source: str) -> Target:
     """Return `target` with the problems of its training scales taken from `source`.
 
-    Parameters
-    ----------
-    source
-        A data set's name or `folder:<path>`, as `DataConfig.source` takes it.
+    `source` is a data set's name or `folder:<path>`.
     """
     slug = _source_slug(source)
     scales = {

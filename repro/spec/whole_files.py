@@ -17,13 +17,7 @@ from pathlib import Path
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the name under which a folder is to be made; it becomes `out` when the block ends well.
-
-    Raises
-    ------
-    FileExistsError
-        When `out` exists.
-    """
+    """Give a name to make a folder under, which becomes `out`, if new, when the block ends well."""
     if out.exists():
         raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
     temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")

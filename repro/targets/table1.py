@@ -154,13 +154,7 @@ def _control(arm: Arm, what: str) -> Claim:
 
 
 def untrained_losses(metric: str, draws: int) -> tuple[Claim, ...]:
-    """Return the claims that four-bit weights are less accurate than BF16 before training.
-
-    Parameters
-    ----------
-    draws
-        Roundings of the checkpoint that are drawn.
-    """
+    """Return the claims that four-bit weights lose accuracy, over `draws` roundings."""
     return tuple(
         above(f"{arm.name}_costs_accuracy",
               f"before training, {arm.weight_format.upper()} weights are less accurate than BF16",

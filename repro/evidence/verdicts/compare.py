@@ -155,13 +155,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons of one question, and what they say together.
-
-    Attributes
-    ----------
-    problems
-        Those of no single target.
-    """
+    """All comparisons of one question, and what they say together."""
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()

@@ -136,10 +136,7 @@ def judge_expectation(
 ) -> Verdict:
     """Return the verdict of one expectation on the values of its arm, one per seed or repeat.
 
-    Parameters
-    ----------
-    lost
-        Which planned seeds of the arm have no record or failed; then nothing holds.
+    Where planned seeds are `lost`, nothing holds.
     """
     verdict = Verdict(
         name=f"{expectation.arm}.{expectation.metric}",

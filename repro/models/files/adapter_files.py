@@ -72,13 +72,7 @@ _LARGEST_RANK: Final = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """Rank and scaling of an adapter, as in `repro.models.lora`.
-
-    Attributes
-    ----------
-    norms_trained
-        Whether gains of the block norms are among the tensors.
-    """
+    """Rank and scaling of an adapter, as in `repro.models.lora`; whether it has norms' gains."""
 
     rank: int
     alpha: float
@@ -311,10 +305,7 @@ def load_adapted(
 def load_adapter(policy: Policy, folder: str | Path) -> None:
     """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
 
-    Raises
-    ------
-    CheckpointError
-        Naming the first tensor that is missing, superfluous, of another shape or not finite.
+    A `CheckpointError` names the first tensor that does not fit.
     """
     parameters = adapter_tensors(policy)
     source = TensorFile(Path(folder) / TENSORS)

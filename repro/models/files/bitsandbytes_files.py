@@ -99,11 +99,7 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
 def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 
-    Raises
-    ------
-    CheckpointError
-        When a tensor is missing, has another dtype or shape, or says other values or another state
-        than NF4's; when a scale is not a finite number.
+    A `CheckpointError` names a tensor that is missing or not an NF4 matrix's.
     """
     specs = packed_specs(projection, shape)
     # Others' states are JSON of another length.

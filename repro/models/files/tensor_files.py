@@ -119,13 +119,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class TensorFile:
-    """The tensors of one safetensors file.
-
-    Raises
-    ------
-    CheckpointError
-        When it is missing, truncated or inconsistent.
-    """
+    """The tensors of one safetensors file; damaged ones raise `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

@@ -234,12 +234,7 @@ class StackedPolicies:
     ) -> Result:
         """Attempt passes with as many tokens at once as memory allows, and note where with fewer.
 
-        Later passes begin with those that fitted.
-
-        Parameters
-        ----------
-        rows
-            What the passes are over, in groups of `size`.
+        Later passes begin with those that fitted. Passes are over `rows`, in groups of `size`.
         """
         largest = largest_group(rows, size)
         whole = largest * max((len(own) for own in rows if own is not None), default=1) // size
