@@ -119,11 +119,9 @@ def _has_reader(weight_format: str) -> bool:
     return importlib.util.find_spec(READERS[weight_format][0]) is not None
 
 
-def plain_policy(
-    folder: Path, weight_format: WeightFormat, device: str, dtype: torch.dtype = DTYPE
-) -> Policy:
+def plain_policy(folder: Path, weight_format: WeightFormat, device: str) -> Policy:
     """Return the policy of a folder without an adapter."""
-    return load_policy(folder, weight_format=weight_format, compute_dtype=dtype, device=device)
+    return load_policy(folder, weight_format=weight_format, compute_dtype=DTYPE, device=device)
 
 
 def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:

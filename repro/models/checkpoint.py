@@ -348,7 +348,7 @@ def write_description(
     write_json(target / MANIFEST, {"schema": MANIFEST_SCHEMA, **made, "sha256": sums})
 
 
-def verify(folder: Path, *, workers: int = 4) -> str | None:
+def verify(folder: Path) -> str | None:
     """Compare files with the manifest's sums; return the sums' digest, None without a manifest."""
     expected = _manifest_sums(folder)
     if expected is None:
@@ -356,7 +356,7 @@ def verify(folder: Path, *, workers: int = 4) -> str | None:
     for name in expected:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; {MANIFEST} lists it")
-    computed = _sums(folder, expected, workers)
+    computed = _sums(folder, expected)
     for name, value in expected.items():
         if computed[name] != value:
             raise CheckpointError(
@@ -377,9 +377,9 @@ def _manifest_sums(folder: Path) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in sums.items()}
 
 
-def _sums(folder: Path, names: Collection[str], workers: int = 4) -> dict[str, str]:
+def _sums(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Return the SHA-256 of files by their names in a folder."""
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool:
         return dict(zip(names, pool.map(sha256_of, (folder / n for n in names)), strict=True))
 
 
