@@ -1,7 +1,7 @@
 """Pictures, drawn from checks of records: `python -m figures --records runs --out figures_out`.
 
-There are four kinds: `curves`, rows with `intervals`, `bars` and the `roofline`; `floors` draws the
-imports of the source. Pictures and pages share the computation of their values. Needs no torch.
+Four kinds: `curves`, rows with `intervals`, `bars` and the `roofline`.
+What they show is what pages say, computed in the same place. Nothing here imports torch.
 """
 
 import os

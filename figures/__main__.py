@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import bars, curves, floors, intervals, roofline
+from figures import bars, curves, intervals, roofline
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.run_report import recorded_selections, reported
@@ -65,10 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"figures: {error}", file=sys.stderr)  # noqa: T201
         return 2
     out, expected = Path(args.out), Path(args.expected)
-    if args.floors:
-        drawn = save(floors.draw(floors.rows(Path(__file__).parent.parent)), out, "floors", kinds)
-    else:
-        drawn = draw(list(_checks(args, expected)), expected, out, kinds)
+    drawn = draw(list(_checks(args, expected)), expected, out, kinds)
     if not drawn:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
@@ -82,9 +79,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = SentenceParser(prog="figures", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", default="runs", help="folder of records")
     parser.add_argument("--blessed", action="store_true", help="the records behind expectations")
-    parser.add_argument(
-        "--floors", action="store_true", help="the rooms of the source instead, by their imports"
-    )
     parser.add_argument("--kinds", default="png,svg", help="kinds of file: png, svg or both")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
     parser.add_argument("--target", help="only this target's records")

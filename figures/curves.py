@@ -131,13 +131,7 @@ Rates = Mapping[tuple[str, str], Sequence[Point]]
 
 
 def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -> Rates:
-    """Return tokens per second by batch or, if so asked, by LoRA rank; the smallest models first.
-
-    Parameters
-    ----------
-    checks
-        Of targets whose rollouts are timed.
-    """
+    """Return tokens per second by batch or by LoRA rank; the smallest models first."""
     found: dict[tuple[str, str], list[Point]] = {}
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)

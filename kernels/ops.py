@@ -1,8 +1,7 @@
 """One row per operation: its reference, its kernel, its inputs, and its bytes and operations.
 
-There is a row for every kernel that a run calls (in the engine, the trainer or loading) and for no
-other; `tests/kernels/test_ops_called.py` checks this in the source. The parity test and the
-benchmark are loops over `OPS`; a new operation needs one file and one row.
+There is a row for every kernel that a run calls (the engine, the trainer, loading), and none else.
+The parity test and the benchmark are loops over `OPS`; adding an operation is one file and one row.
 
 The results of `exact` rows must equal the reference bit for bit. For the others the error against
 the reference in float64 or float32 may be at most twice that of plain PyTorch in the same type.

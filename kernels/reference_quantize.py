@@ -147,8 +147,6 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
 
     Parameters
     ----------
-    weight
-        Any format.
     dtype
         A floating type.
 

@@ -152,13 +152,7 @@ def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
 
 @lru_cache(maxsize=4096)
 def choose(device: int, N: int, K: int, M: int) -> Choice:
-    """Return the choice for y (M, N) = x (M, K) W^T.
-
-    Parameters
-    ----------
-    device
-        Index of the CUDA device.
-    """
+    """Return the choice for y (M, N) = x (M, K) W^T."""
     choice = _nearest(table(device), N, K, M)
     if choice.path == "narrow" and M > 32:
         raise ValueError(f"the tuned table gives the narrow kernel for {M} rows; it takes 32")

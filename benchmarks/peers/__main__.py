@@ -63,13 +63,7 @@ def module_of(way: str) -> str:
 
 
 def read_record(path: Path, device: str) -> dict[str, Any]:
-    """Return the record in a file, or an empty one.
-
-    Raises
-    ------
-    SystemExit
-        When it is of another device.
-    """
+    """Return the record in a file, or an empty one; exit where it is of another device."""
     gpus = capture_environment()["gpu"] if device != "cpu" else None
     first = gpus[0] if isinstance(gpus, list) and gpus else {}
     name = str(first.get("name", device))
@@ -107,13 +101,7 @@ def run_way(command: list[str]) -> str | None:
 def measure(
     model: str, way: str, lengths: Sequence[str], asked: argparse.Namespace, more: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the entries of a way of a model on some lengths, measured or failed.
-
-    Parameters
-    ----------
-    more
-        Flags of the way.
-    """
+    """Return the entries of a way of a model on some lengths, measured or failed."""
     folder = dict(item.split("=", 1) for item in asked.folder).get(model)
     entries: list[dict[str, Any]] = []
     if SAMPLED in lengths and folder is None:

@@ -260,13 +260,7 @@ def build(asked: argparse.Namespace) -> tuple[Any, Loss]:
 
 
 class Update:
-    """A model, its optimiser and the passes of a step.
-
-    Parameters
-    ----------
-    asked
-        The way's command line.
-    """
+    """A model, its optimiser and the passes of a step."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.device = torch.device(asked.device)

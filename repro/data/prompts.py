@@ -141,13 +141,7 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
 
 
 def template_named(name: str) -> PromptTemplate:
-    """Return the template of that name.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or a user's own cannot be used.
-    """
+    """Return the template of that name; `ValueError` if there is none, or it cannot be used."""
     if name.startswith(OWN):
         return _own_template(name.removeprefix(OWN))
     try:
@@ -161,13 +155,7 @@ def template_named(name: str) -> PromptTemplate:
 
 
 def template_source(named: str) -> str:
-    """Return `TrainScale.prompt_template` for what `--template` names: a template, or a file.
-
-    Raises
-    ------
-    ValueError
-        If it is neither, or the file is no template.
-    """
+    """Return what `--template` names, a template or a file; `ValueError` where it is neither."""
     path = Path(named).expanduser()
     if named not in PROMPT_TEMPLATES and path.is_file():
         named = OWN + path.read_text(encoding="utf-8").strip()
@@ -195,10 +183,6 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
 
     Parameters
     ----------
-    problem
-        The problem whose question is asked.
-    template
-        A template or its name.
     tokenizer
         A transformers tokenizer; one with a chat template, if the template is for chat.
 

@@ -124,8 +124,6 @@ class Evaluator:
         One per run: completions' own seeds follow from it, the problem and the sample.
     stream
         Name of the random numbers; see `seeds_of`.
-    reads
-        The strict reading, in `READINGS`: that of the prompt template.
 
     Attributes
     ----------
@@ -157,10 +155,7 @@ class Evaluator:
     ) -> list[Answers | None]:
         """Sample `samples` completions of each question from each run and grade them.
 
-        Parameters
-        ----------
-        alive
-            Which runs are asked, all by default; the others' answers are None.
+        Of runs that are not `alive` the answers are None.
         """
         alive = [True] * len(self.seeds) if alive is None else alive
         completions = self._complete(asked, sampling, samples, alive)

@@ -69,13 +69,7 @@ class Asked:
 
 
 def main_evaluate(args: argparse.Namespace) -> int:
-    """Ask and grade; print a table and write the record where one is asked for; return 0.
-
-    Raises
-    ------
-    ValueError
-        When something named is not there or does not fit.
-    """
+    """Ask and grade; print a table, write the record where one is asked for; return 0."""
     device = device_named(args.device)
     asked = asked_of(args)
     policy = _load(asked, device)
@@ -92,13 +86,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """Return the questions of a command line, checked.
-
-    Raises
-    ------
-    ValueError
-        Naming the flag, what was found and what is needed.
-    """
+    """Return the questions of a command line; `ValueError` names the flag that does not fit."""
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
     template, sampling = template_source(args.template), sampling_of(args)

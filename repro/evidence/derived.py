@@ -175,8 +175,6 @@ def training_metrics(
         `reward` and `entropy` (nats), one value per step.
     effects
         `seconds`, of rollouts and of updates.
-    evaluation
-        The scale's, as a record's configuration has it.
 
     Raises
     ------

@@ -33,8 +33,6 @@ class Measured:
 
     Attributes
     ----------
-    metrics
-        By metric name, each with unit, interval, n and method.
     series
         One value per step, None where a step has none.
     effects

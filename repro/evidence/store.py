@@ -140,8 +140,6 @@ class Blessed:
 
     Attributes
     ----------
-    expected
-        The folder of expectations.
     tier
         The tier of all records.
     device

@@ -59,13 +59,7 @@ def pack(selection: Selection, runs: Path, out: Path) -> str:
 
 
 def unpack(bundle: Path, folder: Path) -> Selection:
-    """Write a bundle's records into an empty folder; return what they are of.
-
-    Raises
-    ------
-    ValueError
-        If anything in it is not what a bundle has; the message names the member.
-    """
+    """Write a bundle's records into an empty folder; `ValueError` names a member that is none."""
     try:
         with zipfile.ZipFile(bundle) as archive:
             _unpack(archive, bundle, folder)

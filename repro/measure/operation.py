@@ -97,15 +97,7 @@ def measure_operations(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Time the arm's operations.
-
-    Raises
-    ------
-    RuntimeError
-        Without a Hopper GPU.
-    Stopped
-        When asked to stop; nothing is kept, a run takes a minute.
-    """
+    """Time the arm's operations, on a Hopper GPU."""
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         raise RuntimeError("the kernels target needs a Hopper GPU (compute capability 9.0)")

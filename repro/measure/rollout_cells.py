@@ -67,13 +67,7 @@ def timed(
     *,
     first_seed: int = 0,
 ) -> float:
-    """Return the seconds of one rollout between two device events; rows' seeds follow one another.
-
-    Raises
-    ------
-    RuntimeError
-        When another number of tokens was drawn than the protocol has.
-    """
+    """Return the seconds of one rollout between two device events; rows' seeds are consecutive."""
     rows = len(prompts)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -274,11 +268,6 @@ def time_batch(
     -------
     int
         How often the allocator retried after the untimed start.
-
-    Raises
-    ------
-    Stopped
-        When asked to stop between two seeds.
     """
     decoder: Any = engine.policy.decoder
     prefill, before = 0.0, 0

@@ -79,10 +79,6 @@ def measure_seeds(
     ------
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
-    Stopped
-        When asked to stop; nothing is kept.
-    DeviceBusyError
-        When the device's memory is in use.
     """
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
@@ -212,10 +208,9 @@ def _point(
     arm: _ArmAtHand,
     should_stop: Callable[[], bool],
 ) -> None:
-    repeats = [repeat for repeat in arm.repeats if point.timed_by(repeat.seed)]
-    batches = arm.fitting(point)
+    repeats, batches = arm.repeats, arm.fitting(point)
     engine: Engine | None = None
-    while repeats and batches and engine is None:
+    while batches and engine is None:
         with arm.fit_or_left_out(cell_of(point, max(batches))):
             engine = _engine(point, max(batches), policy, arm.products)
             if point.windows:

@@ -74,13 +74,7 @@ def is_projection(module_name: str) -> bool:
 
 
 def fused_members(module_name: str) -> tuple[str, ...]:
-    """Return the names of the projections that share `module_name`'s global scale, itself included.
-
-    Raises
-    ------
-    ValueError
-        When the name is not that of a projection.
-    """
+    """Return the projections that share a projection's global scale, itself among them."""
     match = _PROJECTION.match(module_name)
     if match is None:
         raise ValueError(

@@ -272,13 +272,7 @@ class SharedScales:
 def quantize_projection(
     dense: Tensor, projection: str, weight_format: str, scales: SharedScales
 ) -> QuantizedWeight:
-    """Quantise a projection's (N, K) weight, with the global scale that its engine-mates share.
-
-    Raises
-    ------
-    ValueError
-        When K is not a multiple of the format's block, naming the projection.
-    """
+    """Quantise an (N, K) weight with the scale that its engine-mates share; K in whole blocks."""
     scale = scales.of(projection) if weight_format == "nvfp4" else None
     with _naming(scales.source.where(f"{projection}.weight")):
         return dispatch.quantize(dense, weight_format, global_scale=scale, recipe=scales.recipe)
@@ -294,13 +288,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return a 16- or 32-bit tensor rounded to bfloat16, on the CPU, checked.
-
-    Raises
-    ------
-    CheckpointError
-        When it is missing, of another shape, not floating point, or holds NaN or infinity.
-    """
+    """Return a finite 16- or 32-bit tensor rounded to bfloat16, on the CPU; others raise."""
     spec = source.spec(name)
     if spec.dtype not in _FLOATS:
         raise CheckpointError(
@@ -337,13 +325,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
 
 
 def require_same_names(model: nn.Module, source: WeightSource, stored_format: str | None) -> None:
-    """Raise unless `source` holds exactly the tensors that the model of its config needs.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first tensor that is missing or superfluous.
-    """
+    """Raise `CheckpointError` unless `source` holds exactly the tensors that the model needs."""
     present = {name for name in source.names() if not _COMPUTED.search(name)}
     expected: Mapping[str, Any] = expected_specs(model, stored_format)
     missing = sorted(expected.keys() - present)

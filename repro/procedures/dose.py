@@ -257,13 +257,7 @@ def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Ten
 
 
 def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[float]:
-    """Return the mean over each prompt's tokens, row by row in `values`; NaN without any.
-
-    Parameters
-    ----------
-    finished
-        Whether only rows count that ended by themselves.
-    """
+    """Return means over prompts' tokens, row by row in `values`, perhaps of finished rows alone."""
     prompts = rows.prompt_of_row[:, None].expand_as(rows.mask)[rows.mask]
     values = values.double().cpu()
     if finished:

@@ -48,13 +48,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
 
 
 def renewed_readme(readme: Path, expected: Path) -> str:
-    """Return a file's text with its blocks written from the blessed records.
-
-    Raises
-    ------
-    ValueError
-        As `renew_blocks` does; the message names the file.
-    """
+    """Return a file's text with its blocks written from the blessed records; see `renew_blocks`."""
 
     @cache
     def judged() -> list[Checked]:

@@ -154,13 +154,7 @@ def bar_rows(checked: Checked, expected: Path) -> list[str]:
 
 
 def bars_table(checks: Sequence[Checked], expected: Path, *statuses: str) -> list[str]:
-    """Return the stated bars that have one of these statuses (all by default), and by how much.
-
-    Parameters
-    ----------
-    checks
-        Of one target, one per device.
-    """
+    """Return a target's bars of some statuses (all by default), and by how much they are met."""
     lines = {
         device_of(checked): [
             ((bar.title, bar_text(bar.expectation, bar.unit)), _bar_cells(bar))

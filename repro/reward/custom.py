@@ -67,13 +67,7 @@ def reward_named(named: str) -> RewardFunction:
 
 
 def load_reward(stated: RewardFunction) -> CustomReward:
-    """Return the function that a configuration names.
-
-    Raises
-    ------
-    ValueError
-        When it is not there, or its module has changed since the configuration was made.
-    """
+    """Return the function that a configuration names; `ValueError` if it is gone or has changed."""
     module = _imported(stated.module)
     digest = source_digest(module)
     require(
@@ -87,13 +81,7 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 def pay(
     function: CustomReward, completions: Sequence[str], answers: Sequence[str], named: str
 ) -> list[float | None]:
-    """Call a user's reward and check what it returns.
-
-    Raises
-    ------
-    ValueError
-        When it raises, or does not return one finite number or None for each completion.
-    """
+    """Call a user's reward; it must return one finite number or None for each completion."""
     try:
         returned: Any = function(completions=list(completions), answers=list(answers))
     except Exception as error:

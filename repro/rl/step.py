@@ -46,12 +46,8 @@ class StepOutput:
 
     Attributes
     ----------
-    plan
-        As carried out.
     logprobs, entropy
         (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
-    loss
-        Of the step.
     results
         One per micro-batch.
     """
@@ -216,10 +212,7 @@ def carry_out(
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
-    Parameters
-    ----------
-    counting
-        (B, T) bool; tokens that the loss counts.
+    `counting`: (B, T) bool, the tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.rollout.temperature
     results: list[LossResult] = [_NOTHING] * len(plan.micro_batches)
@@ -402,7 +395,6 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         "loss": output.loss,
         "clip_fraction_low": share("clipped_low"),
         "clip_fraction_high": share("clipped_high"),
-        "dual_clip_fraction": share("dual_clipped"),
         "ratio": share("ratio") if tokens else None,
         "kl": share("kl"),
         "importance_weight": share("weight") if tokens else None,

@@ -34,7 +34,7 @@ from torch import Tensor
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
-from repro.rollout.engine_config import EngineConfig, cache_blocks, cache_dtype, width_for
+from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
 from repro.rollout.prefill import chunks_of, entry_of, new_tokens
@@ -412,4 +412,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return Backend(cache_dtype=cache_dtype(policy, config), operations=Operations())
+    return Backend(cache_dtype=policy.compute_dtype, operations=Operations())

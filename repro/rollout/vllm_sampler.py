@@ -76,8 +76,6 @@ class VllmSampler:
         Longest prompt and completion together, in tokens.
     memory_share
         Part of the device's memory for vLLM, between 0 and 1.
-    max_rank
-        Largest LoRA rank.
     eager
         Run without compilation and captured graphs: slower, started sooner.
 

@@ -101,10 +101,7 @@ def default_workers(tier: Tier, ranks: int = 1) -> int:
 def main_run(args: argparse.Namespace) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
-    Returns
-    -------
-    int
-        0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
+    It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
     """
     require(
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
@@ -226,8 +223,6 @@ def execute(
 
     Parameters
     ----------
-    runs : Path
-        Folder of the records; made if missing.
     workers, threads : int
         Number of worker processes, and threads in each.
     devices : sequence of str

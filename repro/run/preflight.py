@@ -176,13 +176,7 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=64)
 def _checked_files(scale: TrainScale) -> str | None:
-    """Return the format in which a checkpoint stores its weights, None for 16 bits.
-
-    Raises
-    ------
-    ValueError
-        When config, tokenizer or problems cannot be read, prompts are too long or problems too few.
-    """
+    """Return the format in which a checkpoint stores its weights, None for 16 bits."""
     from repro.data.prompts import render
     from repro.models.checkpoint import resolve
     from repro.models.loading import read_description

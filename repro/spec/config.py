@@ -236,8 +236,6 @@ class TrainScale:
     together
         Whether runs of like shape train and answer many at once, as one batched model
         (`repro.rl.stacked`): each is the run that it would be alone, but for the order of sums.
-    seeds
-        Seeds of a default run.
     """
 
     checkpoint: str

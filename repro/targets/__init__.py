@@ -38,13 +38,7 @@ TARGETS: tuple[Target, ...] = (
 
 
 def find(name: str) -> Target:
-    """Return the target called `name`; dashes may stand for underscores.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists the targets.
-    """
+    """Return a target by name, dashes for underscores or not; `ValueError` lists the targets."""
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target

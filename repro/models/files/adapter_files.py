@@ -72,13 +72,7 @@ _LARGEST_RANK: Final = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """Rank and scaling of an adapter, as in `repro.models.lora`.
-
-    Attributes
-    ----------
-    norms_trained
-        Whether gains of the block norms are among the tensors.
-    """
+    """Rank and scaling of an adapter, as in `repro.models.lora`; whether it has norms' gains."""
 
     rank: int
     alpha: float
@@ -92,8 +86,6 @@ class StoredAdapter:
 
     Attributes
     ----------
-    settings
-        Rank, scaling and what is adapted.
     base, revision
         The base checkpoint, and its commit on the hub; None where the config names none.
     weight_format
@@ -170,11 +162,6 @@ def save_adapter(
     norms
         Write trained norm gains too. A reader that refuses `modules_to_save` must get them in
         another way, or it serves another policy.
-
-    Raises
-    ------
-    ValueError
-        When the policy has no adapter.
     """
     path = Path(folder)
     tensors = adapter_tensors(policy, norms=norms)
@@ -205,13 +192,7 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Return an adapter folder's description of itself.
-
-    Raises
-    ------
-    CheckpointError
-        When a file is missing or broken, or as `repro.models.files.adapter_settings.settings_of`.
-    """
+    """Return an adapter folder's description of itself; `CheckpointError` where it is broken."""
     path = Path(folder) / CONFIG
     config = read_json(path)
     trained = Path(folder) / ORIGIN
@@ -235,13 +216,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
-    """Return the settings in the values of an `adapter_config.json`.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first field that is not read here.
-    """
+    """Return an `adapter_config.json`'s settings; `CheckpointError` names a field not read here."""
 
     def require(fits: bool, field: str, needed: object) -> None:
         if not fits:
@@ -291,8 +266,6 @@ def load_adapted(
 
     Parameters
     ----------
-    adapter
-        A folder that `save_adapter`, or peft, wrote.
     checkpoint, weight_format
         In place of the base and the format that the adapter's files name; `bf16` where they name no
         format.
@@ -332,10 +305,7 @@ def load_adapted(
 def load_adapter(policy: Policy, folder: str | Path) -> None:
     """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
 
-    Raises
-    ------
-    CheckpointError
-        Naming the first tensor that is missing, superfluous, of another shape or not finite.
+    A `CheckpointError` names the first tensor that does not fit.
     """
     parameters = adapter_tensors(policy)
     source = TensorFile(Path(folder) / TENSORS)

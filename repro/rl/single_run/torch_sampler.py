@@ -39,8 +39,6 @@ class TorchSampler:
 
     Attributes
     ----------
-    end_token_ids
-        Tokens that end a completion: the model's and the tokenizer's.
     on_token
         See `StackedSampler`.
     """

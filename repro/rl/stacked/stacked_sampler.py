@@ -56,8 +56,6 @@ class StackedSampler:
     ----------
     stack
         Its weights are taken now, and again at each `refresh`.
-    max_positions
-        Longest prompt and completion together.
     watched
         Of a stack of one: whether logits that are not finite end a rollout. That waits for the
         device at each token, so steps are not captured.

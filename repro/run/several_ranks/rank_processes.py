@@ -264,13 +264,7 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out, beside the first rank, what it takes up, until it names no run.
-
-    Returns
-    -------
-    bool
-        Whether runs are left for another start.
-    """
+    """Carry out beside the first rank what it takes up; return whether runs are left."""
     asked: list[int] = []
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
@@ -304,18 +298,7 @@ def device_of_rank(local: int) -> str | None:
 
 
 def join_torchrun(stall: float) -> Ranks:
-    """Join torchrun's group on this process's device, with ranks of the same source and packages.
-
-    Parameters
-    ----------
-    stall
-        Seconds that ranks wait for one another.
-
-    Raises
-    ------
-    ValueError
-        When hosts differ; names the first difference.
-    """
+    """Join torchrun's group, whose hosts must have the same source and packages."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = device_of_rank(local)
     os.environ[_STALL] = str(stall)

@@ -65,11 +65,8 @@ def build(arm: StepArm, device: str) -> Policy:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
-@pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
-def test_a_step_of_every_way_is_measured_and_moves_the_policy(
-    arm: StepArm, checkpointing: bool, device: str
-) -> None:
-    point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
+def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm: StepArm, device: str) -> None:
+    point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
         bench = small.bench_of(scale, pool)

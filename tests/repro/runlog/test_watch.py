@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence.procedure import WARNING
 from repro.evidence.record import find_record, read_record, run_folder
 from repro.reward.custom import reward_named
@@ -153,33 +152,6 @@ def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
         failed = read_record(path)
         assert failed.outcome["status"] == "failed"
         assert "taught nothing for 3 steps" in failed.outcome["reason"]
-
-
-@pytest.mark.usefixtures("warm_workers")
-def test_a_command_that_stops_idle_runs_fails_with_the_sentence(
-    constant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = [
-        "run",
-        "table1",
-        "--tier",
-        "smoke",
-        "--steps",
-        "9",
-        "--reward",
-        constant,
-        "--limit",
-        "4",
-    ]
-    where = ["--runs", str(tmp_path / "runs"), "--seeds", "1", "--arms", "nvfp4_lora"]
-    assert main([*line, *where, "--workers", "1", "--stop-idle", "6"]) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert out.count("nothing for 5 steps: every reward is 0") == 1
-    assert "ValueError: training has taught nothing for 6 steps" in out
-    (failed,) = (tmp_path / "runs").rglob("seed-0*.json")
-    assert read_record(failed).outcome["status"] == "failed"
-    assert main([*line, *where, "--stop-idle", "0"]) == 2
-    assert "--stop-idle 0: needs 1 or more" in capsys.readouterr().err
 
 
 class Failing:
