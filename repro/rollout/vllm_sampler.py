@@ -92,8 +92,7 @@ class VllmSampler:
     ImportError
         When vLLM is not installed.
     ValueError
-        When the environment puts vLLM's engine into a process of its own, or the policy is fully
-        trained.
+        When the environment puts vLLM's engine into a process of its own.
     """
 
     def __init__(self, policy: Policy, *, max_positions: int, memory_share: float = 0.1) -> None:
@@ -105,10 +104,6 @@ class VllmSampler:
             where == "0",
             f"VLLM_ENABLE_V1_MULTIPROCESSING is {where!r}; norms are set in an engine in this "
             "process, which needs '0'",
-        )
-        require(
-            policy.training != "full",
-            "vLLM's copy of the base is never updated: it serves LoRA and frozen policies only",
         )
         decoder: Any = policy.decoder
         self.policy = policy
@@ -135,7 +130,7 @@ class VllmSampler:
                 # Compiled code and captured graphs are for devices.
                 enforce_eager=policy.device.type == "cpu",
                 enable_lora=policy.training == "lora",
-                max_lora_rank=next(size for size in _RANKS if size >= rank),
+                max_lora_rank=min((size for size in _RANKS if size >= rank), default=rank),
                 max_loras=1,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",

@@ -294,7 +294,8 @@ def execute(
         retries=_retries,
         carry_out=carry_out,
         # vLLM's engine gives its memory back with its process.
-        alone=any(run.tier == Tier.SYSTEMS.value or _by_vllm(run) for run in plan),
+        alone=plan[0].tier == Tier.SYSTEMS.value
+        or any(getattr(run.scale, "sampler", "own") == "vllm" for run in plan),
         claim=claims.take,
     )
     if joined is not None:
@@ -311,10 +312,6 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
-
-
-def _by_vllm(run: RunConfig) -> bool:
-    return getattr(run.scale, "sampler", "own") == "vllm"
 
 
 def _retries(task: Task) -> int:

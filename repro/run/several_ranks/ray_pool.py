@@ -8,11 +8,11 @@ host costs what a lost worker does; Ray, which knows neither checkpoint nor reco
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,29 +36,30 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
+    ((kind, needed),) = needs.items()
+    name = "the cluster"
     try:
         ray.init("auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ray.exceptions.RayError) as error:
+        there = int(ray.cluster_resources().get({"num_gpus": "GPU", "num_cpus": "CPU"}[kind], 0))
+        require(there >= needed, f"--executor ray: {kind} is {there} in all; a run needs {needed}")
+        look = ray.remote(num_cpus=0, max_calls=1)(_seen)
+        with tempfile.NamedTemporaryFile(prefix=".ray-", dir=runs.absolute()) as file:
+            for host in filter(lambda host: host["Alive"], ray.nodes()):
+                name, there_alone = host["NodeManagerHostname"], On(host["NodeID"], soft=False)
+                seen = look.options(scheduling_strategy=there_alone).remote(Path(file.name))
+                shared, identity = ray.get(seen, timeout=120)
+                require(
+                    shared, f"--runs {runs}: {name} does not see it; hosts need a shared folder"
+                )
+                require_alike([identity_of(socket.gethostname()), identity])
+    except ConnectionError as error:
         raise ValueError(
             "--executor ray: this machine is in no Ray cluster; start one: ray start --head, and "
             "on every other host ray start --address=THIS_HOST:6379"
         ) from error
-    ((name, needed),) = needs.items()
-    there = int(ray.cluster_resources().get({"num_gpus": "GPU", "num_cpus": "CPU"}[name], 0))
-    require(there >= needed, f"--executor ray: {name} is {there} in all; a run needs {needed}")
-    look = ray.remote(num_cpus=0, max_calls=1)(_seen)
-    with tempfile.NamedTemporaryFile(prefix=".ray-", dir=runs.absolute()) as file:
-        for host in filter(lambda host: host["Alive"], ray.nodes()):
-            there_alone = On(host["NodeID"], soft=False)
-            try:
-                seen = look.options(scheduling_strategy=there_alone).remote(Path(file.name))
-                shared, identity = ray.get(seen, timeout=120)
-            except ray.exceptions.RayError as error:
-                name, why = host["NodeManagerHostname"], str(error).strip().splitlines()[-1]
-                raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-            sees = f"--runs {runs}: {identity['place']} does not see it; hosts need a shared folder"
-            require(shared, sees)
-            require_alike([identity_of(socket.gethostname()), identity])
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
     return there // needed
 
 
@@ -93,15 +94,17 @@ class RayPool(WorkerPool):
         """Yield events until all tasks have ended; what another start is at is left to it."""
         import ray
 
-        steps = dict[Path, int]()
-        for claim in map(self._claim, tasks):
-            if claim.elsewhere is not None:
-                yield Event(task=claim.elsewhere, kind="elsewhere")
-            if claim.claimed is not None:
-                self._submit(claim.claimed)
-        while self._running:
-            for answer in ray.wait([*self._running], timeout=0.5)[0]:
-                yield self._ending(answer, self._running.pop(answer))
+        waiting, steps = deque(tasks), dict[Path, int]()
+        while waiting or self._running:
+            while waiting:
+                claim = self._claim(waiting.popleft())
+                if claim.elsewhere is not None:
+                    yield Event(task=claim.elsewhere, kind="elsewhere")
+                if claim.claimed is not None:
+                    self._submit(claim.claimed)
+            ended = ray.wait([*self._running], timeout=0.5)[0] if self._running else []
+            for answer in ended:
+                yield self._ending(answer, self._running.pop(answer), waiting)
             for task in self._running.values():
                 lines = read_lines(run_folder(task.run, task.runs) / "metrics.jsonl")
                 if lines and lines[-1]["step"] != steps.get(task.folder):
@@ -118,32 +121,27 @@ class RayPool(WorkerPool):
         run = ray.remote(max_retries=0, max_calls=1, **self._needs)(_carried)
         self._running[run.remote(task, self._going, settings, how)] = task
 
-    def _ending(self, answer: Any, task: Task) -> Event:
-        """Return how a task ended; that of a lost host may be handed out again."""
+    def _ending(self, answer: Any, task: Task, waiting: deque[Task]) -> Event:
+        """Return how a task ended; that of a lost host may go back into the queue."""
         import ray
 
         try:
             event: Event = ray.get(answer)
         except ray.exceptions.RayError as error:
-            reason = f"its host was lost: {str(error).strip().splitlines()[0]}"
-            event = Event(task=task, kind="failed", text=reason)
-            if not self._going.exists():
-                return dataclasses.replace(event, kind="stopped")
-            if task.attempt < self._retries(task):
-                self._submit(dataclasses.replace(task, attempt=task.attempt + 1))
-                return dataclasses.replace(event, kind="returned")
+            event = self._dead(task, f"its host was lost: {str(error).splitlines()[0]}", waiting)
         if event.kind == "disk":
-            self.stop()
+            self.stop()  # the other runs have the same disk
         return event
 
     def stop(self) -> None:
         """Let every run stop after its next step; `execute` then ends by itself."""
+        super().stop()
         self._going.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End every run at once; those under way can be resumed from their checkpoints."""
         import ray
 
-        self.stop()
+        self._going.unlink(missing_ok=True)
         for answer in self._running:
             ray.cancel(answer, force=True)
