@@ -293,9 +293,7 @@ def execute(
         devices=devices,
         retries=_retries,
         carry_out=carry_out,
-        # vLLM's engine gives its memory back with its process.
-        alone=plan[0].tier == Tier.SYSTEMS.value
-        or any(getattr(run.scale, "sampler", "own") == "vllm" for run in plan),
+        alone=any(map(_needs_a_fresh_process, plan)),
         claim=claims.take,
     )
     if joined is not None:
@@ -312,6 +310,11 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+
+
+def _needs_a_fresh_process(run: RunConfig) -> bool:
+    """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
+    return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
 
 
 def _retries(task: Task) -> int:

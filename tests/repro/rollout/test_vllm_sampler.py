@@ -11,7 +11,6 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,6 +29,7 @@ from repro.models.training_memory import training_memory
 from repro.procedures.train import train_and_evaluate
 from repro.rl.noise import perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rollout.sampler import Completion
 from repro.rollout.vllm_sampler import VllmSampler, served_folder
 from repro.run.preflight import refusal
 from repro.spec.arm import NoiseConfig, PlantedRounding
@@ -41,39 +41,11 @@ from repro.targets import find
 from tests.repro.run.test_execute import few
 
 
-@dataclass
-class StandInParameters:
-    """Keyword names as in `vllm.SamplingParams`; any other is an error."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int = 16
-    logprobs: int | None = None
-    ignore_eos: bool = False
-    detokenize: bool = True
-
-
-@dataclass(frozen=True)
-class StandInRequest:
-    """As `vllm.lora.request.LoRARequest`, whose integer id must be positive."""
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-
-    def __post_init__(self) -> None:
-        assert self.lora_int_id > 0
-
-
 class StandInEngine:
     """As `vllm.LLM`: an adapter is loaded at its id's first request and served from then on."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        self.options, self.resets, self.requests = options, 0, list[StandInRequest | None]()
+        self.options, self.resets, self.requests = options, 0, list[Any]()
         self.format: Any = read_description(Path(model)).stored_format or "bf16"
         self.folder, self.answers = model, {"reason": ""}
         self.policy = load_policy(model, weight_format=self.format, compute_dtype=options["dtype"])
@@ -83,10 +55,10 @@ class StandInEngine:
     def generate(
         self,
         prompts: Sequence[dict[str, list[int]]],
-        sampling_params: Sequence[StandInParameters],
+        sampling_params: Sequence[Any],
         *,
         use_tqdm: bool = True,
-        lora_request: StandInRequest | None = None,
+        lora_request: Any = None,
     ) -> list[Any]:
         """Answer each request by the plain sampler."""
         self.requests.append(lora_request)
@@ -105,32 +77,25 @@ class StandInEngine:
         batch = TorchSampler(self.policy).sample(
             [prompt["prompt_token_ids"] for prompt in prompts],
             SamplingConfig(
-                temperature=first.temperature,
-                top_p=first.top_p,
-                top_k=first.top_k,
-                min_p=first.min_p,
+                **{
+                    name: getattr(first, name)
+                    for name in ("temperature", "top_p", "top_k", "min_p")
+                },
                 max_new_tokens=first.max_tokens,
             ),
             group_size=1,
-            seeds=[parameters.seed or 0 for parameters in sampling_params],
+            seeds=[parameters.seed for parameters in sampling_params],
         )
-        return [
-            SimpleNamespace(
-                outputs=[
-                    SimpleNamespace(
-                        token_ids=own.token_ids,
-                        logprobs=[
-                            {token: SimpleNamespace(logprob=value)}
-                            for token, value in zip(
-                                own.token_ids, own.sampled_logprobs, strict=True
-                            )
-                        ],
-                        finish_reason=self.answers["reason"] or own.finish_reason,
-                    )
-                ]
-            )
-            for own in batch.completions
-        ]
+        return [SimpleNamespace(outputs=[self.output(own)]) for own in batch.completions]
+
+    def output(self, own: Completion) -> Any:
+        """Return a completion as vLLM does."""
+        drawn = zip(own.token_ids, own.sampled_logprobs, strict=True)
+        return SimpleNamespace(
+            token_ids=own.token_ids,
+            logprobs=[{token: SimpleNamespace(logprob=value)} for token, value in drawn],
+            finish_reason=self.answers["reason"] or own.finish_reason,
+        )
 
     def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
         """Return what `func` returns for the model of each worker, of which there is one."""
@@ -149,11 +114,13 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
     for name, value in (
         ("LLM", StandInEngine),
-        ("SamplingParams", StandInParameters),
+        ("SamplingParams", SimpleNamespace),
         ("__version__", "9.9"),
     ):
         setattr(module, name, value)
-    request.LoRARequest = StandInRequest  # type: ignore[attr-defined]
+    request.LoRARequest = lambda name, number, path: SimpleNamespace(  # type: ignore[attr-defined]
+        lora_int_id=number, lora_path=path
+    )
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
@@ -324,12 +291,6 @@ def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(
     assert "is a dose" in str(refusal(dataclasses.replace(run, procedure="dose")))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'qerl-repro[vllm]'" in str(refusal(run))
-
-
-def test_a_setting_leaves_the_digests_of_runs_without_it() -> None:
-    run = run_of("nvfp4_lora")
-    assert "sampler" not in run.resolved()["scale"]
-    assert run.digest() != run_of("nvfp4_lora", sampler="vllm").digest()
 
 
 def test_the_plan_holds_a_second_copy_and_gives_vllm_the_cache() -> None:
