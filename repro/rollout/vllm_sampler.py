@@ -96,8 +96,9 @@ class VllmSampler:
     """
 
     def __init__(self, policy: Policy, *, max_positions: int, memory_share: float = 0.1) -> None:
-        # vLLM's engine in this process takes a function as it is.
+        # vLLM's engine in this process takes a function as it is, and leaves its threads alone.
         where = os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         import vllm
 
         require(
