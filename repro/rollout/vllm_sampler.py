@@ -44,13 +44,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from kernels import dispatch
 from repro.models.checkpoint import verify, weights_digest, write_quantized
 from repro.models.files.adapter_files import save_adapter
 from repro.models.loading import default_recipe, read_description
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.draw import sampling_logprobs
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
 from repro.spec.arm import require
 from repro.spec.config import SamplingConfig
@@ -209,10 +209,11 @@ class VllmSampler:
         for prompt, completion in zip(
             batch.prompt_ids[:_COMPARED], batch.completions[:: batch.group_size], strict=False
         ):
-            tokens = torch.tensor([[*prompt, *completion.token_ids]], device=self.policy.device)
-            logits = decoder(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
-            own = sampling_logprobs(logits, sampling).gather(-1, tokens[0, len(prompt) :, None])
-            off += (own[:, 0].cpu() - torch.tensor(completion.sampled_logprobs)).abs().tolist()
+            tokens = torch.tensor([*prompt, *completion.token_ids], device=self.policy.device)
+            hidden = decoder.model(input_ids=tokens[None, :-1], use_cache=False)[0][0]
+            end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]
+            own, _ = dispatch.token_logprobs(*end, sampling.temperature)
+            off += (own.cpu() - torch.tensor(completion.sampled_logprobs)).abs().tolist()
         name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
         self._note(name, sum(off) / len(off))
         self._note("channels_changed", self.channels_changed)
