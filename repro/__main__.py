@@ -276,6 +276,10 @@ def _add_running(
             metavar="SECONDS",
             help="how long ranks wait for one that does not come; longer than a rollout",
         )
+        parser.add_argument(
+            "--executor", choices=("workers", "ray"), default="workers",
+            help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
+        )  # fmt: skip
     else:
         parser.add_argument(
             "--ranks", metavar="1,2,4", help="print what a step takes on so many GPUs instead"

@@ -169,7 +169,7 @@ class LoadedRuns:
             method=f"peak of the process during {self.during}",
         )
         effects = {**self.effects[number], **self.receipts}
-        if self.loaded.device.type != "cpu":
+        if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
             effects["sampler"] = type(self.sampler).__name__
         effects |= {
             "test_sets_left_out": [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -48,6 +48,7 @@ from repro.rl.single_run.ranks import Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
+from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -175,13 +176,15 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedR
     ranks = Ranks.joined()
     with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
-        yield _loaded_runs(run, pool)
+        made = _loaded_runs(run, pool)
+        with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():
+            yield made
 
 
 def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    sampler = _sampler(policy, scale)
+    sampler = _sampler(policy, run)
     ranks = Ranks.joined()
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
@@ -196,7 +199,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
-        | ({"ranks": ranks.world} if ranks.world > 1 else {}),
+        | ({"ranks": ranks.world} if ranks.world > 1 else {})
+        | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )
 
 
@@ -240,14 +244,23 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     return step.micro_tokens, step.kept_blocks
 
 
-def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
+def _sampler(policy: Policy, run: RunConfig) -> Sampler:
     """Return the sampler, which serves both rollouts and evaluation."""
+    scale: TrainScale = run.scale
     longest = scale.longest_completion
+    positions = scale.longest_prompt + OPENING_TOKENS + longest
+    if scale.sampler == "vllm":
+        memory = training_memory(run.arm, scale)
+        if memory is None or policy.device.type == "cpu":
+            return VllmSampler(policy, max_positions=positions)
+        whole = torch.cuda.get_device_properties(policy.device).total_memory
+        share = memory.served_share(whole)
+        return VllmSampler(policy, max_positions=positions, memory_share=share)
     return sampler_for(
         policy,
         rows=scale.prompts_per_rollout * scale.group_size,
         max_new_tokens=longest,
-        max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
+        max_positions=positions,
     )
 
 

@@ -31,6 +31,7 @@ from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
 from repro.run.device_queue import (
     RETRIES,
+    SPREAD_TIERS,
     Grouping,
     devices_of,
     require_workers,
@@ -56,6 +57,7 @@ from repro.run.several_ranks.rank_processes import (
     join_torchrun,
     require_ranks,
 )
+from repro.run.several_ranks.ray_pool import RayPool, join_cluster
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
@@ -124,25 +126,38 @@ def main_run(args: argparse.Namespace) -> int:
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups))
+        threads = args.threads or default_threads(selection.tier, workers * ranks)
+        needs: dict[str, int] = {}
+        if args.executor == "ray":
+            needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
+            workers = _room_on_cluster(args, selection.tier, folder, needs)
         left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
-        needs = selection.source.needs_at(selection.tier)
-        full = disk_refusal(needs, left, workers, folder)
+        full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         text = plan_text(selection, plan, folder, expected, workers)
         for part in filter(None, (others, text, *notes)):
             console.print(part, highlight=False, markup=False)
-        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
+        batch = batches.setdefault(
+            selection.tier,
+            _Batch(workers=workers, threads=threads, devices=groups, ray_needs=needs),
+        )
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
     return _carry_out(
-        batches,
-        folder,
-        args.threads,
-        console,
-        ranks=ranks,
-        stall=args.stall_timeout,
-        joined=joined,
+        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
     )
+
+
+def _room_on_cluster(
+    args: argparse.Namespace, tier: Tier, runs: Path, needs: Mapping[str, int]
+) -> int:
+    """Return how many runs a Ray cluster has room for at once, joined and looked at."""
+    for name, value in (("--workers", args.workers), ("--devices", args.devices)):
+        require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
+    require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
+    require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
+    require_writable(runs)
+    return join_cluster(runs, needs)
 
 
 def require_ready(selection: Selection) -> None:
@@ -156,14 +171,15 @@ class _Batch:
     """The distinct runs of one tier, and the workers and devices that carry them out."""
 
     workers: int
+    threads: int
     devices: tuple[str, ...]
+    ray_needs: Mapping[str, int]
     runs: dict[str, RunConfig] = field(default_factory=dict)
 
 
 def _carry_out(
     batches: Mapping[Tier, _Batch],
     folder: Path,
-    threads: int | None,
     console: Console,
     *,
     ranks: int,
@@ -171,11 +187,10 @@ def _carry_out(
     joined: Ranks | None,
 ) -> int:
     worst = FINE
-    for tier, batch in batches.items():
+    for batch in batches.values():
         plan = list(batch.runs.values())
-        each = threads or default_threads(tier, batch.workers * ranks)
         if joined is not None and not joined.first:
-            if follow(joined, tasks_of(plan, folder, workers=1), each):
+            if follow(joined, tasks_of(plan, folder, workers=1), batch.threads):
                 return INTERRUPTED
             continue
         for path in write_plans(plan, folder):
@@ -184,9 +199,10 @@ def _carry_out(
             plan,
             folder,
             workers=batch.workers,
-            threads=each,
+            threads=batch.threads,
             console=console,
             devices=batch.devices,
+            ray_needs=batch.ray_needs,
             ranks=ranks,
             stall=stall,
             joined=joined,
@@ -218,6 +234,7 @@ def execute(
     ranks: int = 1,
     stall: float = 600.0,
     joined: Ranks | None = None,
+    ray_needs: Mapping[str, int] | None = None,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
@@ -233,6 +250,8 @@ def execute(
         Processes of each run, and seconds that they wait for one another.
     joined
         The ranks that torchrun started, seen from this process; None without torchrun.
+    ray_needs
+        CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
 
     Raises
     ------
@@ -252,14 +271,15 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = tasks_of(pending, runs, workers=workers, grouping=grouping)
+    tasks = tasks_of(pending, runs.absolute(), workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
     if ranks > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    pool: WorkerPool | InPlace = WorkerPool(
+    make = partial(RayPool, ray_needs) if ray_needs else WorkerPool
+    pool: WorkerPool | InPlace = make(
         workers,
         runs / "workers.log",
         threads,
@@ -267,7 +287,7 @@ def execute(
         devices=devices,
         retries=_retries,
         carry_out=carry_out,
-        alone=plan[0].tier == Tier.SYSTEMS.value,
+        alone=any(map(_needs_a_fresh_process, plan)),
         claim=claims.take,
     )
     if joined is not None:
@@ -284,6 +304,11 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+
+
+def _needs_a_fresh_process(run: RunConfig) -> bool:
+    """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
+    return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
 
 
 def _retries(task: Task) -> int:

@@ -40,7 +40,8 @@ def refusal(run: RunConfig) -> str | None:
     scale = run.scale
     refusals = [missing_package(run)]
     if isinstance(scale, TrainScale):
-        refusals += [_noise_refusal(run), *_data_refusals(dataclasses.replace(scale, seeds=()))]
+        refusals += [_noise_refusal(run), _sampler_refusal(run)]
+        refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
             refusals += [memory_of(run.arm, scale)[1]] if is_published(scale) else []
         except ValueError as error:  # a config.json without a decoder's sizes
@@ -103,6 +104,28 @@ def _noise_refusal(run: RunConfig) -> str | None:
         f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates per rollout: "
         f"{every}); {way}"
     )
+
+
+def _sampler_refusal(run: RunConfig) -> str | None:
+    """Return why vLLM cannot sample for a run that asks for it, or None."""
+    arm, scale = run.arm, run.scale
+    if scale.sampler == "own":
+        return None
+    if importlib.util.find_spec("vllm") is None:
+        return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
+    if run.procedure not in ("train", "evaluate") or scale.together:
+        how = "trained together with others" if scale.together else f"a {run.procedure}"
+        return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
+    if arm.training == "full":
+        return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
+    if arm.rounding or arm.weight_noise or scale.permuted:
+        return f"{arm.name} changes the weights on loading, vLLM's copy has them not; it needs own"
+    if arm.training == "lora" and arm.loss.importance_cap is None:
+        return (
+            f"{arm.name}: what vLLM samples from differs from what is trained by rounding, and "
+            "loss.importance_cap is None; needed is a number: --set arm.loss.importance_cap=2"
+        )
+    return None
 
 
 def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
