@@ -171,12 +171,14 @@ def hash_of(purpose: str, text: str) -> str:
 def _decoded(raw: bytes, where: str) -> Any:
     """Return the JSON value on one line of bytes."""
     try:
-        return json.loads(raw)
+        value: Any = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
     except (RecursionError, ValueError) as error:
         raise DataError(
             f"{where}: {_shown(raw.strip())} is not read ({_shown(str(error))}); each line must be "
             "one JSON object in UTF-8"
         ) from error
+    return value
 
 
 def _shown(value: Any, limit: int = 80) -> str:

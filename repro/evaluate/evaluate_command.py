@@ -31,7 +31,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import digest_of_files, resolve, weights_digest
-from repro.models.files.adapter_files import TENSORS, load_adapted, read_adapter
+from repro.models.files.adapter_files import TENSORS, base_named, load_adapted, read_adapter
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
@@ -90,7 +90,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
     template, sampling = template_source(args.template), sampling_of(args)
-    name = str(args.checkpoint or (stored and stored.base))
+    name = args.checkpoint or (base_named(adapter, stored) if adapter and stored else "")
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(name, revision or "")
     description, tokenizer = read_description(folder), load_tokenizer(folder)

@@ -202,10 +202,20 @@ def stock_logits(
     device: str,
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained,
 ) -> Tensor:
-    """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V)."""
+    """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V).
+
+    Raises
+    ------
+    DifferentError
+        When it cannot read the folder.
+    """
     disable_progress_bar()
     with released():
-        model = load(str(folder), dtype=dtype, device_map=device).eval()
+        try:
+            model = load(str(folder), dtype=dtype, device_map=device).eval()
+        except (ImportError, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise DifferentError(f"transformers does not read {folder}: {said}") from error
         logits = logits_of(model, rows)
         del model
     return logits

@@ -141,6 +141,8 @@ def require_plain(config: Any, where: object) -> None:
     theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
     require(theta is not None and 0 < theta < math.inf, "rope_theta", theta, "a number above 0")
     require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))
+    kept = getattr(config, "return_dict", True)
+    require(kept is True, "return_dict", kept, "true, or nothing")
     chunks = getattr(config, "dual_chunk_attention_config", None)
     require(not chunks, "dual_chunk_attention_config", chunks, "none")
 

@@ -41,6 +41,7 @@ from repro.models.quantized_linear import QuantizedLinear, relative_error
 
 # Beside the weights of a policy pre-trained here: recipe, seed, loss and quality.
 SUMMARY_FILE = "pretraining.json"
+_CONFIG_FAULTS = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
 _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
@@ -126,15 +127,22 @@ def read_description(folder: Path) -> ModelDescription:
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
     """Return transformers' config of the values of `config.json`, validated by it."""
-    faults = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
     try:
         return AutoConfig.for_model(**raw)
-    except faults as error:
-        lines = str(error).split("\n")
-        named = re.fullmatch(r"Validation error for field '(\w+)':", lines[0])
-        field = f"field {named[1]} is {reprlib.repr(raw.get(named[1]))}; " if named else ""
-        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", lines[-1])
+    except _CONFIG_FAULTS as error:
+        named = next((name for name in raw if _builds(raw, name)), None)
+        field = f"field {named} is {reprlib.repr(raw[named])}; " if named else ""
+        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", str(error).split("\n")[-1])
         raise CheckpointError(f"{path}: {field}{fault}") from error
+
+
+def _builds(raw: Mapping[str, Any], name: str) -> bool:
+    """Say whether a config that does not build is one without this field."""
+    try:
+        AutoConfig.for_model(**{key: value for key, value in raw.items() if key != name})
+    except (ValueError, *_CONFIG_FAULTS):
+        return False
+    return name != "model_type"
 
 
 def stored_ends(path: Path) -> list[int] | None:

@@ -268,7 +268,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         read_object(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)
+        ids = tokenizer("1 + 1 = 2")["input_ids"]
+        require(bool(ids), "it has no vocabulary")
+        tokenizer.batch_decode([ids], skip_special_tokens=True)
     except Exception as error:  # tokenizers raises bare exceptions, transformers what it meets
         broken, said = folder, error
         if vocabulary.is_file():

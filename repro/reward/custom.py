@@ -29,6 +29,7 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -84,7 +85,7 @@ def pay(
     """Call a user's reward; it must return one finite number or None for each completion."""
     try:
         returned: Any = function(completions=list(completions), answers=list(answers))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
     is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str)
     require(
@@ -110,7 +111,7 @@ def _imported(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"reward module {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -136,8 +137,9 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
+    with suppress(OverflowError):
+        if isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
     raise ValueError(f"reward {named} returned {_shown(value)}; needed is a finite number or None")
 
 

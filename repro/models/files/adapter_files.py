@@ -46,6 +46,7 @@ from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
+from repro.spec.hub import is_hub_name
 
 PREFIX = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
@@ -197,15 +198,32 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     config = read_json(path)
     trained = Path(folder) / ORIGIN
     own = read_json(trained) if trained.is_file() else {}
-    planted = own.get("rounding")
+    order, planted = own.get("order"), own.get("rounding")
+    if not isinstance(order, int | None):
+        raise CheckpointError(f"{trained}: order is {order!r}; needed is a whole number or null")
+    try:
+        rounding = None if planted is None else PlantedRounding(**planted)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{trained}: rounding is {planted!r}: {error}") from error
     return StoredAdapter(
         settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
         weight_format=_trained_format(trained),
-        order=own.get("order"),
-        rounding=None if planted is None else PlantedRounding(**planted),
+        order=order,
+        rounding=rounding,
     )
+
+
+def base_named(adapter: str | Path, stored: StoredAdapter) -> str:
+    """Return the base that an adapter's files name; `CheckpointError` where it cannot be one."""
+    base = stored.base or ""
+    if base != "tiny" and not is_hub_name(base) and not (base and Path(base).expanduser().exists()):
+        raise CheckpointError(
+            f"{Path(adapter) / CONFIG}: base_model_name_or_path is {stored.base!r}, which is not "
+            "here; name the checkpoint that the adapter was trained on"
+        )
+    return base
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -235,6 +253,7 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     require(number and 0 < abs(alpha or 0) < 1e30, "lora_alpha", "a number but 0")
     for field in ("base_model_name_or_path", "revision"):
         require(isinstance(values.get(field), str | None), field, "a text")
+    require(isinstance(values.get("use_rslora"), bool | None), "use_rslora", "true or false")
     return AdapterSettings(
         rank=int(rank or 0),
         alpha=float(alpha or 0),
@@ -278,9 +297,7 @@ def load_adapted(
         When the base stores codes of another format.
     """
     stored = read_adapter(adapter)
-    base = checkpoint if checkpoint is not None else stored.base
-    if base is None:
-        raise CheckpointError(f"{Path(adapter) / CONFIG} names no base; name the checkpoint")
+    base = checkpoint if checkpoint is not None else base_named(adapter, stored)
     settings = stored.settings
     policy = load_policy(
         base,

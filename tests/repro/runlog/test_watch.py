@@ -25,7 +25,9 @@ from repro.spec.variants import with_reward, with_steps
 from repro.targets import find
 
 
-def rollout(mixed: int = 0, reward: tuple[float, ...] = (0.0, 0.0), right: float = 0.25) -> Any:
+def rollout(
+    mixed: int = 0, reward: tuple[float | None, ...] = (0.0, 0.0), right: float = 0.25
+) -> Any:
     return SimpleNamespace(mixed=mixed, reward=list(reward), lenient_sampled=right)
 
 
@@ -37,12 +39,13 @@ def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dic
     ("reward", "why"),
     [
         ((0.0, 0.0), "every reward is 0"),
+        ((None, None), "no completion has a reward"),
         ((1.0, 1.0), "no reward differs from the others of its group"),
         ((), "dynamic sampling kept no group"),
     ],
 )
 def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
-    reward: tuple[float, ...], why: str
+    reward: tuple[float | None, ...], why: str
 ) -> None:
     watch = Watch()
     said = [
