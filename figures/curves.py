@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import GREY, Style, frame, name_ends, new_figure, styles, tidy
+from figures.style import GREY, Style, frame, ink, name_ends, new_figure, styles, tidy
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates, rank_of
@@ -247,8 +247,8 @@ def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
         # Below the point where a stroke lies above it.
         up = point.must is None or point.must <= point.mean
         axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6 if up else -13),
-                      ha="center", textcoords="offset points", fontsize=8, color=style.colour,
-                      bbox=_BEHIND)  # fmt: skip
+                      ha="center", textcoords="offset points", fontsize=8,
+                      color=ink(style.colour), bbox=_BEHIND)  # fmt: skip
 
 
 def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> None:

@@ -86,7 +86,7 @@ def test_nothing_to_draw_is_said_and_is_no_success(
     ("line", "words"),
     [
         ("--blessed --tier sytems", "there is no tier 'sytems' (did you mean systems?)"),
-        ("--kinds gif", "--kinds gif: needs png, svg or png,svg"),
+        ("--kinds gif", "--kinds gif: needs some of png,svg,pdf"),
         ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
     ],
 )
