@@ -46,13 +46,9 @@ _TITLES = {
     "claims": "Claims with their verdicts",
     "doses": "How large each treatment is",
 }
-# Of several targets, by the last word of a picture's name on the systems page.
-_OF_SYSTEMS = {
-    "throughput": curves.by_batch,
-    "ranks": curves.by_rank,
-    "steps": bars.steps,
-    "memory": bars.memory,
-}
+# Of several targets, by the last word of a picture's name on the systems page, where its first
+# names no table or figure.
+_OF_SYSTEMS = {"throughput": curves.by_batch, "memory": bars.memory}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,12 +211,14 @@ def _of_target(checked: Checked, expected: Path) -> Iterator[tuple[str, Figure]]
 
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of the systems page."""
-    behind = f"; {Tier.SYSTEMS.value} tier"
+    behind, found = f"; {Tier.SYSTEMS.value} tier", paper.by_target(checks, ())
     for block in BLOCKS.values():
         of_block = [one for one in checks if one.selection.target.name in block.targets]
-        if block.picture and of_block:
+        first, _, kind = block.picture.rpartition("_")
+        if first in PICTURES and of_block:
+            yield block.picture, paper.draw(first, found, expected)[0]
+        elif block.picture and of_block:
             title = f"{block.asks[:1].upper()}{block.asks[1:]}{behind}"
-            kind = block.picture.rpartition("_")[2]
             figure = _OF_SYSTEMS[kind](of_block, expected, title)
             if figure is not None:
                 yield block.picture, figure

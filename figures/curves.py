@@ -1,4 +1,4 @@
-"""Curves: reward and entropy over training steps, tokens per second over batch or LoRA rank.
+"""Curves: reward and entropy over training steps, tokens per second over batch.
 
 Of training: the mean over seeds of a centred moving average, averaged first within a seed, with the
 95 % t interval of that mean where there are three seeds or more. An interval of two seeds is
@@ -21,17 +21,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import GREY, Style, frame, ink, name_ends, new_figure, styles, tidy
+from figures.style import GREY, Style, frame, ink, looks_of, name_ends, new_figure, styles, tidy
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
-from repro.report.systems_rates import comparisons, printed_rates, rank_of
+from repro.report.systems_rates import comparisons, printed_rates
 from repro.report.verdicts import stated_bars
-from repro.spec.arm import Arm
 
 WINDOW = 5
 _BAND_SEEDS = 3
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_RANK = re.compile(r"_r\d+(?=_|$)|, rank \d+")
 _BASE = "bf16_lora"
 # A stroke's ends, as factors of its place on a logarithmic axis.
 _STROKE = 1.35
@@ -126,12 +124,12 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
     return figure
 
 
-# (model, arm without its rank) to its points.
+# (model, arm) to its points.
 Rates = Mapping[tuple[str, str], Sequence[Point]]
 
 
-def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -> Rates:
-    """Return tokens per second by batch or, if so asked, by LoRA rank; the smallest models first.
+def rates(checks: Sequence[Checked], expected: Path) -> Rates:
+    """Return tokens per second by batch, the smallest models first.
 
     Parameters
     ----------
@@ -146,15 +144,14 @@ def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -
             if not (match := _RATE.fullmatch(metric.name)):
                 continue
             for arm, values in checked.evidence.values(metric.name).items():
-                place = rank_of(arm) if by_rank else int(match[2])
-                plain, bar = _RANK.sub("", arm), bars.get((arm, metric.name))
+                place, bar = int(match[2]), bars.get((arm, metric.name))
                 point = replace(
                     _point(place, mean_interval([*values.values()])),
                     must=None if bar is None else bar.accept[0],
                     goal=None if bar is None else bar.goal,
-                    paper=printed.get((match[1], plain, place)),
+                    paper=printed.get((match[1], arm, place)),
                 )
-                found.setdefault((match[1], plain), []).append(point)
+                found.setdefault((match[1], arm), []).append(point)
     ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
 
@@ -176,7 +173,7 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
 
 def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
     """Return the figure: a column per model, above the rates, below how many times LoRA's."""
-    lines, ratios, looks = rates(checks, expected), gains(checks, expected), _styles(checks)
+    lines, ratios, looks = rates(checks, expected), gains(checks, expected), looks_of(checks)
     models = list(dict.fromkeys(model for model, _ in lines))
     figure = new_figure(1.0 + 2.9 * len(models), 6.4)
     grid = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
@@ -190,38 +187,13 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
         above.minorticks_off()
         below.axhline(1.0, color=looks[_BASE].colour, linewidth=1.2)
         below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
-        _finish(above, below, model, lines, "batch")
+        _finish(above, below, model, lines)
     grid[0][0].set_ylabel("tokens per second")
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     records = [record for checked in checks for record in checked.evidence.every_record()]
-    frame(figure, title, f"{_note(checks)}; {captions.adapter(records)}", _keys(lines, looks))
+    note = f"{captions.origin(records)}; mean and 95 % interval\n{captions.rollouts(records)}"
+    frame(figure, title, f"{note}; {captions.adapter(records)}", _keys(lines, looks))
     return figure
-
-
-def by_rank(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
-    """Return the figure by LoRA rank at batch 1, a panel per model; axes begin at zero."""
-    lines, looks = rates(checks, expected, by_rank=True), _styles(checks)
-    models = list(dict.fromkeys(model for model, _ in lines))
-    figure = new_figure(max(1.0 + 2.7 * len(models), 7.0), 4.4)
-    (grid,) = figure.subplots(1, len(models), squeeze=False)
-    for axes, model in zip(grid, models, strict=True):
-        for arm, style in looks.items():
-            _draw_rates(axes, lines.get((model, arm), ()), style)
-        of_model = [p for (name, _), points in lines.items() if name == model for p in points]
-        axes.set_ylim(0, 1.08 * max(max(p.mean, p.paper or 0.0) for p in of_model))
-        _finish(axes, axes, model, lines, "LoRA rank")
-    grid[0].set_ylabel("tokens per second, batch 1")
-    frame(figure, title, _note(checks), _keys(lines, looks))
-    return figure
-
-
-def _styles(checks: Sequence[Checked]) -> dict[str, Style]:
-    """Return the style of each arm by its name without a rank, as of the first of its ranks."""
-    first: dict[str, Arm] = {}
-    for arm in (arm for checked in checks for arm in checked.selection.target.arms):
-        plain = replace(arm, name=_RANK.sub("", arm.name), label=_RANK.sub("", arm.label))
-        first.setdefault(plain.name, plain)
-    return styles(first.values())
 
 
 def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
@@ -251,8 +223,8 @@ def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
                       color=ink(style.colour), bbox=_BEHIND)  # fmt: skip
 
 
-def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> None:
-    """Name a column's model and its places, which are powers of two."""
+def _finish(above: Axes, below: Axes, model: str, lines: Rates) -> None:
+    """Name a column's model and its batches, which are powers of two."""
     for axes in (above, below):
         tidy(axes)
     above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
@@ -263,13 +235,7 @@ def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> 
     below.set_xticks(places)
     below.xaxis.set_major_formatter("{x:g}")
     below.minorticks_off()
-    below.set_xlabel(xlabel)
-
-
-def _note(checks: Sequence[Checked]) -> str:
-    records = [record for checked in checks for record in checked.evidence.every_record()]
-    first = f"{captions.origin(records)}; mean and 95 % interval"
-    return f"{first}\n{captions.rollouts(records)}"
+    below.set_xlabel("batch")
 
 
 def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:

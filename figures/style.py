@@ -18,6 +18,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from repro.judge.check import Checked
 from repro.spec.arm import Arm
 
 GREY = "#505050"
@@ -67,6 +68,12 @@ def styles(arms: Iterable[Arm]) -> dict[str, Style]:
         found[arm.name] = Style(label=label, colour=COLOURS[factor], line=line)
         seen[factor] += 1
     return found
+
+
+def looks_of(checks: Iterable[Checked]) -> dict[str, Style]:
+    """Return the style of each arm of several targets."""
+    arms = {arm.name: arm for checked in checks for arm in checked.selection.target.arms}
+    return styles(arms.values())
 
 
 def _factor(arm: Arm) -> str:
