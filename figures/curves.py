@@ -25,14 +25,11 @@ from figures.style import GREY, Style, frame, ink, looks_of, name_ends, new_figu
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates
-from repro.report.verdicts import stated_bars
 
 WINDOW = 5
 _BAND_SEEDS = 3
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _BASE = "bf16_lora"
-# A stroke's ends, as factors of its place on a logarithmic axis.
-_STROKE = 1.35
 # What stands behind a number, so that no line strikes it through.
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 
@@ -45,8 +42,6 @@ class Point:
     ----------
     low, high
         Its 95 % interval, None of one value.
-    must, goal
-        Least accepted, and what was hoped for; None where nothing is demanded.
     paper
         The paper's value, None where it has none.
     """
@@ -55,8 +50,6 @@ class Point:
     mean: float
     low: float | None
     high: float | None
-    must: float | None = None
-    goal: float | None = None
     paper: float | None = None
 
     @property
@@ -139,18 +132,12 @@ def rates(checks: Sequence[Checked], expected: Path) -> Rates:
     found: dict[tuple[str, str], list[Point]] = {}
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)
-        bars = {bar.key: bar.expectation for bar in stated_bars(checked, expected)}
         for metric in checked.selection.target.metrics:
             if not (match := _RATE.fullmatch(metric.name)):
                 continue
             for arm, values in checked.evidence.values(metric.name).items():
-                place, bar = int(match[2]), bars.get((arm, metric.name))
-                point = replace(
-                    _point(place, mean_interval([*values.values()])),
-                    must=None if bar is None else bar.accept[0],
-                    goal=None if bar is None else bar.goal,
-                    paper=printed.get((match[1], arm, place)),
-                )
+                point = _point(int(match[2]), mean_interval([*values.values()]))
+                point = replace(point, paper=printed.get((match[1], arm, int(match[2]))))
                 found.setdefault((match[1], arm), []).append(point)
     ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
@@ -162,12 +149,8 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
     for checked in checks:
         for item in comparisons(checked, expected):
             if item.slow.arm == _BASE and item.ratio is not None:
-                found.setdefault((item.model, item.fast.arm), {})[item.place] = replace(
-                    _point(item.place, item.ratio),
-                    # For being faster alone the line at 1 stands.
-                    must=None if item.required == 1 else item.required,
-                    paper=item.paper,
-                )
+                point = replace(_point(item.place, item.ratio), paper=item.paper)
+                found.setdefault((item.model, item.fast.arm), {})[item.place] = point
     return {key: [points[place] for place in sorted(points)] for key, points in found.items()}
 
 
@@ -197,15 +180,11 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
 
 
 def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
-    """Draw a line with its intervals, the paper's values as open circles, and what is demanded."""
+    """Draw a line with its intervals, and the paper's values as open circles."""
     for point in points:
         if point.paper is not None:
             axes.plot(point.place, point.paper, "o", color=style.colour, markerfacecolor="none",
                       markersize=7)  # fmt: skip
-        ends = [point.place / _STROKE, point.place * _STROKE]
-        for bound, line in ((point.must, "-"), (point.goal, ":")):
-            if bound is not None:
-                axes.plot(ends, [bound, bound], color=style.colour, linestyle=line, linewidth=1.5)
     spread = [(p.mean - p.ends[0], p.ends[1] - p.mean) for p in points]
     if points:
         axes.errorbar([p.place for p in points], [p.mean for p in points],
@@ -216,9 +195,7 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
 def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
     _draw_rates(axes, points, style)
     for point in points:
-        # Below the point where a stroke lies above it.
-        up = point.must is None or point.must <= point.mean
-        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6 if up else -13),
+        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
                       ha="center", textcoords="offset points", fontsize=8,
                       color=ink(style.colour), bbox=_BEHIND)  # fmt: skip
 
@@ -249,8 +226,4 @@ def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
     if any(point.paper is not None for point in points):
         handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="none", markersize=7,
                               linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
-    if any(point.must is not None for point in points):
-        handles.append(Line2D([], [], color=GREY, linewidth=1.5, label="bar"))
-    if any(point.goal is not None for point in points):
-        handles.append(Line2D([], [], color=GREY, linewidth=1.5, linestyle=":", label="goal"))
     return handles

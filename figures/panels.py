@@ -74,7 +74,6 @@ _FULL, _LORA, _NF4, _MXFP4, _NVFP4, _QERL = (
 )
 _PLAIN = replace(_LORA, name="LoRA")
 _AQN = (replace(_QERL, name="w AQN"), replace(_NVFP4, name="w/o AQN"))
-_OTHERS = ("nvfp4", "mxfp4", "nf4", "bf16")
 
 
 def _others(names: str, arms: str, rows: str, values: tuple[str, ...]) -> tuple[Series, ...]:
@@ -82,16 +81,14 @@ def _others(names: str, arms: str, rows: str, values: tuple[str, ...]) -> tuple[
     return tuple(
         Series(name=names.format(value), arm=arms.format(value.replace("-", "")),
                rows=(rows.format(value),), colour=colour)
-        for value, colour in zip(values, _OTHERS, strict=False)
+        for value, colour in zip(values, ("nvfp4", "mxfp4", "nf4", "bf16"), strict=False)
     )  # fmt: skip
 
 
 _SCHEDULES = _others("{} decay", "aqn_{}", "{}", ("linear", "exponential", "cosine", "logarithmic"))
 _RANKS = _others("rank={}", "rank_{}", "rank {}", ("16", "32", "64", "128"))
-_QERL_RATES, _LORA_RATES = (
-    _others(f"{name}(lr={{}})", f"{name.lower()}_{{}}", "lr {}", ("3e-5", "5e-6"))
-    for name in ("QeRL", "LoRA")
-)
+_QERL_RATES = _others("QeRL(lr={})", "qerl_{}", "lr {}", ("3e-5", "5e-6"))
+_LORA_RATES = _others("LoRA(lr={})", "lora_{}", "lr {}", ("3e-5", "5e-6"))
 
 
 def _reward(title: str, model: str, series: tuple[Series, ...], end: float, y: tuple[float, float],
@@ -109,14 +106,12 @@ def _bars(title: str, model: str, unit: str, runs: str, metric: str, cells: str,
 # As Fig. 11 names the arms.
 METHODS = {"bf16_lora": "LoRA", "nf4_lora": "QLoRA", "nvfp4_lora": "QeRL"}
 _RIGHT, _GSM8K, _RATE, _TIMES = "% right", "GSM8K, % right", "tokens/s", "times LoRA's speed"
-_ROLLOUT = "tokens_per_second_{size}_{n}"
 _SIZES = (("3B", _3B), ("7B", _7B), ("14B", _14B), ("32B", _32B))
 _BIGMATH = (("7B", _7B, "table2"), ("14B", _14B, "table2_14b"), ("32B", _32B, "table2_32b"))
-_BENCHMARKS = ("MATH500", "AIME24", "AIME25", "AMC23", "Avg")
 # The suite's steps recompute activations, as the paper's "w/ GC" do.
 _SPEED_TABLE = (
     ("Model size", "GB", "size", "size"),
-    ("Throughput, rollout phase", _RATE, _ROLLOUT, "rollout"),
+    ("Throughput, rollout phase", _RATE, "tokens_per_second_{size}_{n}", "rollout"),
     ("Throughput, speedup", _TIMES, "gain_{size}_{n}", "rollout_ratio_printed"),
     ("E2E RL speedup, w/o GC", _TIMES, "", "e2e_speedup"),
     ("E2E RL speedup, w/ GC", _TIMES, "speedup_{size}_b{n}", "e2e_speedup_checkpointed"),
@@ -136,7 +131,7 @@ PICTURES: dict[str, tuple[int, tuple[Panel, ...]]] = {
         _bars(f"{size}: {name}", model, _RIGHT, runs,
               "accuracy" if name == "Avg" else f"accuracy_{name.lower()}", size, name)
         for size, model, runs in _BIGMATH
-        for name in _BENCHMARKS
+        for name in ("MATH500", "AIME24", "AIME25", "AMC23", "Avg")
     )),
     "table3": (4, tuple(
         _bars(f"{size}: {title}", model, unit, runs, metric, size, quantity)

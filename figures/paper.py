@@ -47,18 +47,11 @@ _COMPUTED = "computed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What is drawn at one place: a row of the CSV file.
+    """What is drawn at one place, by the `paper` or `here`: a row of the CSV file.
 
-    Attributes
-    ----------
-    source
-        `paper` or `here`.
-    place, x
-        Label of a bar, or how the paper says where; the step, None where it gives none.
-    y, low, high, n
-        Value (None: not run, or a step alone), its interval, and of how many seeds or repeats.
-    origin
-        The place in the paper, or target, arm and device of the records.
+    `place` is a bar's label or how the paper says where, `x` the step if it gives one; `y` is None
+    of a step alone and of what was not run; `n` counts seeds or timed repeats, and `origin` is the
+    place in the paper, or target, arm and device of the records.
     """
 
     panel: str
@@ -186,18 +179,14 @@ def _origin(checked: Checked, arm: str) -> str:
 def _bars(panel: Panel, cells: Sequence[PaperCell], found: Found, expected: Path) -> list[Mark]:
     """Return for each cell this suite's mark and, of the paper's models, the paper's."""
     if panel.files:
-        named = [dataclasses.replace(c, row=METHODS[c.arm]) for c in cells]
-        cells = sorted({(c.arm, c.column): c for c in named}.values(), key=_by_rank)
+        ranked = {(int(c.column.rpartition(" ")[2]), c.arm): c for c in cells}
+        cells = [dataclasses.replace(c, row=METHODS[c.arm]) for _, c in sorted(ranked.items())]
     marks: list[Mark] = []
     for checks in _groups(panel, found):
         marks = [m for cell in cells for m in _bar(panel, cell, checks, expected)]
         if any(mark.source == "here" and mark.n for mark in marks):
             return marks
     return marks if panel.model else []
-
-
-def _by_rank(cell: PaperCell) -> tuple[int, str]:
-    return int(cell.column.rpartition(" ")[2]), cell.arm
 
 
 def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> Iterator[Mark]:
@@ -375,6 +364,8 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
         axes.annotate(words[place], (ends[place], row), xytext=(6, 0), va="center", fontsize=7.5,
                       textcoords="offset points")  # fmt: skip
     tidy(axes, "x")
+    if panel.unit.startswith("times"):
+        axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.2)
     axes.set_yticks(range(len(places)), places, fontsize=8)
     axes.set(xlim=(0, 1.6 * max(ends.values())), ylim=(len(places) - 0.5, -0.5), xlabel=panel.unit)
 
