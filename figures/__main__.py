@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 when something was drawn, 1 when there was nothing to draw, 2 for a bad command line.
     """
     try:
-        args = build_parser().parse_args(arguments)
+        args = parsed(arguments)
         kinds = _kinds(args)
         args.tier = args.tier and parse_tier(args.tier).value
         out, expected = Path(args.out), Path(args.expected)
@@ -79,11 +79,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if drawn else 1
 
 
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's flags and, as `paper`, its words, wherever among them they stand.
+
+    Raises
+    ------
+    ValueError
+        If a flag is none.
+    """
+    parser = build_parser()
+    args, words = argparse.ArgumentParser.parse_known_args(parser, arguments)
+    if any(word.startswith("-") for word in words):
+        parser.parse_args(arguments)  # which says which
+    args.paper = words
+    return args
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = SentenceParser(prog="figures", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "paper", nargs="*", help="`paper`: the paper's tables and figures, or those named after it"
+    parser = SentenceParser(
+        prog="figures",
+        usage="figures [paper [NAME ...]] [flags]",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="`paper` draws the paper's tables and figures, or those named after it.",
     )
     parser.add_argument("--records", default="runs", help="folder of records")
     parser.add_argument("--blessed", action="store_true", help="the records behind expectations")

@@ -31,7 +31,7 @@ _BAND_SEEDS = 3
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _BASE = "bf16_lora"
 # What stands behind a number, so that no line strikes it through.
-_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
     for point in points:
         axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
                       ha="center", textcoords="offset points", fontsize=8,
-                      color=ink(style.colour), bbox=_BEHIND)  # fmt: skip
+                      color=ink(style.colour), bbox=BEHIND)  # fmt: skip
 
 
 def _finish(above: Axes, below: Axes, model: str, lines: Rates) -> None:

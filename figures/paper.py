@@ -63,7 +63,7 @@ class Mark:
     y: float | None = None
     low: float | None = None
     high: float | None = None
-    n: int = 1
+    n: int = 0
     unit: str
     colour: str
     origin: str
@@ -116,11 +116,12 @@ def _points(panel: Panel, cell: PaperCell, known: set[str]) -> Iterator[Mark]:
         y = float(at[1])
     elif place == "start":
         x = 0.0
+    unit = f"difference of {cell.unit}" if cell.quantity == "difference" else cell.unit
     named = {part for part in row.split(", ") if part in known}
     whole = Series(name=row, arm="", rows=(), colour="bf16")
     for series in [s for s in panel.series if named & {*s.rows}] if named else [whole]:
         yield Mark(panel=panel.title, series=series.name, source="paper", model=panel.model, x=x,
-                   y=y, place=place, unit=f"{cell.quantity}, {cell.unit}", colour=series.colour,
+                   y=y, place=place, unit=unit, colour=series.colour,
                    origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
 
 
@@ -157,7 +158,8 @@ def _schedule(panel: Panel, series: Series) -> list[Mark]:
     noise = dataclasses.replace(noise, sigma_start=5e-2)
     return [
         Mark(panel=panel.title, series=series.name, source="here", model=_COMPUTED, x=stage,
-             y=sigma_of_stage(noise, stage), unit=panel.unit, colour=series.colour, origin="Eq. 8")
+             y=sigma_of_stage(noise, stage), n=1, unit=panel.unit, colour=series.colour,
+             origin="Eq. 8")
         for stage in range(1, noise.num_stages)
     ]  # fmt: skip
 
@@ -362,12 +364,14 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
             words[mark.place] = f"{mark.y:,.{digits}f}"
     for row, place in enumerate(places):
         axes.annotate(words[place], (ends[place], row), xytext=(6, 0), va="center", fontsize=7.5,
-                      textcoords="offset points")  # fmt: skip
+                      textcoords="offset points", bbox=curves.BEHIND)  # fmt: skip
     tidy(axes, "x")
     if panel.unit.startswith("times"):
         axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.2)
     axes.set_yticks(range(len(places)), places, fontsize=8)
     axes.set(xlim=(0, 1.6 * max(ends.values())), ylim=(len(places) - 0.5, -0.5), xlabel=panel.unit)
+    if "%" in panel.unit:
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
 
 
 def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch]:

@@ -107,9 +107,9 @@ def test_the_runs_and_arms_of_panels_exist() -> None:
 
 
 def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_path: Path) -> None:
-    line = ["paper", "figure15", "figure11", "--blessed", "--expected", str(EXPECTED)]
+    line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
     assert main([*line, "--out", str(tmp_path / "a")]) == 0
-    assert main([*line, "--out", str(tmp_path / "b"), "--kinds", "pdf,csv"]) == 0
+    assert main(["--kinds", "pdf,csv", "--out", str(tmp_path / "b"), *line]) == 0
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         f"{name}.{kind}"
