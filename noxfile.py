@@ -88,6 +88,8 @@ def repro(session: nox.Session, *arguments: str) -> None:
 
 def add_reproduction(target: Target) -> None:
     """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
+    drawn = target.paper_file not in ("", "table4")
+    picture = f". The paper's own panels: python -m figures paper {target.name}" if drawn else ""
 
     def session_of(session: nox.Session) -> None:
         try:
@@ -97,8 +99,9 @@ def add_reproduction(target: Target) -> None:
             stored = (
                 f". Stored runs are judged anywhere: python -m repro check {target.name} --blessed"
             )
-            session.error(f"{error}{stored if target.tiers() else ''}")
+            session.error(f"{error}{stored if target.tiers() else ''}{picture}")
         repro(session, "reproduce", target.name, *session.posargs)
+        session.log(picture.removeprefix(". "))
 
     tiers = ", ".join(tier.value for tier in target.tiers()) or "nothing to run"
     session_of.__doc__ = f"{target.title} ({tiers})."

@@ -40,7 +40,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
-    "figures": (*_VERDICTS, "repro.judge", "repro.report"),
+    # Of models, what checkpoints weigh, which needs no torch.
+    "figures": (*_VERDICTS, "repro.judge", "repro.report", "repro.models.memory_plan"),
 }
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("transformers", "peft", "vllm"),
