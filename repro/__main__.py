@@ -117,11 +117,16 @@ def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "bundle",
         help="pack a target's records for others; --verify judges such a file from scratch",
     )
-    parser.add_argument("file", metavar="FILE", help="of the bundle")
+    parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
     parser.add_argument("target", metavar="TARGET", nargs="?", help="see `repro list`")
     parser.add_argument("--tier", help=_TIERS)
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument("--verify", action="store_true", help="carries nothing out; as `check`")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="judge FILE, or each in a folder, and carry nothing out; exit status 1 when a record "
+        "is refused",
+    )
     parser.set_defaults(command=_bundle)
 
 
@@ -433,22 +438,22 @@ def _bless(args: argparse.Namespace) -> int:
 
 def _bundle(args: argparse.Namespace) -> int:
     from pathlib import Path
-    from tempfile import TemporaryDirectory
 
-    from repro.judge.bundle import pack, unpack
-    from repro.run.places import runs_folder
+    from repro.evidence.store import RunsFolder
+    from repro.judge.bundle import pack
+    from repro.report.console import main_verify
+    from repro.run.places import expected_folder, runs_folder
     from repro.run.select import select
 
     if bool(args.target) == args.verify:
         raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
-    if not args.verify:
-        (selection,) = select([args.target], tier=args.tier)
-        print(pack(selection, runs_folder(args.runs), Path(args.file)))
-        return FINE
-    with TemporaryDirectory(prefix="bundle-") as folder:
-        judged = unpack(Path(args.file), Path(folder))
-        line = ["check", judged.target.name, "--tier", judged.tier.value, "--runs", folder]
-        return _check(build_parser().parse_args(line))
+    expected = expected_folder(None)
+    if args.verify:
+        return main_verify(Path(args.file), expected)
+    (selection,) = select([args.target], tier=args.tier)
+    source = RunsFolder(runs_folder(args.runs))
+    print(pack(selection, source, expected, Path(args.file)))
+    return FINE
 
 
 def _tune_steps(args: argparse.Namespace) -> int:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.origins import environment_lines
 from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
-from repro.report.environments import environment_lines
 from repro.report.numbers import device_title
 from repro.report.readme import answer_sentence, answers
+from repro.report.reported import Report
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdicts import Kind
@@ -27,11 +28,20 @@ _COLUMNS = 4
 ABSENT = "without records here"
 
 
-def page_text(checks: Sequence[Checked], expected: Path) -> str:
-    """Return the page of these checks as HTML; of a target the paper's claims come first."""
+def page_text(
+    checks: Sequence[Checked], expected: Path, reports: Sequence[Report] | None = None
+) -> str:
+    """Return the page of these checks as HTML; of a target the paper's claims come first.
+
+    Parameters
+    ----------
+    reports
+        What others measured, in a section of its own; None leaves the section out.
+    """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
     rows.sort(key=lambda row: kinds.index(row.kind))
+    shown = [*rows, *(row for one in reports or () for row in one.rows)]
     found = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     by_tier = {
@@ -45,11 +55,13 @@ def page_text(checks: Sequence[Checked], expected: Path) -> str:
         .render(
             answer=answer_sentence(found, ABSENT) if found else "",
             tiers=by_tier,
-            count=len(rows),
-            kinds=list(dict.fromkeys(row.kind for row in rows)),
-            words=sorted({row.status for row in rows}),
-            devices={row.device: _device(row.device) for row in rows},
+            reports=reports,
+            count=len(shown),
+            kinds=list(dict.fromkeys(row.kind for row in shown)),
+            words=sorted({row.status for row in shown}),
+            devices={row.device: _device(row.device) for row in shown},
             seeds=_seeds(checks),
+            seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
             contradictions=_contradictions(expected),
             differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),

@@ -14,6 +14,7 @@ from repro.report.claims import accuracy_rows, claims_rows, count_rows
 from repro.report.kernels import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
+from repro.report.reported import REPORTED, reported_rows
 from repro.report.systems import systems_writers
 from repro.spec.whole_files import replace_text
 
@@ -71,6 +72,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
         ),
         "gpu_tests": lambda: gpu_tests_rows(expected),
+        "reported": lambda: reported_rows(REPORTED, expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
     }

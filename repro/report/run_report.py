@@ -11,10 +11,10 @@ import argparse
 import os
 from pathlib import Path
 
+from repro.evidence.origins import environment_lines
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
-from repro.report.environments import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
@@ -179,14 +179,16 @@ def main_report(args: argparse.Namespace) -> int:
         return 0
     if args.html:
         from repro.report.one_page import page_text
+        from repro.report.reported import REPORTED, reports
 
         stored = not args.runs
+        others = reports(REPORTED, expected) if stored and not args.targets else None
         checks = (
             blessed_of(expected, args.targets, args.tier)
             if stored
             else reported(args, runs, expected)
         )
-        replace_text(Path(args.html), page_text(checks, expected))
+        replace_text(Path(args.html), page_text(checks, expected, others))
         print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"
