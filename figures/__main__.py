@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = SentenceParser(prog="figures", description=(__doc__ or "").splitlines()[0])
+    parser = SentenceParser(prog="python -m figures", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", default="runs", help="folder of records")
     parser.add_argument("--blessed", action="store_true", help="the records behind expectations")
     parser.add_argument(

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser: argparse.ArgumentParser = SentenceParser(
-        prog="repro",
+        prog="python -m repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )
     parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
@@ -118,7 +118,7 @@ def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="pack a target's records for others; --verify judges such a file from scratch",
     )
     parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `repro list`")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
     parser.add_argument("--tier", help=_TIERS)
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument(
@@ -296,7 +296,7 @@ def _add_running(
 
 def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     parser.add_argument(
-        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `repro list`"
+        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `list`"
     )
     parser.add_argument("--tier", help=f"{_TIERS}; default: the smallest that runs here")
     parser.add_argument("--data", metavar="FOLDER", help="problems from local JSONL instead")

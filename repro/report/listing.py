@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from repro.spec.target import Target
@@ -38,13 +39,19 @@ def listing_json() -> dict[str, Any]:
 
 
 def listing_text() -> str:
-    """Return the listing as lines of text."""
+    """Return the listing as lines of text: the paper's tables and figures, then the others."""
     width = max(len(target.name) for target in TARGETS)
-    lines = ["Targets (a table or figure of the paper, and the tiers at which it can be run)"]
+    groups: dict[str, list[Target]] = {title: [] for title in _GROUPS}
     for item in TARGETS:
-        reason = f" ({item.why_not})" if item.why_not else ""
-        lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
-    lines += ["", "Tiers"]
+        groups[_group(item)].append(item)
+    lines = []
+    for title, targets in groups.items():
+        lines.append(title)
+        for item in sorted(targets, key=_place):
+            reason = f" ({item.why_not})" if item.why_not else ""
+            lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
+        lines.append("")
+    lines.append("Tiers")
     for tier in Tier:
         missing = tier.missing()
         here = "the hardware is here; `plan` names the downloads"
@@ -54,6 +61,28 @@ def listing_text() -> str:
         lines.append(f"           a pass means: {tier.meaning}")
     lines += ["", "Next: python -m repro plan table1"]
     return "\n".join(lines)
+
+
+_GROUPS = (
+    "The paper's tables and figures, and the tiers at which they can be run",
+    "The same at other sizes of the paper's",
+    "Learning on small published checkpoints: contrasts, doses, sweeps",
+    "Time and memory beside the paper's tables; own",
+)
+_OF_PAPER = re.compile(r"(table|figure)(\d+)")
+
+
+def _group(target: Target) -> str:
+    tiers = runs_of(target).tiers()
+    if _OF_PAPER.fullmatch(target.name):
+        return _GROUPS[0]
+    return _GROUPS[1 if Tier.PAPER in tiers else 2 if Tier.MINI in tiers else 3]
+
+
+def _place(target: Target) -> tuple[bool, int]:
+    """Tables before figures, each by its number; others stay in their order."""
+    match = _OF_PAPER.fullmatch(target.name)
+    return (match[1] == "figure", int(match[2])) if match else (False, 0)
 
 
 def _tiers(target: Target) -> str:

@@ -42,12 +42,13 @@ def find(name: str) -> Target:
     Raises
     ------
     ValueError
-        If there is none; the message lists the targets.
+        If there is none; the message has the nearest.
     """
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target
-    raise ValueError(unknown("target", name, [target.name for target in TARGETS]))
+    nearest = unknown("target", name, [target.name for target in TARGETS])
+    raise ValueError(f"{nearest} (`python -m repro list` shows all)")
 
 
 def runs_of(target: Target) -> Target:
