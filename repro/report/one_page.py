@@ -24,6 +24,8 @@ from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
 _COLUMNS = 4
+# Values that are worth a picture.
+_FEWEST = 3
 # The page may be of a few targets, so that a question without records may have some elsewhere.
 ABSENT = "without records here"
 
@@ -63,6 +65,7 @@ def page_text(
             seeds=_seeds(checks),
             seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
+            strips=seed_marks,
             contradictions=_contradictions(expected),
             differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),
             environments=_environments(checks),
@@ -98,6 +101,23 @@ def interval_marks(row: Row) -> dict[str, float]:
     least, most = min(marks.values()), max(marks.values())
     room = (most - least) or 1.0
     return {name: round(3 + 94 * (value - least) / room, 2) for name, value in marks.items()}
+
+
+def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
+    """Return where the seeds of a statement's arms lie, in percent; empty without several values.
+
+    Parameters
+    ----------
+    seeds
+        (seed, value) by target, tier, device, arm and metric.
+    """
+    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
+    arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
+    every = [value for arm in arms for value in arm]
+    if len(every) < _FEWEST or min(every) == max(every):
+        return []
+    least, room = min(every), max(every) - min(every)
+    return [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
 
 
 def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:
