@@ -17,7 +17,7 @@ from repro.targets import TARGETS, find
 from tests.test_workflows import session_of, sessions
 
 PAGES = ("README.md", "reported/README.md", *(f"docs/{name}.md" for name in (
-    "artifact", "commands", "paper_tier", "real_model", "regression", "scale", "systems_tier",
+    "artifact", "commands", "paper_tier", "real_model", "regression", "scale", "systems",
     "your_own")))  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 LINE = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")

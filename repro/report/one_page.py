@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.origins import environment_lines
 from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
-from repro.report.numbers import device_title
+from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
 from repro.report.reported import Report
 from repro.report.tables import device_of

@@ -11,10 +11,10 @@ import argparse
 import os
 from pathlib import Path
 
-from repro.evidence.origins import environment_lines
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
+from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
