@@ -126,17 +126,7 @@ def unbelieved(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        LookupError,
-        OSError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        lzma.LZMAError,
-    ) as error:
+    except Exception as error:
         why = one_line(f"{type(error).__name__}: {error}")[:_REASON]
         raise ValueError(f"{path}: not a bundle that can be judged: {why}") from error
 

@@ -149,4 +149,4 @@ def main_verify(place: Path, expected: Path) -> int:
             print_check(checked)
         checks.append(checked)
     print(conclusion(checks))  # noqa: T201
-    return 1 if any(item.evidence.refused for item in checks) else 0
+    return 1 if any(item.evidence.refused or item.lacking for item in checks) else 0

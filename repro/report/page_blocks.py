@@ -10,7 +10,7 @@ from pathlib import Path
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import accuracy_rows, claims_rows, count_rows
+from repro.report.claims import claims_rows, count_rows
 from repro.report.kernels import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
@@ -64,7 +64,6 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "accuracies": lambda: accuracy_rows(judged(), expected),
         "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
         "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
