@@ -8,7 +8,6 @@ once and checking needs no torch.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -56,7 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     listing = commands.add_parser("list", help="every table and figure, and what runs where")
-    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(command=_list)
 
     _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
@@ -333,9 +331,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from repro.report.listing import listing_json, listing_text
+    from repro.report.listing import listing_text
 
-    print(json.dumps(listing_json(), indent=1) if args.json else listing_text())
+    print(listing_text())
     return FINE
 
 

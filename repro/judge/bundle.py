@@ -5,9 +5,8 @@ configuration and environment, then series. A line before them names target and 
 plans that the records carry.
 
 Who verifies one believes nothing in it. It is read in memory, up to a limit, and holds no names of
-files, so nothing of it is ever written, opened or carried out; its numbers are finite and of a
-machine's size; where a value is not what a run leaves, whatever stumbles over it ends in a
-sentence.
+files, so nothing of it is ever written, opened or carried out; its numbers are finite; where a
+value is not what a run leaves, whatever stumbles over it ends in a sentence.
 
 Easy to get wrong: seals and digests show that nothing was damaged, not who ran it.
 """
@@ -51,7 +50,7 @@ from repro.spec.whole_files import replace_files
 MOST_BYTES = 2**27
 # What reading may take besides, as `lzma` counts.
 _MEMORY = 2**25
-_DIGITS, _REASON = 20, 300
+_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +168,10 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _json(line: str) -> Any:
-    """Return a line's JSON values; numbers that a machine's would not be are refused."""
-    return json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-
-
-def _whole(digits: str) -> int:
-    require(len(digits) <= _DIGITS, f"a number has {len(digits)} digits; at most {_DIGITS}")
-    return int(digits)
+    """Return a line's JSON values; numbers that are not finite are refused."""
+    return json.loads(line, parse_float=_finite, parse_constant=_finite)
 
 
 def _finite(digits: str) -> float:
-    require(math.isfinite(float(digits)), f"a number is {digits[:_DIGITS]}; needs a finite one")
+    require(math.isfinite(float(digits)), f"a number is {digits}; needs a finite one")
     return float(digits)

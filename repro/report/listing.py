@@ -3,39 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
-
-
-def listing_json() -> dict[str, Any]:
-    """Return the tiers and targets as JSON values."""
-    return {
-        "tiers": {
-            tier.value: {
-                "needs": tier.needs,
-                "a pass means": tier.meaning,
-                "missing here": tier.missing(),
-            }
-            for tier in Tier
-        },
-        "targets": [
-            {
-                "name": target.name,
-                "title": target.title,
-                "statement": target.statement,
-                "source": target.source,
-                "tiers": [tier.value for tier in runs_of(target).tiers()],
-                "arms": [arm.name for arm in target.arms],
-                "claims": [claim.name for claim in target.claims],
-                "reads the runs of": target.records_of,
-                "why not": target.why_not,
-            }
-            for target in TARGETS
-        ],
-    }
 
 
 def listing_text() -> str:
@@ -47,7 +18,7 @@ def listing_text() -> str:
     lines = []
     for title, targets in groups.items():
         lines.append(title)
-        for item in sorted(targets, key=_place):
+        for item in targets:
             reason = f" ({item.why_not})" if item.why_not else ""
             lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
         lines.append("")
@@ -69,7 +40,7 @@ _GROUPS = (
     "Learning on small published checkpoints: contrasts, doses, sweeps",
     "Time and memory beside the paper's tables; own",
 )
-_OF_PAPER = re.compile(r"(table|figure)(\d+)")
+_OF_PAPER = re.compile(r"(table|figure)\d+")
 
 
 def _group(target: Target) -> str:
@@ -77,12 +48,6 @@ def _group(target: Target) -> str:
     if _OF_PAPER.fullmatch(target.name):
         return _GROUPS[0]
     return _GROUPS[1 if Tier.PAPER in tiers else 2 if Tier.MINI in tiers else 3]
-
-
-def _place(target: Target) -> tuple[bool, int]:
-    """Tables before figures, each by its number; others stay in their order."""
-    match = _OF_PAPER.fullmatch(target.name)
-    return (match[1] == "figure", int(match[2])) if match else (False, 0)
 
 
 def _tiers(target: Target) -> str:

@@ -27,16 +27,9 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A bundle with its verdicts.
+    """A bundle with its verdicts: whose account sent it, what it is of, what they come to.
 
-    Attributes
-    ----------
-    who
-        The name of its folder: whose account sent it.
-    title
-        Target, tier, device, commits and number of records; of one that cannot be judged its file.
-    said
-        What the verdicts on the paper's claims come to, or why there are none.
+    One that cannot be judged has its file's name and the reason in place of them.
     """
 
     who: str
