@@ -351,6 +351,12 @@ def regress(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def verify(session: nox.Session) -> None:
+    """Judge what others report, in reported/ or the folder after `--`; carries nothing out."""
+    repro(session, "bundle", "--verify", *(session.posargs or ["reported"]))
+
+
+@nox.session(venv_backend="none", default=False)
 def report(session: nox.Session) -> None:
     """Write report.md from records alone."""
     repro(session, "report", *session.posargs)

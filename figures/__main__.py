@@ -95,8 +95,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = SentenceParser(
-        prog="figures",
-        usage="figures [paper [NAME ...]] [flags]",
+        prog="python -m figures",
+        usage="python -m figures [paper [NAME ...]] [flags]",
         description=(__doc__ or "").splitlines()[0],
         epilog="`paper` draws the paper's tables and figures, or those named after it.",
     )

@@ -300,7 +300,7 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
     columns = [name for name in metrics if any(_cell(record, name) for record in ordered)]
     text = table_text(columns, ordered)
     whole = path.with_suffix(WHOLE)
-    packed = lzma.compress(_lines(ordered).encode(), preset=PRESET)
+    packed = lzma.compress(stored_text(ordered).encode(), preset=PRESET)
     replace_files({whole: packed, path: text.encode()})
     return [path, whole]
 
@@ -334,7 +334,7 @@ def read_stored(path: Path) -> tuple[Record, ...]:
 @functools.lru_cache(maxsize=256)
 def _read(whole: Path, stamps: str) -> tuple[Record, ...]:
     try:
-        raw = _raw_records(lzma.decompress(whole.read_bytes()).decode().splitlines())
+        raw = raw_records(lzma.decompress(whole.read_bytes()).decode().splitlines())
     except (OSError, ValueError, lzma.LZMAError) as error:
         raise RecordError(f"{whole}: not readable: {error}") from error
     return tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
@@ -356,18 +356,20 @@ def _cell(record: Record, name: str) -> str:
     return f"{value:.{_DIGITS}g}"
 
 
-def _lines(records: Iterable[Record]) -> str:
-    """Return a line per record without its series, then a line per series."""
+def stored_text(records: Iterable[Record]) -> str:
+    """Return a line per record without its series, then a line per series of them all."""
     raw = [record.to_json() for record in records]
     series = [item.pop(SERIES) for item in raw]
     names = sorted({name for curves in series for name in curves})
     curves = [{SERIES: name, VALUES: [of_run.get(name) for of_run in series]} for name in names]
-    return "".join(_line(item) for item in (*raw, *curves))
+    return "".join(stored_line(item) for item in (*raw, *curves))
 
 
-def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the JSON values of the records in these lines (`_lines`), each with its series."""
-    items = [json.loads(line) for line in lines]
+def raw_records(
+    lines: Iterable[str], parse: Callable[[str], Any] = json.loads
+) -> list[dict[str, Any]]:
+    """Return the JSON values of the records in lines of `stored_text`, each with its series."""
+    items = [parse(line) for line in lines]
     curves = [item for item in items if set(item) == {SERIES, VALUES}]
     records = [item | {SERIES: {}} for item in items[: len(items) - len(curves)]]
     for curve in curves:
@@ -377,7 +379,8 @@ def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
     return records
 
 
-def _line(raw: dict[str, Any]) -> str:
+def stored_line(raw: dict[str, Any]) -> str:
+    """Return JSON values as one line, alike for alike values."""
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
 
 

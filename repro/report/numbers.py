@@ -17,7 +17,6 @@ _PRINTED = {
     "tokens per second": ("tokens/s", 1.0),
     "ratio": ("x", 1.0),
 }
-_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
 # Units that a table's head names once, and that a table of mixed units writes in each cell.
 _NAMED_ONCE = {"percent": " %", "nats": " nats", "rows": " rows"}
 
@@ -50,11 +49,6 @@ def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
         return f"{value:,.0f} tokens/s"
     sign = _PRINTED.get(unit, ("", 1.0))[0]
     return f"{number(value)} {sign}".strip()
-
-
-def unit_words(unit: str) -> str:
-    """Return how a heading says a unit: `in percent`, `in GiB`, `as a ratio`."""
-    return _IN_WORDS.get(unit, f"in {unit}")
 
 
 def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:

@@ -163,14 +163,16 @@ def main_report(args: argparse.Namespace) -> int:
         return 0
     if args.html:
         from repro.report.one_page import page_text
+        from repro.report.reported import REPORTED, reports
 
         stored = not args.runs
+        others = reports(REPORTED, expected) if stored and not args.targets else None
         checks = (
             blessed_of(expected, args.targets, args.tier)
             if stored
             else reported(args, runs, expected)
         )
-        replace_text(Path(args.html), page_text(checks, expected))
+        replace_text(Path(args.html), page_text(checks, expected, others))
         print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"

@@ -54,9 +54,17 @@ def require_choice(name: str, value: object, choices: object) -> None:
     )
 
 
+# Most names that a sentence lists whole, and how many of more.
+_LISTED, _NEAR = 16, 3
+
+
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return a sentence on a name that is not known: the nearest one that is, then all of them."""
-    return f"there is no {what} {name!r}{meant(name, known)}; the {what}s are {', '.join(known)}"
+    """Return a sentence on a name that is not known: the nearest one that is, then all or some."""
+    listed = f"the {what}s are {', '.join(known)}"
+    if len(known) > _LISTED:
+        near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.0)
+        listed = f"the nearest of {len(known)} {what}s are {', '.join(near)}"
+    return f"there is no {what} {name!r}{meant(name, known)}; {listed}"
 
 
 def meant(name: str, known: Sequence[str]) -> str:

@@ -38,11 +38,12 @@ TARGETS: tuple[Target, ...] = (
 
 
 def find(name: str) -> Target:
-    """Return a target by name, dashes for underscores or not; `ValueError` lists the targets."""
+    """Return a target by name, dashes for underscores or not; `ValueError` names the nearest."""
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target
-    raise ValueError(unknown("target", name, [target.name for target in TARGETS]))
+    nearest = unknown("target", name, [target.name for target in TARGETS])
+    raise ValueError(f"{nearest} (`python -m repro list` shows all)")
 
 
 def runs_of(target: Target) -> Target:

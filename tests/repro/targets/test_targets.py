@@ -122,7 +122,7 @@ def test_arms_that_two_targets_share_are_one_run() -> None:
 def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
     names = [target.name for target in TARGETS]
     assert len(set(names)) == len(names)
-    with pytest.raises(ValueError, match="the targets are table1, table1_3b"):
+    with pytest.raises(ValueError, match=r"the nearest of \d+ targets are table1"):
         find("tabel1")
     with pytest.raises(ValueError, match="smoke, systems, mini, paper"):
         parse_tier("laptop")
