@@ -55,7 +55,7 @@ READERS: Final = {
     for norm, parent, leaves in zip(BLOCK_NORMS, ("self_attn", "mlp"), FUSED, strict=True)
 }
 # Fields of a config that count something, with bounds far beyond any model's.
-_SIZES: Final = {"num_hidden_layers": 10_000} | dict.fromkeys(
+SIZES: Final = {"num_hidden_layers": 10_000} | dict.fromkeys(
     (
         *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
         *("num_key_value_heads", "max_position_embeddings"),
@@ -120,7 +120,7 @@ def require_plain(config: Any, where: object) -> None:
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
     require(not kinds, "layer_types", kinds, "full_attention alone, which is built here")
     require(config.hidden_act == "silu", "hidden_act", config.hidden_act, "'silu'")
-    for name, most in _SIZES.items():
+    for name, most in SIZES.items():
         value = getattr(config, name)
         require(1 <= value <= most, name, value, f"1 or more, up to {most}")
     pad, size = getattr(config, "pad_token_id", None), config.vocab_size

@@ -34,7 +34,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
-from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
+from repro.models.decoder import (
+    SIZES,
+    fused_members,
+    is_projection,
+    require_plain,
+    require_supported,
+)
 from repro.models.files import stored_layouts
 from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 from repro.models.quantized_linear import QuantizedLinear, relative_error
@@ -127,6 +133,11 @@ def read_description(folder: Path) -> ModelDescription:
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
     """Return transformers' config of the values of `config.json`, validated by it."""
+    layers, most = raw.get("num_hidden_layers"), SIZES["num_hidden_layers"]
+    if isinstance(layers, int) and layers > most:  # transformers makes a list of so many
+        raise CheckpointError(
+            f"{path}: field num_hidden_layers is {layers}; needed is 1 or more, up to {most}"
+        )
     try:
         return AutoConfig.for_model(**raw)
     except _CONFIG_FAULTS as error:
