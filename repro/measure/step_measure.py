@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -301,7 +302,8 @@ def _measure(
         parameter.grad = None  # a step that ran out of memory may have left one
     release()
     reset_peak()  # what an earlier point took is not this one's
-    sampler = CopySampler(policy, config) if full else Engine(policy, config)
+    engine = partial(Engine, config=config)
+    sampler = CopySampler(policy, engine) if full else engine(policy)
     release()
     try:
         t = training_of(

@@ -50,7 +50,7 @@ from repro.spec.shapes import DecoderShape
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
 # Bytes of AdamW's two moments per parameter; 8 bits with a float32 scale per 256.
-_MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
+MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
 # update's activations need the rest (`repro.rl.single_run.for_policy`).
 CACHE_SHARE = 0.4
@@ -115,6 +115,8 @@ class StepShape:
         room for a prompt of its own, as where single questions are asked, too.
     filtered
         Whether some completions are drawn through a filter, which sorts the vocabulary.
+    full_over
+        Of full training, the ranks that divide what is trained; 0 where an adapter is trained.
     """
 
     shape: DecoderShape
@@ -132,6 +134,7 @@ class StepShape:
     keep_cache: bool = True
     shares_prompts: bool = True
     filtered: bool = False
+    full_over: int = 0
 
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
@@ -228,16 +231,18 @@ def padded(tokens: int) -> int:
 def plan_memory(step: StepShape) -> MemoryPlan:
     """Return the bytes of a step by part."""
     shape = step.shape
-    adapter = shape.adapter_parameters(step.rank)
+    trained: float = shape.adapter_parameters(step.rank)
+    if step.full_over:
+        trained = shape.parameters() / step.full_over
     element = 1 if step.cache == "float8" else 2
     cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * element
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
         "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
-        # Masters, and the 16-bit copies that the engine multiplies by.
-        "adapter": (4 + 2) * adapter,
-        "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
+        # Masters, and the 16-bit copies of an adapter; of full training the copy is the weights.
+        "adapter": int((4 if step.full_over else 4 + 2) * trained),
+        "optimiser": int(trained * MOMENT_BYTES[step.optimizer]),
     }
     during_update = 1 if step.keep_cache else 0
     rest = {"workspace": _WORKSPACE_BYTES, "context": CONTEXT_BYTES}
@@ -253,7 +258,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     activations, logits = _update_bytes(step)
     update = {
         **resident,
-        "gradients": 4 * adapter,
+        "gradients": int(4 * trained),
         "cache": during_update * cache,
         "graphs": during_update * graphs,
         "activations": activations,
@@ -263,46 +268,40 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     return MemoryPlan(step=step, rollout=rollout, update=update)
 
 
-def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
-    """Return the peak of a training run whose cache is capped by what its device has free.
-
-    Parameters
-    ----------
-    more
-        Bytes that training holds beyond the step's own plan.
-    """
-    return plan_memory(step).peak - _beyond_cap(step, device_bytes, more) + more
+def peak_within(step: StepShape, device_bytes: int) -> int:
+    """Return the peak of a training run whose cache is capped by what its device has free."""
+    plan, beyond = plan_memory(step), _beyond_cap(step, device_bytes)
+    return plan.peak - beyond
 
 
-def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return the step of a training run with the micro-batches and kept blocks that fit.
-
-    Parameters
-    ----------
-    device_bytes, more
-        See `peak_within`.
-    """
-    beyond = _beyond_cap(step, device_bytes, more)
-    room = int(device_bytes * FILLED_SHARE) - more + beyond
-    return fit_update(step, room, kept=0 if more else None,
-                      most=MOST_FULL_TOKENS if more else MOST_MICRO_TOKENS)  # fmt: skip
+def fit_training(step: StepShape, device_bytes: int) -> StepShape:
+    """Return the step of a training run with the micro-batches and kept blocks that fit."""
+    room = int(device_bytes * FILLED_SHARE) + _beyond_cap(step, device_bytes)
+    return fit_update(step, room, kept=0 if step.full_over else None,
+                      most=MOST_FULL_TOKENS if step.full_over else MOST_MICRO_TOKENS)  # fmt: skip
 
 
-def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
+def _beyond_cap(step: StepShape, device_bytes: int) -> int:
     """Return the bytes of a full cache that a training run's sampler does not take."""
     plan = plan_memory(step)
     resident = ("weights", "embeddings", "adapter", "context")
-    free = device_bytes - more - sum(plan.rollout[part] for part in resident)
+    free = device_bytes - sum(plan.rollout[part] for part in resident)
+    if step.full_over:
+        table = step.shape.vocabulary * step.shape.hidden
+        free -= plan.update["gradients"] + plan.rollout["optimiser"]
+        free -= gathered_bytes(table, step.full_over)
     return max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
 
 
-def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
-    """Return the bytes that full training takes beyond the plan of 16-bit weights.
+def gathered_bytes(elements: int, ranks: int, element_bytes: int = 4) -> int:
+    """Return what a pass of full training holds of weights that it leaves, beside what is kept.
 
-    Float32 masters in place of the 16-bit weights, which become the sampler's copy; float32
-    gradients; two moments.
+    With one rank a float32 gradient before it is added; with several the weights, of so many bytes
+    an element, their gradient, and float32 for adding it up: all of it, and a rank's part.
     """
-    return int(shape.parameters() * (4 + 4 + _MOMENT_BYTES[optimizer]))
+    if ranks == 1:
+        return 4 * elements
+    return int(elements * (2 * element_bytes + 4 + 4 / ranks))
 
 
 def _diagonal_image_bytes(step: StepShape) -> int:
@@ -343,18 +342,28 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     """
     shape, M = step.shape, padded(step.micro_tokens)
     H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
-    hidden = 2 * M * H
+    # The stream is float32 where float32 masters multiply by autocast.
+    hidden = (4 if step.full_over else 2) * M * H
     # Of each kept block, besides its input.
     kept = 2 * M * (H + 2 * Q + 2 * Kv + 2 * middle + 7 * step.rank)
     saved = shape.layers * hidden + step.kept_blocks * kept
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
-    if step.kept_blocks:
+    if step.full_over:
+        # By the policy's own modules: inputs of products twice, in float32 and 16 bits.
+        worst_block = M * (30 * H + 8 * Q + 12 * Kv + 18 * middle)
+        block = shape.projection_parameters() // shape.layers
+        # The next block is gathered meanwhile.
+        ahead = 2 * block if step.full_over > 1 else 0
+        worst_block += gathered_bytes(block, step.full_over, 2) + ahead
+    elif step.kept_blocks:
         worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
     # The adapters' images of a pass; their gradients are those of one block at a time.
-    saved += _diagonal_image_bytes(step)
+    saved += 0 if step.full_over else _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
+    if step.full_over:
+        logits += gathered_bytes(shape.vocabulary * H, step.full_over)
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
         return saved + 4 * hidden, logits

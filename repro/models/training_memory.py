@@ -13,7 +13,6 @@ from repro.models.memory_plan import (
     MOST_FULL_TOKENS,
     StepShape,
     fit_training,
-    full_training_bytes,
     peak_within,
     plan_memory,
 )
@@ -33,33 +32,30 @@ class TrainingMemory:
     ----------
     step
         With micro-batches of one row.
-    more
-        Bytes beyond the step's own plan.
     """
 
     step: StepShape
-    more: int
 
     @property
     def least(self) -> int:
         """Bytes with one row at once, in the rollout and in the update."""
-        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.more
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak
 
     def fitting(self, device_bytes: int) -> StepShape:
         """Return the step with micro-batches and kept blocks for a device of so many bytes."""
-        return fit_training(self.step, device_bytes, self.more)
+        return fit_training(self.step, device_bytes)
 
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""
         if device_bytes is None:
             rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
             whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
-            return plan_memory(whole).peak + self.more
-        return peak_within(self.fitting(device_bytes), device_bytes, self.more)
+            return plan_memory(whole).peak
+        return peak_within(self.fitting(device_bytes), device_bytes)
 
 
-def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
-    """Return the memory of a run on a device; None where the shape is not known."""
+def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
+    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
         return None
@@ -78,6 +74,6 @@ def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
         optimizer=scale.optimizer.name,
         shares_prompts=False,
         filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
+        full_over=ranks if arm.training == "full" else 0,
     )
-    more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
-    return TrainingMemory(step=step, more=more)
+    return TrainingMemory(step=step)

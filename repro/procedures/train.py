@@ -10,6 +10,7 @@ to the same numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.sharding import shard
 from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (
     LoadedRuns,
@@ -43,7 +45,7 @@ from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.for_policy import CopySampler, sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
 from repro.rl.trainer import train
@@ -123,7 +125,7 @@ def train_and_evaluate(
         )
         measured = loaded_runs.outcome(0, final, trained)
         if ranks.first:
-            keep_policy(policy, folder)
+            keep_policy(_whole(policy, loaded_runs.sampler), folder)
         return measured
 
 
@@ -181,8 +183,11 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedR
 def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    sampler = _sampler(policy, scale)
     ranks = Ranks.joined()
+    if ranks.world > 1 and run.arm.training == "full":
+        shard(policy, ranks.devices, scale.optimizer.name)
+        release()  # the whole masters
+    sampler = _sampler(policy, scale)
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
@@ -231,7 +236,7 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
-    memory = training_memory(run.arm, run.scale)
+    memory = training_memory(run.arm, run.scale, Ranks.joined().world)
     if memory is None:
         return None
     # Of ranks on unlike cards the smallest counts.
@@ -248,6 +253,7 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
         rows=scale.prompts_per_rollout * scale.group_size,
         max_new_tokens=longest,
         max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
+        optimizer=scale.optimizer.name,
     )
 
 
@@ -269,8 +275,20 @@ def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
     """Return the L2 norm of what is trained less its copies from the start."""
     now = trainable_parameters(policy)
-    squares = [(now[name].detach().cpu() - start[name]).double().square().sum() for name in start]
-    return float(torch.stack(squares).sum().sqrt())
+    squares = {
+        name: (now[name].detach().cpu() - start[name]).double().square().sum() for name in start
+    }
+    if policy.shards is not None:
+        squares = policy.shards.added(squares)
+    return float(torch.stack([square.cpu() for square in squares.values()]).sum().sqrt())
+
+
+def _whole(policy: Policy, sampler: object) -> Policy:
+    """Return a policy as one rank can write it: of what ranks divide, the sampler's copy."""
+    if policy.shards is None:
+        return policy
+    assert isinstance(sampler, CopySampler)
+    return dataclasses.replace(policy, model=sampler.copied.model, shards=None)
 
 
 def keep_policy(policy: Policy, folder: Path) -> None:

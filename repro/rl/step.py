@@ -103,6 +103,8 @@ def within_memory(
         try:
             result = attempt(size)
         except torch.OutOfMemoryError as error:
+            if ranks.abreast:
+                raise  # the others wait in the middle of a pass: it cannot begin again
             lacking = str(error)
         if not ranks.any(lacking is not None):
             return cast(Result, result), size
@@ -237,7 +239,9 @@ def carry_out(
         # Without its graph, which would hold what the pass kept.
         results[number] = dataclasses.replace(result, loss=result.loss.detach())
         passed.append((index, (new.detach(), entropy.detach())))
-    passed += _evaluated(policy, rows, _share(plan.idle, sizes, ranks), temperature)
+    _pass_beside(policy, rows, temperature, ranks.beside(len(plan.micro_batches)))
+    passed += _evaluated(policy, rows, plan.idle, temperature, ranks)
+    ranks.meet("passes")
     # Read only now: until here the host is ahead of the device and waits for nothing.
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     _write(passed, into)
@@ -339,8 +343,7 @@ def evaluate_rows(
         return split_by_tokens(rows, index, micro_tokens, multiple=ranks.world)
 
     def attempt(micro_tokens: int) -> list[Passed]:
-        own = _share(pieces(micro_tokens), rows.packed_tokens(), ranks)
-        return _evaluated(policy, rows, own, temperature)
+        return _evaluated(policy, rows, pieces(micro_tokens), temperature, ranks)
 
     passed, fitting = within_memory(
         attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
@@ -358,13 +361,25 @@ Passed = tuple[Tensor, tuple[Tensor, Tensor]]
 
 
 def _evaluated(
-    policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float
+    policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float, ranks: Ranks
 ) -> list[Passed]:
-    """Run pieces forward without gradient."""
+    """Run this rank's share of pieces forward without gradient."""
     with torch.no_grad():
-        return [
-            (piece, packed_logprobs(policy, rows.select(piece), temperature)) for piece in pieces
+        passed = [
+            (piece, packed_logprobs(policy, rows.select(piece), temperature))
+            for piece in _share(pieces, rows.packed_tokens(), ranks)
         ]
+        _pass_beside(policy, rows, temperature, ranks.beside(len(pieces)))
+    return passed
+
+
+def _pass_beside(policy: Policy, rows: Rows, temperature: float, count: int) -> None:
+    """Pass a row without effect, so often: where ranks gather weights, all make as many passes."""
+    first = rows.select(torch.zeros(1, dtype=torch.int64))
+    for _ in range(count):
+        logprobs, _ = packed_logprobs(policy, first, temperature)
+        if logprobs.requires_grad:
+            (0 * logprobs.sum()).backward()
 
 
 def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:
@@ -426,16 +441,22 @@ def reference_logprobs(
     them stand the tokens of a pass with which memory sufficed.
     """
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    trained = {name: parameter.data for name, parameter in parameters.items()}
+    _exchange(parameters, reference)
     try:
-        for name, parameter in parameters.items():
-            parameter.data = reference[name]
         everything = torch.arange(len(rows))
         micro_tokens = evaluate_rows(
             policy, rows, everything, temperature,
             micro_tokens=micro_tokens, into=into, ranks=ranks,
         )  # fmt: skip
     finally:
-        for name, parameter in parameters.items():
-            parameter.data = trained[name]
+        _exchange(parameters, reference)
     return into[0], micro_tokens
+
+
+@torch.no_grad()
+def _exchange(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> None:
+    """Exchange values in place: a part of what ranks divide is seen through its own memory."""
+    for name, parameter in parameters.items():
+        held = parameter.clone()
+        parameter.copy_(others[name])
+        others[name].copy_(held)

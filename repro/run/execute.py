@@ -128,11 +128,15 @@ def main_run(args: argparse.Namespace) -> int:
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups))
-        left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
+        left = [
+            run
+            for run in plan
+            if find_record(run, folder) is None and refusal(run, ranks) is None
+        ]
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
-        text = plan_text(selection, plan, folder, expected, workers)
+        text = plan_text(selection, plan, folder, expected, workers, ranks)
         for part in filter(None, (others, text, *notes)):
             console.print(part, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
@@ -248,7 +252,7 @@ def execute(
     """
     unrecorded = [run for run in plan if find_record(run, runs) is None]
     before = len(plan) - len(unrecorded)
-    pending, refused = _runnable(unrecorded)
+    pending, refused = _runnable(unrecorded, ranks)
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
         console.print(sentence, highlight=False, markup=False)
@@ -317,9 +321,13 @@ def _follow(
     return faults
 
 
-def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
+def _runnable(plan: Sequence[RunConfig], ranks: int) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
-    refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
+    refused = {
+        run.digest(): why
+        for run in plan
+        if (why := refusal(run, ranks) or files_refusal(run))
+    }
     arms: dict[str, list[str]] = {}
     for run in plan:
         if run.digest() in refused:

@@ -51,6 +51,7 @@ def plan_text(
     folder: Path,
     expected: Path,
     workers: int = 1,
+    ranks: int = 1,
 ) -> str:
     """Return the plan of `runs` as lines of text.
 
@@ -60,6 +61,8 @@ def plan_text(
         Where the records are and will be.
     workers
         Runs side by side, which share memory and disk.
+    ranks
+        Devices of each run.
     """
     needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}
@@ -70,35 +73,36 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    lines += _one_run_lines(left or runs, needs)
+    lines += _one_run_lines(left or runs, needs, ranks)
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
     lines += _arm_lines(runs, done, timed)
     absent = [item for item in needs.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
-    memory = _memory(left or runs, max(needs.memory_bytes, timed.peak_bytes), workers)
+    of_one = max(needs.memory_bytes, timed.peak_bytes)
+    memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
         f"  memory    {size(memory)}",
         f"  downloads {fetched}",
     ]
-    refused = _refusals(left)
+    refused = _refusals(left, ranks)
     lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
-    writing = [run for run in left if missing or refusal(run) is None]
+    writing = [run for run in left if missing or refusal(run, ranks) is None]
     lines += _disk_lines(disk_bytes(writing, needs, workers), free_bytes(folder))
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
 
-def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
+def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]:
     """Return what one run takes, of published checkpoints: the smallest and the largest arm's."""
     planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
     every = [run for run in planned.values() if is_published(run.scale)]
     if not every:
         return []
-    memory = [(memory_of(run.arm, run.scale)[0], run.arm.name) for run in every]
+    memory = [(memory_of(run.arm, run.scale, ranks)[0], run.arm.name) for run in every]
     disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
     parts = [
         f"{size(min(of)[0])} ({min(of)[1]}) to {size(max(of)[0])} ({max(of)[1]}) of {what}"
@@ -114,11 +118,11 @@ def _seconds_of(record: Record) -> float:
     return (ended - begun).total_seconds()
 
 
-def _refusals(left: list[RunConfig]) -> dict[str, list[str]]:
+def _refusals(left: list[RunConfig], ranks: int) -> dict[str, list[str]]:
     """Return by reason the arms that cannot work here."""
     refused: dict[str, list[str]] = {}
     for run in {run.arm.name: run for run in left}.values():
-        if (reason := refusal(run)) is not None:
+        if (reason := refusal(run, ranks)) is not None:
             refused.setdefault(reason, []).append(run.arm.name)
     return refused
 
@@ -141,13 +145,13 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]
     return lines
 
 
-def _memory(runs: list[RunConfig], of_one: int, workers: int) -> int:
+def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int:
     """Return the memory that runs need, `workers` of them at a time.
 
     A run of a published checkpoint has a device for itself; ensembles share what is one's.
     """
     planned = [
-        memory_of(run.arm, run.scale)[0]
+        memory_of(run.arm, run.scale, ranks)[0]
         for run in {run.arm: run for run in runs}.values()
         if isinstance(run.scale, TrainScale) and is_published(run.scale)
     ]

@@ -35,14 +35,14 @@ from repro.spec.tier import cuda_devices
 _RECORD_BYTES = 500_000
 
 
-def refusal(run: RunConfig) -> str | None:
-    """Return why a run cannot work here by its configuration alone, or None."""
+def refusal(run: RunConfig, ranks: int = 1) -> str | None:
+    """Return why a run by so many ranks cannot work here by its configuration alone, or None."""
     scale = run.scale
     refusals = [missing_package(run)]
     if isinstance(scale, TrainScale):
         refusals += [_noise_refusal(run), *_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
-            refusals += [memory_of(run.arm, scale)[1]] if is_published(scale) else []
+            refusals += [memory_of(run.arm, scale, ranks)[1]] if is_published(scale) else []
         except ValueError as error:  # a config.json without a decoder's sizes
             refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -105,14 +105,16 @@ def _noise_refusal(run: RunConfig) -> str | None:
     )
 
 
-def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
+def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    Of several ranks, each has a device like the first.
 
     With a device the cache is as large as it will be made there, else it holds all rows at once.
 
     What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """
-    memory = training_memory(arm, scale)
+    memory = training_memory(arm, scale, ranks)
     if memory is None:
         return 0, None
     devices = cuda_devices()

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from repro.models.sharding import Shards
 from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
@@ -74,16 +75,40 @@ def gradient_step(
     parameters: dict[str, nn.Parameter],
     *,
     max_grad_norm: float,
+    shards: Shards | None = None,
 ) -> float:
     """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
 
+    With `shards` the norm is that over all ranks' parts.
+
     Raises `ValueError` when the norm is not finite: an update would destroy the weights.
     """
-    norm = float(nn.utils.clip_grad_norm_(list(parameters.values()), max_grad_norm))
+    trained = list(parameters.values())
+    if shards is None:
+        total = nn.utils.clip_grad_norm_(trained, max_grad_norm)
+    else:
+        total = _norm_over_ranks(parameters, shards)
+        nn.utils.clip_grads_with_norm_(trained, max_grad_norm, total)
+    norm = float(total)
     require_finite(norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def _norm_over_ranks(parameters: dict[str, nn.Parameter], shards: Shards) -> Tensor:
+    """Return the norm of gradients of which ranks have parts, (), float64."""
+    squares = shards.added(
+        {
+            name: torch.linalg.vector_norm(cast(Tensor, p.grad), dtype=torch.float64).square()
+            for name, p in parameters.items()
+        }
+    )
+    total = torch.stack(list(squares.values())).sum().sqrt()
+    if not bool(total.isfinite()):
+        name = next(name for name, square in squares.items() if not bool(square.isfinite()))
+        raise ValueError(f"the gradient of {name} is not finite; it must be")
+    return total
 
 
 def require_finite(norm: float) -> None:
@@ -97,6 +122,7 @@ def scheduled_step(
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, nn.Parameter],
     step: int,
+    shards: Shards | None = None,
 ) -> dict[str, float]:
     """Make a run's optimiser step, counted from 0, at its learning rate; see `gradient_step`.
 
@@ -108,20 +134,28 @@ def scheduled_step(
     scale: TrainScale = run.scale
     rate = learning_rate_of_run(run, step)
     set_learning_rate(optimizer, rate)
-    norm = gradient_step(optimizer, parameters, max_grad_norm=scale.optimizer.max_grad_norm)
+    most = scale.optimizer.max_grad_norm
+    norm = gradient_step(optimizer, parameters, max_grad_norm=most, shards=shards)
     return {"grad_norm": norm, "learning_rate": rate}
 
 
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    shards: Shards | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-    """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers."""
+    """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers.
+
+    Of what ranks divide the first has it whole, the others nothing; all must ask.
+    """
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"{name}//{key}"] = value.detach().cpu().contiguous()
+                whole = value if shards is None else shards.collected(name, value, key)
+                if whole is not None:
+                    tensors[f"{name}//{key}"] = whole.detach().cpu().contiguous()
             else:
                 numbers.setdefault(name, {})[key] = value
     return tensors, numbers
@@ -132,8 +166,9 @@ def restore_optimizer(
     parameters: dict[str, nn.Parameter],
     tensors: dict[str, Tensor],
     numbers: dict[str, dict[str, float]],
+    shards: Shards | None = None,
 ) -> None:
-    """Put back what `optimizer_tensors` returned."""
+    """Put back what `optimizer_tensors` returned; of what ranks divide, this rank's part."""
     states: dict[str, dict[str, Any]] = {name: dict(numbers.get(name, {})) for name in parameters}
     for key, value in tensors.items():
         name, _, field = key.rpartition("//")
@@ -141,7 +176,8 @@ def restore_optimizer(
         # else lives beside its parameter.
         on_cpu = field == "step" and not optimizer.defaults.get("fused")
         device = "cpu" if on_cpu else parameters[name].device
-        states[name][field] = value.to(device, copy=True)
+        part = value if shards is None else shards.part(name, value, field)
+        states[name][field] = part.to(device, copy=True)
     for name, state in states.items():
         if state:
             optimizer.state[parameters[name]].update(state)

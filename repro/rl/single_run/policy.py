@@ -6,6 +6,7 @@ noise on the module's norms is seen by both while it lies there.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -160,15 +161,19 @@ class SinglePolicy:
 
         Raises `ValueError` when the gradient's norm is not finite, or a rank's gradient is not.
         """
+        shards = self.policy.shards
+        if shards is not None:
+            shards.take_gradients()
         zero_missing_gradients(self.parameters)
-        self.ranks.add_gradients(self.parameters, step)
-        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step)}]
+        self.ranks.add_gradients(self._alike, step)
+        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}]
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        self.ranks.require_same(self.parameters, state.step)
-        if self.ranks.first:
-            save_checkpoint(folder, state, self.parameters, self.optimizer)
+        self.ranks.require_same(self._alike, state.step)
+        shards = self.policy.shards
+        if self.ranks.first or shards is not None:
+            save_checkpoint(folder, state, self.parameters, self.optimizer, shards)
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
@@ -177,7 +182,11 @@ class SinglePolicy:
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
                 state = load_checkpoint(
-                    folder, [self.run.digest()], self.parameters, self.optimizer
+                    folder,
+                    [self.run.digest()],
+                    self.parameters,
+                    self.optimizer,
+                    shards=self.policy.shards,
                 )
             self.ranks.any(False)
         steps = self.ranks.texts("none" if state is None else str(state.step))
@@ -187,6 +196,11 @@ class SinglePolicy:
                 "same, in a folder that their hosts share"
             )
         return state
+
+    @property
+    def _alike(self) -> dict[str, nn.Parameter]:
+        """What is trained and whole on every rank."""
+        return self.parameters if self.policy.shards is None else self.policy.shards.uncut
 
     def _micro_tokens(self, rows: Rows, index: Tensor, state: RunStates) -> int:
         """Return the packed tokens of a micro-batch of rows `index` to begin with."""
@@ -223,7 +237,7 @@ def single_policy(
         reference=reference,
         micro_tokens=micro_tokens,
         kept_blocks=kept_blocks,
-        ranks=ranks,
+        ranks=dataclasses.replace(ranks, abreast=policy.shards is not None),
     )
 
 

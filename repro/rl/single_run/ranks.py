@@ -3,7 +3,8 @@
 Every rank runs the same loop on the same whole rollout, so advantages, normalisers, dynamic
 sampling, receipts and checkpoints are those of one process. Only three things are divided: prompts
 to sample, answers to grade, rows to pass. Random numbers have names, so the division moves none.
-Weights are never sent: each rank holds the whole policy, and the gradient is added up.
+Weights are never sent: each rank holds the whole policy, and the gradient is added up. Under full
+training ranks hold rows of it (`repro.models.sharding`), and pass side by side.
 
 Results travel as tensors. Before each exchange ranks meet, so that one that is missing is named.
 
@@ -53,12 +54,15 @@ class Ranks:
         Seconds after which a rank that does not come to an exchange is missing.
     devices
         The group of what lies on GPUs; ranks meet, and exchange the rest, by gloo.
+    abreast
+        Whether each pass is one of all ranks: they gather weights in it, so all make as many.
     """
 
     rank: int = 0
     world: int = 1
     stall: float = STALL_SECONDS
     devices: dist.ProcessGroup | None = None
+    abreast: bool = False
 
     @classmethod
     def joined(cls) -> Ranks:
@@ -73,12 +77,25 @@ class Ranks:
 
     def mine(self, sizes: Sequence[int]) -> list[int]:
         """Return this rank's items: the largest first, each to the rank that has least."""
+        largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+        if self.abreast:
+            return largest_first[self.rank :: self.world]
         loads, own = [0] * self.world, [list[int]() for _ in range(self.world)]
-        for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        for item in largest_first:
             least = loads.index(min(loads))
             loads[least] += sizes[item]
             own[least].append(item)
         return sorted(own[self.rank])
+
+    def beside(self, items: int) -> int:
+        """Return how many passes this rank makes for the others' sake alone, of so many items."""
+        own = len(range(self.rank, items, self.world))
+        return -(-items // self.world) - own if self.abreast else 0
+
+    def meet(self, before: str) -> None:
+        """Wait for all ranks, where they pass abreast: of one that stalls only this tells."""
+        if self.abreast:
+            self._exchange(before, lambda: None)
 
     def add(self, *tensors: Tensor, of: str) -> None:
         """Add tensors up over all ranks, in place; the sum is the same to the bit on each.

@@ -22,6 +22,8 @@ from statistics import fmean
 from repro.evidence.environment import device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
+from repro.models.memory_plan import plan_memory
+from repro.models.training_memory import training_memory
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint
@@ -29,6 +31,7 @@ from repro.spec.step_scale import StepPoint
 from repro.spec.tier import Tier
 
 _DRAWS = 20
+_CARD_BYTES = 80 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,31 @@ def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
     return Predicted(step=step, rollout=rollout, update=update, waiting=fmean(waits))
 
 
+def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
+    """Return what full training, which ranks divide, takes of a card on each number of them."""
+    lines = [
+        f"  {run.arm.name}: GB of a card, what is trained divided by FSDP2; time is not predicted",
+        "    GPUs  masters  gradients  moments  sampling copy  pass  cache, rest  in all  of 80",
+    ]
+    for ranks in counts:
+        memory = training_memory(run.arm, run.scale, ranks)
+        if memory is None:
+            return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
+        peak = memory.peak(_CARD_BYTES)
+        parts = plan_memory(memory.fitting(_CARD_BYTES)).update
+        own = [parts["adapter"], parts["gradients"], parts["optimiser"],
+               parts["weights"] + parts["embeddings"], parts["activations"] + parts["logits"]]  # fmt: skip
+        values = [f"{part / 1e9:.1f}" for part in (*own, peak - sum(own), peak)]
+        widths = (7, 9, 7, 13, 4, 11, 6)
+        row = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
+        fits = "fits" if memory.least <= peak <= _CARD_BYTES else "does not fit"
+        lines.append(f"    {ranks:>4}  {row}  {fits}")
+    return "\n".join(lines)
+
+
 def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path) -> str:
+    if run.arm.training == "full":
+        return _full_text(run, counts)
     scale: TrainScale = run.scale
     shape = shape_of_checkpoint(scale.checkpoint)
     model = next((name for name, known in SHAPES.items() if known == shape), None)

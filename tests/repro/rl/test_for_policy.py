@@ -57,7 +57,7 @@ def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:
     policy = make_policy(training="full", compute_dtype="float32")
     config = EngineConfig(slots=2, max_positions=64, max_new_tokens=8)
-    sampler = CopySampler(policy, config)
+    sampler = CopySampler(policy, lambda copied: Engine(copied, config))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.2).add_(0.01)
