@@ -49,7 +49,7 @@ class Gatherer(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shards:
-    """This rank's part of a fully trained policy.
+    """What this rank has of a fully trained policy.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Shards:
         return whole[begin : begin + found[0]]
 
     def _lengths(self, name: str, tensor: Tensor, key: str) -> tuple[int, int] | None:
-        """Return the length of a first rank's part, and that of the whole; None if it is not cut."""
+        """Return the length of the first rank's part and of the whole; None if it is not cut."""
         scales = key.startswith("absmax")
         if name not in self.cut or not (scales or tensor.dim() == 2):
             return None

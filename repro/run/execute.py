@@ -129,9 +129,7 @@ def main_run(args: argparse.Namespace) -> int:
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups))
         left = [
-            run
-            for run in plan
-            if find_record(run, folder) is None and refusal(run, ranks) is None
+            run for run in plan if find_record(run, folder) is None and refusal(run, ranks) is None
         ]
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
@@ -324,9 +322,7 @@ def _follow(
 def _runnable(plan: Sequence[RunConfig], ranks: int) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
     refused = {
-        run.digest(): why
-        for run in plan
-        if (why := refusal(run, ranks) or files_refusal(run))
+        run.digest(): why for run in plan if (why := refusal(run, ranks) or files_refusal(run))
     }
     arms: dict[str, list[str]] = {}
     for run in plan:

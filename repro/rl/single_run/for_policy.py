@@ -76,7 +76,7 @@ def sampler_for(
 
 
 def _training_bytes(policy: Policy, optimizer: OptimizerName) -> int:
-    """Return the bytes that full training will take besides: gradients, moments, and what it gathers.
+    """Return the bytes that full training will take besides: gradients, moments, gathered weights.
 
     An adapter's are small beside a cache.
     """

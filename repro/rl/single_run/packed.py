@@ -88,7 +88,9 @@ def packed_logprobs(
         with _arithmetic(policy):
             chosen = packed_hidden(policy, rows, kept_blocks)
         head = partial(through_head, decoder, rows=rows, temperature=temperature)
-        return cast(LogprobsAndEntropy, policy.within(decoder.get_output_embeddings(), head, chosen))
+        return cast(
+            LogprobsAndEntropy, policy.within(decoder.get_output_embeddings(), head, chosen)
+        )
 
     return cast(LogprobsAndEntropy, policy.within(decoder, whole_pass))
 

@@ -136,8 +136,9 @@ def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
             return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
         peak = memory.peak(_CARD_BYTES)
         parts = plan_memory(memory.fitting(_CARD_BYTES)).update
-        own = [parts["adapter"], parts["gradients"], parts["optimiser"],
-               parts["weights"] + parts["embeddings"], parts["activations"] + parts["logits"]]  # fmt: skip
+        copied, passed = ("weights", "embeddings"), ("activations", "logits")
+        own = [parts[name] for name in ("adapter", "gradients", "optimiser")]
+        own += [sum(parts[name] for name in names) for names in (copied, passed)]
         values = [f"{part / 1e9:.1f}" for part in (*own, peak - sum(own), peak)]
         widths = (7, 9, 7, 13, 4, 11, 6)
         row = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))

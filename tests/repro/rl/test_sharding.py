@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from repro.models.memory_plan import MOMENT_BYTES, plan_memory
 from repro.models.sharding import shard
-from repro.models.training_memory import training_memory
-from repro.rl.single_run import ranks as ranks_module
 from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.run.several_ranks.rank_processes import Ranked
-from repro.run.several_ranks.ranks_plan import ranks_text
-from repro.spec.target import plan
-from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.rl.test_ranks import rollout_step, tiny
@@ -71,8 +64,10 @@ def body(runs, folder, records, progress, should_stop, threads):
         (moved,) = policies.step(state, step)
         values.append([output.loss, moved["grad_norm"]])
         state.step += 1
-    policies.save(folder, state)
     moments = policies.optimizer.state
+    for kept in moments.values():  # on a CPU all share one table of codes, as on no GPU
+        kept.update({key: value.clone() for key, value in kept.items() if key.startswith("qmap")})
+    policies.save(folder, state)
     (records / f"rank{ranks.rank}.json").write_text(json.dumps({
         "values": values,
         "in_all": counted,
