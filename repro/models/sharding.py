@@ -157,8 +157,9 @@ def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerN
     assert group is not None
     mesh = dist.device_mesh.DeviceMesh.from_group(group, policy.device.type)
     decoder: Any = policy.decoder
-    named = dict(decoder.named_parameters())
-    uncut = {p for p in named.values() if not _may_be_cut(p, group.size(), optimizer)}
+    # No list of all is kept: what is cut is given back one by one.
+    uncut = {p for p in decoder.parameters() if not _may_be_cut(p, group.size(), optimizer)}
+    names = [name for name, whole in decoder.named_parameters() if whole not in uncut]
 
     def gatherer(modules: list[nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
         made = fully_shard(
@@ -183,7 +184,6 @@ def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerN
     for modules in ([embedding, head],) if tied else ([embedding], [head]):
         gatherers |= dict.fromkeys(modules, gatherer(modules))
     gatherers[decoder] = gatherer(list(dict.fromkeys(gatherers.values())))
-    names = [name for name, whole in named.items() if whole not in uncut]
     now = dict(decoder.named_parameters())
     policy.shards = Shards(
         group=group,

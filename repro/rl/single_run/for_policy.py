@@ -131,6 +131,7 @@ class CopySampler:
         *,
         group_size: int,
         seeds: Sequence[int],
+        **limits: Any,
     ) -> RolloutBatch:
         """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
         trained, copied = self.policy.decoder, self.copied.decoder
@@ -139,7 +140,7 @@ class CopySampler:
         for name, norm in norms.items():
             copies[name].noise = norm.noise
         batch: RolloutBatch = self.engine.sample(
-            prompts, sampling, group_size=group_size, seeds=seeds
+            prompts, sampling, group_size=group_size, seeds=seeds, **limits
         )
         return batch
 

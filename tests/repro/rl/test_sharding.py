@@ -41,7 +41,9 @@ def body(runs, folder, records, progress, should_stop, threads):
     asked = json.loads((records / "asked.json").read_text())
     rollout, run = torch.load(records / "step.pt", weights_only=False)
     ranks = Ranks.joined()
-    policy = load_policy("tiny", weight_format="bf16", training="full", device="cpu")
+    policy = load_policy(
+        "tiny", weight_format="bf16", training="full", device="cpu", compute_dtype=asked["dtype"]
+    )
     if asked["wide"]:
         kernels.reference.rms_norm, kernels.dispatch.token_logprobs = exact_norm, exact_head
         policy.model.double()
@@ -50,7 +52,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         shard(policy, ranks.devices, asked["optimizer"])
     else:
         single.trainable_parameters = lambda policy: dict(policy.model.named_parameters())
-    policies = single_policy(run, policy, None, micro_tokens=400, ranks=ranks)
+    policies = single_policy(run, policy, None, micro_tokens=60, ranks=ranks)
     if asked["optimizer"] == "adamw_8bit":
         import dataclasses, bitsandbytes
         by_blocks = bitsandbytes.optim.AdamW8bit(policies.parameters.values(), betas=(0.9, 0.95))
@@ -98,10 +100,8 @@ def go(
     body = planted("sharded_steps", STEPS, tmp_path, monkeypatch).body
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
-    def steps(
-        ranks: int, folder: str, until: int = 2, wide: bool = True, optimizer: str = "adamw"
-    ) -> Went:
-        asked = {"until": until, "wide": wide, "optimizer": optimizer}
+    def steps(ranks: int, folder: str, until: int = 2, wide: bool = True, **changes: str) -> Went:
+        asked = {"until": until, "wide": wide, "optimizer": "adamw", "dtype": "float32"} | changes
         (tmp_path / "asked.json").write_text(json.dumps(asked))
         torch.save(step, tmp_path / "step.pt")
         given = [step[1]], tmp_path / folder, tmp_path, lambda *_: None, lambda: False, 1
@@ -128,6 +128,16 @@ def test_steps_by_ranks_are_those_of_one_process(go: Any) -> None:
         assert tensors.keys() == whole.keys()
         for name, tensor in whole.items():
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go: Any) -> None:
+    (alone,), whole = go(1, "alone", until=1, wide=False, dtype="bfloat16")
+    every, tensors = go(2, "two", until=1, wide=False, dtype="bfloat16")
+    # Passes are cut otherwise, and a gradient is rounded once a pass.
+    assert every[0]["values"][0] == pytest.approx(alone["values"][0], rel=2e-3, abs=1e-4)
+    for name in (name for name in whole if name.endswith("//exp_avg")):
+        off = (tensors[name] - whole[name]).norm() / whole[name].norm()
+        assert float(off) < 0.02, name
 
 
 def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go: Any) -> None:
