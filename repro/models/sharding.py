@@ -68,11 +68,6 @@ class Shards:
     cut: Mapping[str, Any]
     parts: dict[str, nn.Parameter]
 
-    @property
-    def uncut(self) -> dict[str, nn.Parameter]:
-        """What every rank has whole."""
-        return {name: part for name, part in self.parts.items() if name not in self.cut}
-
     def take_gradients(self) -> None:
         """Give this rank's rows the gradients that FSDP has added up for them."""
         for name, parameter in self.cut.items():
@@ -80,23 +75,16 @@ class Shards:
                 self.parts[name].grad = parameter.grad.to_local()
                 parameter.grad = None
 
-    def added(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return one number a trained tensor, where it is cut added up over ranks; all must ask."""
-        device = next(iter(self.parts.values())).device
-        own = torch.stack([sums[name].to(device) for name in self.cut])
-        dist.all_reduce(own, group=self.group)
-        return {**sums, **dict(zip(self.cut, own, strict=True))}
+    def norm(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the L2 norm, (), of tensors like `parts` over all ranks; all must ask."""
+        cut = nn.utils.get_total_norm([tensors[name] for name in self.cut]).double().square()
+        square = cut.to(next(iter(self.parts.values())).device)
+        dist.all_reduce(square, group=self.group)
+        whole = [tensor for name, tensor in tensors.items() if name not in self.cut]
+        return (square + nn.utils.get_total_norm(whole).to(square).square()).sqrt()
 
     def whole(self, name: str, part: Tensor, key: str = "") -> Tensor:
-        """Return a trained tensor, or what an optimiser keeps beside it, whole; all must ask.
-
-        Parameters
-        ----------
-        part
-            This rank's.
-        key
-            The optimiser's name of it.
-        """
+        """Return a part of a trained tensor, or of its moments by `key`, whole; all must ask."""
         if (found := self._lengths(name, part, key)) is None:
             return part
         length, total = found
@@ -107,10 +95,10 @@ class Shards:
         dist.all_gather(list(every.chunk(ranks)), own, group=self.group)
         return every[:total]
 
-    def collected(self, name: str, part: Tensor, key: str = "") -> Tensor | None:
-        """Return what `whole` does, on the CPU of the first rank; None on the others."""
+    def written(self, name: str, part: Tensor, key: str = "") -> Tensor:
+        """Return what `whole` does to the first rank, on the CPU, and nothing to the others."""
         whole = self.whole(name, part, key)
-        return whole.cpu() if dist.get_rank(self.group) == 0 else None
+        return (whole if dist.get_rank(self.group) == 0 else whole.new_empty(0)).cpu()
 
     def part(self, name: str, whole: Tensor, key: str = "") -> Tensor:
         """Return this rank's part of what `whole` returned."""

@@ -10,7 +10,6 @@ to the same numbers.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,7 +124,8 @@ def train_and_evaluate(
         )
         measured = loaded_runs.outcome(0, final, trained)
         if ranks.first:
-            keep_policy(_whole(policy, loaded_runs.sampler), folder)
+            sampler = cast(CopySampler, loaded_runs.sampler)
+            keep_policy(policy if policy.shards is None else sampler.of_trained(), folder)
         return measured
 
 
@@ -275,20 +275,10 @@ def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
     """Return the L2 norm of what is trained less its copies from the start."""
     now = trainable_parameters(policy)
-    squares = {
-        name: (now[name].detach().cpu() - start[name]).double().square().sum() for name in start
-    }
     if policy.shards is not None:
-        squares = policy.shards.added(squares)
-    return float(torch.stack([square.cpu() for square in squares.values()]).sum().sqrt())
-
-
-def _whole(policy: Policy, sampler: object) -> Policy:
-    """Return a policy as one rank can write it: of what ranks divide, the sampler's copy."""
-    if policy.shards is None:
-        return policy
-    assert isinstance(sampler, CopySampler)
-    return dataclasses.replace(policy, model=sampler.copied.model, shards=None)
+        return float(policy.shards.norm({n: now[n].detach().cpu() - start[n] for n in start}))
+    squares = [(now[name].detach().cpu() - start[name]).double().square().sum() for name in start]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def keep_policy(policy: Policy, folder: Path) -> None:

@@ -36,23 +36,19 @@ def save_checkpoint(
     state: RunStates,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    *,
     shards: Shards | None = None,
+    writes: bool = True,
 ) -> Path | None:
-    """Write the checkpoint of `state.step`; return its folder.
-
-    Of ranks that divide what is trained all must ask, and the first alone writes.
-    """
+    """Write the checkpoint of `state.step`, or help another rank to; return its folder."""
     for run in state.runs:
         note_source(run.effects)
     moments, numbers = optimizer_tensors(optimizer, parameters, shards)
-    trained: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        own = parameter.detach()
-        whole = own if shards is None else shards.collected(name, own)
-        if whole is None:
-            continue
-        trained[name] = whole
-    if not trained:
+    trained = {
+        name: p.detach() if shards is None else shards.written(name, p.detach())
+        for name, p in parameters.items()
+    }
+    if not writes:
         return None
     content = {
         "runs": [dataclasses.asdict(run) for run in state.runs],
@@ -82,7 +78,7 @@ def load_checkpoint(
     freeze
         As of `RunStates`.
     shards
-        Where ranks divide what is trained: this rank's part.
+        This rank's, where ranks divide what is trained.
 
     Raises
     ------

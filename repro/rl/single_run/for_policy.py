@@ -112,6 +112,10 @@ class CopySampler:
         statistics: Statistics = self.engine.statistics
         return statistics
 
+    def of_trained(self) -> Policy:
+        """Return the policy with the copy's weights, which one rank has whole."""
+        return replace(self.policy, model=self.copied.model, shards=None)
+
     def close(self) -> None:
         """Give back the engine's memory; the copy goes with this object."""
         self.engine.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,32 +83,17 @@ def gradient_step(
 
     Raises `ValueError` when the norm is not finite: an update would destroy the weights.
     """
-    trained = list(parameters.values())
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     if shards is None:
-        total = nn.utils.clip_grad_norm_(trained, max_grad_norm)
+        total = nn.utils.get_total_norm(gradients.values())
     else:
-        total = _norm_over_ranks(parameters, shards)
-        nn.utils.clip_grads_with_norm_(trained, max_grad_norm, total)
+        total = shards.norm(gradients)
+    nn.utils.clip_grads_with_norm_(parameters.values(), max_grad_norm, total)
     norm = float(total)
     require_finite(norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def _norm_over_ranks(parameters: dict[str, nn.Parameter], shards: Shards) -> Tensor:
-    """Return the norm of gradients of which ranks have parts, (), float64."""
-    squares = shards.added(
-        {
-            name: torch.linalg.vector_norm(cast(Tensor, p.grad), dtype=torch.float64).square()
-            for name, p in parameters.items()
-        }
-    )
-    total = torch.stack(list(squares.values())).sum().sqrt()
-    if not bool(total.isfinite()):
-        name = next(name for name, square in squares.items() if not bool(square.isfinite()))
-        raise ValueError(f"the gradient of {name} is not finite; it must be")
-    return total
 
 
 def require_finite(norm: float) -> None:
@@ -146,16 +131,15 @@ def optimizer_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers.
 
-    Of what ranks divide the first has it whole, the others nothing; all must ask.
+    Of what ranks divide the first has all.
     """
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                whole = value if shards is None else shards.collected(name, value, key)
-                if whole is not None:
-                    tensors[f"{name}//{key}"] = whole.detach().cpu().contiguous()
+                whole = value if shards is None else shards.written(name, value, key)
+                tensors[f"{name}//{key}"] = whole.detach().cpu().contiguous()
             else:
                 numbers.setdefault(name, {})[key] = value
     return tensors, numbers

@@ -165,15 +165,19 @@ class SinglePolicy:
         if shards is not None:
             shards.take_gradients()
         zero_missing_gradients(self.parameters)
-        self.ranks.add_gradients(self._alike, step)
+        self.ranks.add_gradients(self.parameters, step, () if shards is None else shards.cut)
         return [{**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}]
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        self.ranks.require_same(self._alike, state.step)
-        shards = self.policy.shards
-        if self.ranks.first or shards is not None:
-            save_checkpoint(folder, state, self.parameters, self.optimizer, shards)
+        shards, first = self.policy.shards, self.ranks.first
+        cut = {} if shards is None else shards.cut
+        alike = {name: p for name, p in self.parameters.items() if name not in cut}
+        self.ranks.require_same(alike, state.step)
+        if first or cut:
+            save_checkpoint(
+                folder, state, self.parameters, self.optimizer, shards=shards, writes=first
+            )
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
@@ -181,13 +185,8 @@ class SinglePolicy:
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
-                state = load_checkpoint(
-                    folder,
-                    [self.run.digest()],
-                    self.parameters,
-                    self.optimizer,
-                    shards=self.policy.shards,
-                )
+                shards, own = self.policy.shards, [self.run.digest()]
+                state = load_checkpoint(folder, own, self.parameters, self.optimizer, shards=shards)
             self.ranks.any(False)
         steps = self.ranks.texts("none" if state is None else str(state.step))
         if len(set(steps)) > 1:
@@ -196,11 +195,6 @@ class SinglePolicy:
                 "same, in a folder that their hosts share"
             )
         return state
-
-    @property
-    def _alike(self) -> dict[str, nn.Parameter]:
-        """What is trained and whole on every rank."""
-        return self.parameters if self.policy.shards is None else self.policy.shards.uncut
 
     def _micro_tokens(self, rows: Rows, index: Tensor, state: RunStates) -> int:
         """Return the packed tokens of a micro-batch of rows `index` to begin with."""

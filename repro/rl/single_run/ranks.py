@@ -21,7 +21,7 @@ import functools
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -119,8 +119,10 @@ class Ranks:
         self.add(total, of="grades")
         return [int(number) for number in total.tolist()]
 
-    def add_gradients(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
-        """Add up every parameter's gradient, in place, as one tensor per device.
+    def add_gradients(
+        self, parameters: Mapping[str, nn.Parameter], step: int, cut: Collection[str] = ()
+    ) -> None:
+        """Add up every parameter's gradient, in place, as one tensor; but of those that are `cut`.
 
         Raises
         ------
@@ -131,15 +133,16 @@ class Ranks:
             return
         found = [(name, p.grad) for name, p in sorted(parameters.items())]
         gradients = {name: gradient for name, gradient in found if gradient is not None}
-        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        added = [gradient for name, gradient in gradients.items() if name not in cut]
+        flat = torch.cat([gradient.flatten() for gradient in added])
         problem = None
-        if not bool(flat.isfinite().all()):
+        if not all(bool(own.isfinite().all()) for own in (flat, *(gradients[n] for n in cut))):
             name = next(name for name, own in gradients.items() if not bool(own.isfinite().all()))
             problem = f"the gradient of {name} is not finite at step {step}"
         self.agree(problem)
         self.add(flat, of="gradients")
-        sizes = [gradient.numel() for gradient in gradients.values()]
-        for gradient, part in zip(gradients.values(), flat.split(sizes), strict=True):
+        sizes = [gradient.numel() for gradient in added]
+        for gradient, part in zip(added, flat.split(sizes), strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def agree(self, problem: str | None) -> None:
