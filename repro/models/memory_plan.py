@@ -270,8 +270,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
 
 def peak_within(step: StepShape, device_bytes: int) -> int:
     """Return the peak of a training run whose cache is capped by what its device has free."""
-    plan, beyond = plan_memory(step), _beyond_cap(step, device_bytes)
-    return plan.peak - beyond
+    return plan_memory(step).peak - _beyond_cap(step, device_bytes)
 
 
 def fit_training(step: StepShape, device_bytes: int) -> StepShape:

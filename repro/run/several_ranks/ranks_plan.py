@@ -142,7 +142,7 @@ def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
         values = [f"{part / 1e9:.1f}" for part in (*own, peak - sum(own), peak)]
         widths = (7, 9, 7, 13, 4, 11, 6)
         row = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
-        fits = "fits" if memory.least <= peak <= _CARD_BYTES else "does not fit"
+        fits = "fits" if peak <= _CARD_BYTES else "does not fit"
         lines.append(f"    {ranks:>4}  {row}  {fits}")
     return "\n".join(lines)
 
