@@ -286,21 +286,36 @@ def _beyond_cap(step: StepShape, device_bytes: int) -> int:
     resident = ("weights", "embeddings", "adapter", "context")
     free = device_bytes - sum(plan.rollout[part] for part in resident)
     if step.full_over:
-        table = step.shape.vocabulary * step.shape.hidden
         free -= plan.update["gradients"] + plan.rollout["optimiser"]
-        free -= gathered_bytes(table, step.full_over)
+        free -= sum(_passing_bytes(step)[:2])
     return max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
 
 
-def gathered_bytes(elements: int, ranks: int, element_bytes: int = 4) -> int:
-    """Return what a pass of full training holds of weights that it leaves, beside what is kept.
+def gathered_bytes(table: int, block: int, ranks: int) -> tuple[int, int, int]:
+    """Return bytes of weights and gradients that a pass of full training holds for a while.
 
-    With one rank a float32 gradient before it is added; with several the weights, of so many bytes
-    an element, their gradient, and float32 for adding it up: all of it, and a rank's part.
+    Parameters
+    ----------
+    table, block
+        Elements of the head and of a block's projections.
+
+    Returns
+    -------
+    tuple
+        All the time: buffers of gathers, whose memory serves nothing else. At the head (float32),
+        and in a block (16 bits): its weights and gradient, whole in float32 to be added up over
+        ranks, and a rank's part of the sum. Alone only gradients, before they are added.
     """
     if ranks == 1:
-        return 4 * elements
-    return int(elements * (2 * element_bytes + 4 + 4 / ranks))
+        return 0, 8 * table, 4 * block
+    part = 4 / ranks
+    return 4 * table + 2 * block, int((12 + part) * table), int((8 + part) * block)
+
+
+def _passing_bytes(step: StepShape) -> tuple[int, int, int]:
+    shape = step.shape
+    block = shape.projection_parameters() // shape.layers
+    return gathered_bytes(shape.vocabulary * shape.hidden, block, step.full_over)
 
 
 def _diagonal_image_bytes(step: StepShape) -> int:
@@ -349,11 +364,9 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
     if step.full_over:
         # By the policy's own modules: inputs of products twice, in float32 and 16 bits.
-        worst_block = M * (30 * H + 8 * Q + 12 * Kv + 18 * middle)
-        block = shape.projection_parameters() // shape.layers
-        # The next block is gathered meanwhile.
-        ahead = 2 * block if step.full_over > 1 else 0
-        worst_block += gathered_bytes(block, step.full_over, 2) + ahead
+        buffers, at_head, in_block = _passing_bytes(step)
+        saved += buffers
+        worst_block = M * (30 * H + 8 * Q + 12 * Kv + 18 * middle) + in_block
     elif step.kept_blocks:
         worst_block -= kept
     if step.weight_format != "bf16":
@@ -362,7 +375,7 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     saved += 0 if step.full_over else _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     if step.full_over:
-        logits += gathered_bytes(shape.vocabulary * H, step.full_over)
+        logits = logits * 4 // 3 + at_head  # the logits' gradient is float32, too
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
         return saved + 4 * hidden, logits

@@ -86,8 +86,10 @@ def _training_bytes(policy: Policy, optimizer: OptimizerName) -> int:
     own = int((4 + MOMENT_BYTES[optimizer]) * trained)
     if policy.shards is None:
         return own
-    config: Any = policy.decoder.config
-    return own + gathered_bytes(config.vocab_size * config.hidden_size, policy.shards.group.size())
+    decoder: Any = policy.decoder
+    block = sum(p.numel() for p in decoder.model.layers[0].parameters())
+    table = decoder.get_output_embeddings().weight.numel()
+    return own + sum(gathered_bytes(table, block, policy.shards.group.size())[:2])
 
 
 class CopySampler:
