@@ -268,9 +268,21 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     return MemoryPlan(step=step, rollout=rollout, update=update)
 
 
-def peak_within(step: StepShape, device_bytes: int) -> int:
-    """Return the peak of a training run whose cache is capped by what its device has free."""
-    return plan_memory(step).peak - _beyond_cap(step, device_bytes)
+def least_bytes(step: StepShape) -> int:
+    """Return the peak with one row at once, in the rollout and in the update."""
+    return plan_memory(dataclasses.replace(step, slots=1, micro_tokens=step.row_tokens)).peak
+
+
+def training_peak(step: StepShape, device_bytes: int | None) -> int:
+    """Return the peak of a training run, its cache capped by what its device has free.
+
+    Without a device, that of all rows at once.
+    """
+    if device_bytes is None:
+        rows = max(1, min(step.rows, MOST_FULL_TOKENS // step.row_tokens))
+        return plan_memory(dataclasses.replace(step, micro_tokens=rows * step.row_tokens)).peak
+    fitting = fit_training(step, device_bytes)
+    return plan_memory(fitting).peak - _beyond_cap(fitting, device_bytes)
 
 
 def fit_training(step: StepShape, device_bytes: int) -> StepShape:

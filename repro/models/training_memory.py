@@ -7,15 +7,7 @@ step that is timed is. A policy whose shape is not known by its checkpoint keeps
 
 from __future__ import annotations
 
-import dataclasses
-
-from repro.models.memory_plan import (
-    MOST_FULL_TOKENS,
-    StepShape,
-    fit_training,
-    peak_within,
-    plan_memory,
-)
+from repro.models.memory_plan import StepShape
 from repro.spec.arm import Arm
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import shape_of_checkpoint
@@ -24,44 +16,17 @@ from repro.spec.shapes import shape_of_checkpoint
 MOST_SLOTS = 256
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingMemory:
-    """What a run of an arm at a scale takes of a device.
+def training_step(arm: Arm, scale: TrainScale, ranks: int = 1) -> StepShape | None:
+    """Return a run's step on each device of its ranks, with micro-batches of one row.
 
-    Attributes
-    ----------
-    step
-        With micro-batches of one row.
+    None where the shape is not known.
     """
-
-    step: StepShape
-
-    @property
-    def least(self) -> int:
-        """Bytes with one row at once, in the rollout and in the update."""
-        return plan_memory(dataclasses.replace(self.step, slots=1)).peak
-
-    def fitting(self, device_bytes: int) -> StepShape:
-        """Return the step with micro-batches and kept blocks for a device of so many bytes."""
-        return fit_training(self.step, device_bytes)
-
-    def peak(self, device_bytes: int | None) -> int:
-        """Return the planned peak; without a device, of all rows at once."""
-        if device_bytes is None:
-            rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
-            whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
-            return plan_memory(whole).peak
-        return peak_within(self.fitting(device_bytes), device_bytes)
-
-
-def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
-    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
         return None
     prompt = scale.longest_prompt + OPENING_TOKENS
     rows = scale.prompts_per_rollout * scale.group_size
-    step = StepShape(
+    return StepShape(
         shape=shape,
         weight_format=arm.weight_format,
         rank=arm.lora_rank if arm.training == "lora" else 1,
@@ -76,4 +41,3 @@ def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemo
         filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
         full_over=ranks if arm.training == "full" else 0,
     )
-    return TrainingMemory(step=step)

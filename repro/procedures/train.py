@@ -27,9 +27,10 @@ from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
+from repro.models.memory_plan import fit_training
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.sharding import shard
-from repro.models.training_memory import training_memory
+from repro.models.training_memory import training_step
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -236,12 +237,12 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
-    memory = training_memory(run.arm, run.scale, Ranks.joined().world)
-    if memory is None:
+    planned = training_step(run.arm, run.scale, Ranks.joined().world)
+    if planned is None:
         return None
     # Of ranks on unlike cards the smallest counts.
     room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
-    step = memory.fitting(room)
+    step = fit_training(planned, room)
     return step.micro_tokens, step.kept_blocks
 
 

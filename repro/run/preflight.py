@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.data.load import require_declared
-from repro.models.training_memory import training_memory
+from repro.models.memory_plan import least_bytes, training_peak
+from repro.models.training_memory import training_step
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
@@ -114,19 +115,18 @@ def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | N
 
     What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """
-    memory = training_memory(arm, scale, ranks)
-    if memory is None:
+    step = training_step(arm, scale, ranks)
+    if step is None:
         return 0, None
     devices = cuda_devices()
     if not devices:
-        return memory.peak(None), None
-    device = devices[0]
-    if memory.least <= device.memory_bytes:
-        return memory.peak(device.memory_bytes), None
-    return memory.least, (
-        f"{arm.label} of {memory.step.shape.name} needs {memory.least / 1e9:.1f} GB of device "
-        f"memory for one row of {memory.step.row_tokens} tokens; {device.name} has "
-        f"{device.memory_bytes / 1e9:.1f} GB"
+        return training_peak(step, None), None
+    device, least = devices[0], least_bytes(step)
+    if least <= device.memory_bytes:
+        return training_peak(step, device.memory_bytes), None
+    return least, (
+        f"{arm.label} of {step.shape.name} needs {least / 1e9:.1f} GB of device memory for one row "
+        f"of {step.row_tokens} tokens; {device.name} has {device.memory_bytes / 1e9:.1f} GB"
     )
 
 
