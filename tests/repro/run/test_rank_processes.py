@@ -254,14 +254,6 @@ def test_a_run_stopped_on_two_ranks_goes_on_with_others(
             torch.testing.assert_close(whole, other, rtol=0.01, atol=1e-4)  # bfloat16
 
 
-def test_full_training_stopped_on_two_ranks_goes_on_alone(alone, with_fault, tmp_path):
-    run = run_of(arm="bf16_full")
-    with pytest.raises(Stopped):
-        with_fault(run, stop=lambda: any(tmp_path.rglob("step-*2")))
-    assert execute([run], tmp_path / "runs", workers=1, threads=1, console=quiet()).complete
-    require_equal(alone(run), record_path(run, tmp_path / "runs"))
-
-
 @pytest.mark.nightly
 def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
     alone, tmp_path, monkeypatch, warm_workers
