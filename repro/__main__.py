@@ -8,7 +8,6 @@ once and checking needs no torch.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -49,14 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser: argparse.ArgumentParser = SentenceParser(
-        prog="repro",
+        prog="python -m repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )
     parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     listing = commands.add_parser("list", help="every table and figure, and what runs where")
-    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(command=_list)
 
     _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
@@ -117,11 +115,16 @@ def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "bundle",
         help="pack a target's records for others; --verify judges such a file from scratch",
     )
-    parser.add_argument("file", metavar="FILE", help="of the bundle")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `repro list`")
+    parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
     parser.add_argument("--tier", help=_TIERS)
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument("--verify", action="store_true", help="carries nothing out; as `check`")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="judge FILE, or each in a folder, and carry nothing out; exit status 1 when a record "
+        "is refused",
+    )
     parser.set_defaults(command=_bundle)
 
 
@@ -276,6 +279,10 @@ def _add_running(
             metavar="SECONDS",
             help="how long ranks wait for one that does not come; longer than a rollout",
         )
+        parser.add_argument(
+            "--executor", choices=("workers", "ray"), default="workers",
+            help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
+        )  # fmt: skip
     else:
         parser.add_argument(
             "--ranks", metavar="1,2,4", help="print what a step takes on so many GPUs instead"
@@ -291,7 +298,7 @@ def _add_running(
 
 def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     parser.add_argument(
-        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `repro list`"
+        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `list`"
     )
     parser.add_argument("--tier", help=f"{_TIERS}; default: the smallest that runs here")
     parser.add_argument("--data", metavar="FOLDER", help="problems from local JSONL instead")
@@ -328,9 +335,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from repro.report.listing import listing_json, listing_text
+    from repro.report.listing import listing_text
 
-    print(json.dumps(listing_json(), indent=1) if args.json else listing_text())
+    print(listing_text())
     return FINE
 
 
@@ -404,13 +411,13 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_compare
+    from repro.regression.regression_commands import judged_or_not, main_compare
 
     return judged_or_not(main_compare, args)
 
 
 def _regress(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_regress
+    from repro.regression.regression_commands import judged_or_not, main_regress
 
     def run(line: Sequence[str]) -> int:
         return _carry_out(build_parser().parse_args(["run", *line]))
@@ -433,22 +440,22 @@ def _bless(args: argparse.Namespace) -> int:
 
 def _bundle(args: argparse.Namespace) -> int:
     from pathlib import Path
-    from tempfile import TemporaryDirectory
 
-    from repro.judge.bundle import pack, unpack
-    from repro.run.places import runs_folder
+    from repro.evidence.store import RunsFolder
+    from repro.judge.bundle import pack
+    from repro.report.console import main_verify
+    from repro.run.places import expected_folder, runs_folder
     from repro.run.select import select
 
     if bool(args.target) == args.verify:
         raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
-    if not args.verify:
-        (selection,) = select([args.target], tier=args.tier)
-        print(pack(selection, runs_folder(args.runs), Path(args.file)))
-        return FINE
-    with TemporaryDirectory(prefix="bundle-") as folder:
-        judged = unpack(Path(args.file), Path(folder))
-        line = ["check", judged.target.name, "--tier", judged.tier.value, "--runs", folder]
-        return _check(build_parser().parse_args(line))
+    expected = expected_folder(None)
+    if args.verify:
+        return main_verify(Path(args.file), expected)
+    (selection,) = select([args.target], tier=args.tier)
+    source = RunsFolder(runs_folder(args.runs))
+    print(pack(selection, source, expected, Path(args.file)))
+    return FINE
 
 
 def _tune_steps(args: argparse.Namespace) -> int:
@@ -475,7 +482,7 @@ def _dose(args: argparse.Namespace) -> int:
     from repro.evaluate.flags import dosing_of
 
     formats, sigmas = dosing_of(args)
-    from repro.measure.dose import main_dose
+    from repro.measure.noise_dose import main_dose
 
     return main_dose(args, formats, sigmas)
 

@@ -1,95 +1,177 @@
 """Bundles: the sealed records of a target and their plans in one file, to be judged elsewhere.
 
-A bundle is a zip of what `run` wrote, under the names it has among raw runs; its comment names
-target and tier. A record holds its configuration, its environment and the digest of its plan.
+A bundle is compressed text of the store's form (`repro.evidence.store`): records with their
+configuration and environment, then series. A line before them names target and tier and holds the
+plans that the records carry.
 
-Who verifies one believes nothing in it. Each name must be that of a record or a plan before its
-bytes are read, so that no path leads elsewhere; bytes are counted as they are unpacked, whatever
-the headers say; they become new plain files in a scratch folder, so that no link is made or
-followed. Then they are judged as any runs are, which reads JSON and carries nothing out.
+Who verifies one believes nothing in it. It is read in memory, up to a limit, and holds no names of
+files, so nothing of it is ever written, opened or carried out; its numbers are finite; where a
+value is not what a run leaves, whatever stumbles over it ends in a sentence.
 
 Easy to get wrong: seals and digests show that nothing was damaged, not who ran it.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import zipfile
-import zlib
+import contextlib
+import dataclasses
+import json
+import lzma
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from repro.evidence.store import RunsFolder
+from repro.evidence.bless import compact
+from repro.evidence.environment import device_of
+from repro.evidence.plans import read_plans
+from repro.evidence.printable import one_line
+from repro.evidence.record import Record, parse_record
+from repro.evidence.store import (
+    PRESET,
+    WHOLE,
+    Blessed,
+    Entry,
+    RunsFolder,
+    entries_of,
+    raw_records,
+    stored_line,
+    stored_text,
+)
+from repro.judge.check import Checked, check_selection
+from repro.run.analysis_plan import carried_plans
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.arm import require
 from repro.spec.whole_files import replace_files
 
-_MEMBER = re.compile(
-    r"[a-z]+/(plans/[a-z0-9_]+-[0-9a-f]{12}|[a-z0-9_]+/[a-z0-9_]+/seed-\d{1,9}(\.failed-\d{1,4})?)"
-    r"\.json"
-)
 # A training run's record has some kilobytes per step at most, a target some hundred records.
-MOST_FILES, MOST_BYTES, MOST_IN_ALL = 5_000, 2**25, 2**29
+MOST_BYTES = 2**27
+# What reading may take besides, as `lzma` counts.
+_MEMORY = 2**25
+_REASON = 300
 
 
-def pack(selection: Selection, runs: Path, out: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle that was read, as the source of the records to judge."""
+
+    path: Path
+    selection: Selection
+    records: tuple[Record, ...]
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Return (tier, target) of everything that it holds records of."""
+        return sorted({(record.tier, record.target) for record in self.records})
+
+    def entries(self, tier: str, target: str) -> list[Entry]:
+        """Return the entries of a target's records at a tier."""
+        own = [item for item in self.records if (item.tier, item.target) == (tier, target)]
+        return entries_of(own, self.path)
+
+    def place(self, tier: str, target: str) -> Path:
+        """Return the bundle's path."""
+        return self.path
+
+
+def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out: Path) -> str:
     """Write a target's records to a new bundle, each read first; return a sentence on it."""
-    tier, name = selection.tier.value, selection.target.name
-    homes = [selection.source.home(arm.name) for arm in selection.target.arms]
+    target, tier = selection.target, selection.tier
+    homes = [selection.source.home(arm.name) for arm in target.arms]
     arms = {(home.name, arm) for home, arm in homes}
-    entries = [
-        entry
+    records = [
+        entry.read()
         for home in sorted({home for home, _ in arms})
-        for entry in RunsFolder(runs).entries(tier, home)
+        for entry in source.entries(tier.value, home)
         if (home, entry.arm) in arms
     ]
-    require(bool(entries), absence_text(runs, runs / tier / selection.source.name))
+    runs = source.folder if isinstance(source, RunsFolder) else source.expected
+    place = source.place(tier.value, selection.source.name)
+    require(bool(records), absence_text(runs, place))
+    require(out.name.endswith(WHOLE), f"{out}: the name of a bundle ends in {WHOLE}")
     require(not out.exists(), f"{out} exists; a bundle is written to a new file")
-    for entry in entries:
-        entry.read()
-    plans = sorted((runs / tier / "plans").glob(f"{name}-*.json"))
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.comment = f"{name} {tier}".encode()
-        for path in [*(entry.path for entry in entries), *plans]:
-            archive.writestr(path.relative_to(runs).as_posix(), path.read_bytes())
-    replace_files({out: packed.getvalue()})
-    return f"{out}: {len(entries)} records and {len(plans)} plans of {name}, {tier} tier"
+    device = device_of(records[0].environment)
+    plans = carried_plans(selection.source, tier, records, runs, read_plans(expected), device)
+    timed = [metric.name for metric in target.metrics_at(tier)]
+    exact = timed if selection.source.timed_repeats else []
+    head = {
+        "target": target.name,
+        "tier": tier.value,
+        "plans": [dataclasses.asdict(plan) for plan in plans],
+    }
+    text = stored_line(head) + stored_text([compact(record, exact) for record in records])
+    replace_files({out: lzma.compress(text.encode(), preset=PRESET)})
+    return (
+        f"{out}: {len(records)} records and {len(plans)} plans of {target.name}, {tier.value} tier"
+    )
 
 
-def unpack(bundle: Path, folder: Path) -> Selection:
-    """Write a bundle's records into an empty folder; return what they are of.
+def bundles_in(place: Path) -> list[Path]:
+    """Return the bundles in a folder's folders, or the one that is named."""
+    found = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
+    require(bool(found), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
+    return found
+
+
+@contextlib.contextmanager
+def unbelieved(path: Path) -> Iterator[None]:
+    """Turn whatever a bundle's values make fail into a sentence.
 
     Raises
     ------
     ValueError
-        If anything in it is not what a bundle has; the message names the member.
+        The message names the bundle and what failed, without what a terminal obeys.
     """
     try:
-        with zipfile.ZipFile(bundle) as archive:
-            _unpack(archive, bundle, folder)
-            words = archive.comment.decode(errors="replace").split()
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, UnicodeError, zlib.error) as error:
-        raise ValueError(f"{bundle}: not a bundle that can be read: {error}") from error
-    require(len(words) == 2, f"{bundle}: its comment is {words!r:.80}; needs a target and a tier")
-    return select(words[:1], tier=words[1])[0]
+        yield
+    except Exception as error:
+        why = one_line(f"{type(error).__name__}: {error}")[:_REASON]
+        raise ValueError(f"{path}: not a bundle that can be judged: {why}") from error
 
 
-def _unpack(archive: zipfile.ZipFile, bundle: Path, folder: Path) -> None:
-    members, left = archive.infolist(), MOST_IN_ALL
-    require(len(members) <= MOST_FILES, f"{bundle} has {len(members)} files; at most {MOST_FILES}")
-    for info in members:
-        name = info.filename
-        known = _MEMBER.fullmatch(name) is not None
-        require(known, f"{bundle}: {name!r:.80} is no name of a record or plan")
-        deflated = info.compress_type == zipfile.ZIP_DEFLATED
-        require(deflated, f"{bundle}: {name} is packed in another way than deflate")
-        path = folder / name
-        require(not path.exists(), f"{bundle} has {name} twice")
-        with archive.open(info) as member:
-            content = member.read(min(left, MOST_BYTES) + 1)
-        left -= len(content)
-        require(len(content) <= MOST_BYTES and left >= 0, f"{bundle}: {name} is too large")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+def judge_bundle(path: Path, expected: Path) -> Checked:
+    """Return the verdicts of a bundle's target on its records, by today's rules.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or judged.
+    """
+    with unbelieved(path):
+        bundle = read_bundle(path)
+        return check_selection(bundle.selection, bundle, expected)
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle, in memory alone; called within `unbelieved`.
+
+    Raises
+    ------
+    ValueError
+        If it is too large, damaged, or holds something else than sealed records.
+    """
+    require(path.is_file() and not path.is_symlink(), "it is not a plain file")
+    reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+    with path.open("rb") as file:
+        text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)
+    require(reader.eof and not reader.unused_data, f"it is cut, or larger than {MOST_BYTES} bytes")
+    head, *lines = text.decode().splitlines()
+    named = _json(head)
+    records = tuple(
+        parse_record(raw, f"record {number}")
+        for number, raw in enumerate(raw_records(lines, _json), 1)
+    )
+    finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]
+    require(len({*finished}) == len(finished), "it has a run twice")
+    return Bundle(path, select([named["target"]], tier=named["tier"])[0], records)
+
+
+def _json(line: str) -> Any:
+    """Return a line's JSON values; numbers that are not finite are refused."""
+    return json.loads(line, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(digits: str) -> float:
+    require(math.isfinite(float(digits)), f"a number is {digits}; needs a finite one")
+    return float(digits)

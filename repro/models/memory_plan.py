@@ -38,7 +38,6 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import (
-    CacheName,
     OptimizerName,
     WeightFormat,
     require,
@@ -92,10 +91,6 @@ class StepShape:
 
     Attributes
     ----------
-    shape
-        The decoder.
-    weight_format, rank
-        Base weights and LoRA rank.
     prompts, group
         P prompts with G completions each.
     prompt_tokens, completion_tokens
@@ -104,8 +99,8 @@ class StepShape:
         Rows sampled at once.
     micro_tokens
         Tokens of a micro-batch, prompts included; one row at least.
-    optimizer, cache
-        `adamw` or `adamw_8bit`; `compute` (16 bits) or `float8`.
+    optimizer
+        `adamw` or `adamw_8bit`.
     kept_blocks
         The last blocks, so many, whose activations are kept for backward; 0 to all.
     keep_cache
@@ -129,7 +124,6 @@ class StepShape:
     slots: int = 8
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"
-    cache: CacheName = "compute"
     kept_blocks: int = 0
     keep_cache: bool = True
     shares_prompts: bool = True
@@ -139,7 +133,6 @@ class StepShape:
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
         require_choice("optimizer", self.optimizer, OptimizerName)
-        require_choice("cache", self.cache, CacheName)
         for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
@@ -234,8 +227,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     trained: float = shape.adapter_parameters(step.rank)
     if step.full_over:
         trained = shape.parameters() / step.full_over
-    element = 1 if step.cache == "float8" else 2
-    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * element
+    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * 2
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
@@ -268,21 +260,9 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     return MemoryPlan(step=step, rollout=rollout, update=update)
 
 
-def least_bytes(step: StepShape) -> int:
-    """Return the peak with one row at once, in the rollout and in the update."""
-    return plan_memory(dataclasses.replace(step, slots=1, micro_tokens=step.row_tokens)).peak
-
-
-def training_peak(step: StepShape, device_bytes: int | None) -> int:
-    """Return the peak of a training run, its cache capped by what its device has free.
-
-    Without a device, that of all rows at once.
-    """
-    if device_bytes is None:
-        rows = max(1, min(step.rows, MOST_FULL_TOKENS // step.row_tokens))
-        return plan_memory(dataclasses.replace(step, micro_tokens=rows * step.row_tokens)).peak
-    fitting = fit_training(step, device_bytes)
-    return plan_memory(fitting).peak - _beyond_cap(fitting, device_bytes)
+def peak_within(step: StepShape, device_bytes: int) -> int:
+    """Return the peak of a training run whose cache is capped by what its device has free."""
+    return plan_memory(step).peak - _beyond_cap(step, device_bytes)
 
 
 def fit_training(step: StepShape, device_bytes: int) -> StepShape:
@@ -409,8 +389,6 @@ def fit_update(
     kept
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
-    most
-        Tokens of a micro-batch.
     """
     layers = step.shape.layers
     least = math.inf
@@ -464,7 +442,6 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
 
     offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
     offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
-    offer("keys and values in float8", cache="float8")
     offer("the cache given back during the update", keep_cache=False)
     offer("blocks computed again in backward", kept_blocks=0)
     offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
@@ -473,10 +450,9 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
     if step.weight_format == "bf16":
         offer("4-bit weights (nvfp4)", weight_format="nvfp4")
     offer(
-        "one row at once, 8-bit moments, float8 cache, micro-batches of one row",
+        "one row at once, 8-bit moments, micro-batches of one row",
         slots=1,
         optimizer="adamw_8bit",
-        cache="float8",
         micro_tokens=step.row_tokens,
         kept_blocks=0,
     )

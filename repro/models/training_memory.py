@@ -7,26 +7,73 @@ step that is timed is. A policy whose shape is not known by its checkpoint keeps
 
 from __future__ import annotations
 
-from repro.models.memory_plan import StepShape
+import dataclasses
+
+from repro.models.memory_plan import (
+    MOST_FULL_TOKENS,
+    StepShape,
+    fit_training,
+    peak_within,
+    plan_memory,
+)
 from repro.spec.arm import Arm
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import shape_of_checkpoint
 
 # Rows that a training run's engine samples at once.
 MOST_SLOTS = 256
+# What vLLM is given beside weights and cache: activations, captured graphs, draws. An estimate.
+_SERVING_BYTES = 4 << 30
 
 
-def training_step(arm: Arm, scale: TrainScale, ranks: int = 1) -> StepShape | None:
-    """Return a run's step on each device of its ranks, with micro-batches of one row.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """What a run of an arm at a scale takes of a device.
 
-    None where the shape is not known.
+    Attributes
+    ----------
+    step
+        With micro-batches of one row.
+    served
+        Bytes of vLLM beside them, its copy of the base among them; its cache is in the plan.
     """
+
+    step: StepShape
+    served: int = 0
+
+    @property
+    def least(self) -> int:
+        """Bytes with one row at once, in the rollout and in the update."""
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.served
+
+    def fitting(self, device_bytes: int) -> StepShape:
+        """Return the step with micro-batches and kept blocks for a device of so many bytes."""
+        return fit_training(self.step, device_bytes - self.served)
+
+    def served_share(self, device_bytes: int) -> float:
+        """Return the part of a device that vLLM takes: what is served, and the cache."""
+        plan = plan_memory(self.step)
+        beyond = plan.peak - peak_within(self.step, device_bytes - self.served)
+        return (self.served + plan.rollout["cache"] - beyond) / device_bytes
+
+    def peak(self, device_bytes: int | None) -> int:
+        """Return the planned peak; without a device, of all rows at once."""
+        if device_bytes is None:
+            rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
+            whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
+            return plan_memory(whole).peak + self.served
+        room = device_bytes - self.served
+        return peak_within(self.fitting(device_bytes), room) + self.served
+
+
+def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
+    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
     shape = shape_of_checkpoint(scale.checkpoint)
     if shape is None:
         return None
     prompt = scale.longest_prompt + OPENING_TOKENS
     rows = scale.prompts_per_rollout * scale.group_size
-    return StepShape(
+    step = StepShape(
         shape=shape,
         weight_format=arm.weight_format,
         rank=arm.lora_rank if arm.training == "lora" else 1,
@@ -41,3 +88,8 @@ def training_step(arm: Arm, scale: TrainScale, ranks: int = 1) -> StepShape | No
         filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
         full_over=ranks if arm.training == "full" else 0,
     )
+    served = 0
+    if scale.sampler == "vllm":
+        plan = plan_memory(step).rollout
+        served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
+    return TrainingMemory(step=step, served=served)

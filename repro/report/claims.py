@@ -1,4 +1,4 @@
-"""The page of claims: how many of each kind have which verdict, accuracies, then every claim.
+"""The page of claims: how many of each kind have which verdict, then every claim.
 
 Claims of the paper, questions that it leaves open, claims about the machinery and bars are counted
 apart. A tier speaks for itself alone; of its claims each has one row, with a cell per device.
@@ -12,26 +12,14 @@ from typing import Any
 
 from repro.evidence.verdicts.verdict import SHOWN, Verdict
 from repro.judge.check import Checked
-from repro.report.numbers import device_heads, device_title, unit_words
-from repro.report.tables import (
-    NOTHING,
-    arms_table,
-    device_of,
-    paper_columns,
-    plain,
-)
+from repro.report.numbers import device_heads
+from repro.report.tables import NOTHING, device_of, plain
 from repro.report.tidy import Row, grouped_by, rendered, statements
-from repro.report.verdicts import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
-from repro.spec.tier import Tier
+from repro.report.verdict_words import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
 
 KINDS = (*CLAIMS, Kind.BAR)
 # What needs no reason beside it.
 _SETTLED = (*SHOWN, "no difference", "excluded")
-
-
-def place_text(tier: Tier, device: str) -> str:
-    """Return where records were made: `smoke, CPU` or `systems, NVIDIA H200`."""
-    return f"{tier.value}, {device_title(device)}"
 
 
 def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
@@ -60,27 +48,6 @@ def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     }
     kinds = [kind.value for kind in KINDS]
     return rendered("counts.md", places=counts, kinds=kinds) if counts else NOTHING
-
-
-def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the tables for which the paper prints accuracies: its columns, then each of ours."""
-    tables: dict[str, list[Checked]] = {}
-    for checked in checks:
-        target = checked.selection.target
-        if target.headline and checked.evidence.count and paper_columns(target, expected):
-            tables.setdefault(target.name, []).append(checked)
-    lines = [line for same in tables.values() for line in _accuracies(same, expected)]
-    return lines[:-1] or NOTHING
-
-
-def _accuracies(checks: Sequence[Checked], expected: Path) -> list[str]:
-    target = checks[0].selection.target
-    metric = target.metric(target.headline or "")
-    places = [place_text(item.selection.tier, device_of(item)) for item in checks]
-    columns = [(place, item, metric) for place, item in zip(places, checks, strict=True)]
-    what = f"{metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:"
-    lines = arms_table(target, paper_columns(target, expected), columns)
-    return [f"**{target.title}**, {what}", "", *lines]
 
 
 def claims_rows(checks: Sequence[Checked], expected: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich import markup
 from rich.console import Console
@@ -13,11 +14,12 @@ from rich.table import Table
 from repro.evidence.printable import without_controls
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
+from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
 from repro.judge.check import Checked, check_selection, checked_json, device_name
 from repro.report.numbers import device_title
 from repro.report.run_report import recorded_selections
 from repro.report.tidy import require_table_file, write_table
-from repro.report.verdicts import Kind, about, counted, kind_of, labelled, of_kind, to_show
+from repro.report.verdict_words import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, selections_of
 from repro.spec.arm import require
@@ -66,7 +68,7 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
     if not target.claims:
         said = f"{escape(title)}; {escape(target.name)} states no claim of its own."
         console.print(said, highlight=False, soft_wrap=True)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
@@ -136,3 +138,15 @@ def main_check(args: argparse.Namespace) -> int:
     if any(item.faulty for item in checks):
         return 1
     return 0 if all(item.sound for item in checks) else 2
+
+
+def main_verify(place: Path, expected: Path) -> int:
+    """Carry out `repro bundle --verify`; return the exit status."""
+    checks = []
+    for path in bundles_in(place):
+        checked = judge_bundle(path, expected)
+        with unbelieved(path):
+            print_check(checked)
+        checks.append(checked)
+    print(conclusion(checks))  # noqa: T201
+    return 1 if any(item.evidence.refused or item.lacking for item in checks) else 0

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
 
-def listing_json() -> dict[str, Any]:
-    """Return the tiers and targets as JSON values."""
-    return {
-        "tiers": {
-            tier.value: {
-                "needs": tier.needs,
-                "a pass means": tier.meaning,
-                "missing here": tier.missing(),
-            }
-            for tier in Tier
-        },
-        "targets": [
-            {
-                "name": target.name,
-                "title": target.title,
-                "statement": target.statement,
-                "source": target.source,
-                "tiers": [tier.value for tier in runs_of(target).tiers()],
-                "arms": [arm.name for arm in target.arms],
-                "claims": [claim.name for claim in target.claims],
-                "reads the runs of": target.records_of,
-                "why not": target.why_not,
-            }
-            for target in TARGETS
-        ],
-    }
-
-
 def listing_text() -> str:
-    """Return the listing as lines of text."""
+    """Return the listing as lines of text: the paper's tables and figures, then the others."""
     width = max(len(target.name) for target in TARGETS)
-    lines = ["Targets (a table or figure of the paper, and the tiers at which it can be run)"]
+    groups: dict[str, list[Target]] = {title: [] for title in _GROUPS}
     for item in TARGETS:
-        reason = f" ({item.why_not})" if item.why_not else ""
-        lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
-    lines += ["", "Tiers"]
+        groups[_group(item)].append(item)
+    lines = []
+    for title, targets in groups.items():
+        lines.append(title)
+        for item in targets:
+            reason = f" ({item.why_not})" if item.why_not else ""
+            lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
+        lines.append("")
+    lines.append("Tiers")
     for tier in Tier:
         missing = tier.missing()
         here = "the hardware is here; `plan` names the downloads"
@@ -54,6 +32,22 @@ def listing_text() -> str:
         lines.append(f"           a pass means: {tier.meaning}")
     lines += ["", "Next: python -m repro plan table1"]
     return "\n".join(lines)
+
+
+_GROUPS = (
+    "The paper's tables and figures, and the tiers at which they can be run",
+    "The same at other sizes of the paper's",
+    "Learning on small published checkpoints: contrasts, doses, sweeps",
+    "Time and memory beside the paper's tables; own",
+)
+_OF_PAPER = re.compile(r"(table|figure)\d+")
+
+
+def _group(target: Target) -> str:
+    tiers = runs_of(target).tiers()
+    if _OF_PAPER.fullmatch(target.name):
+        return _GROUPS[0]
+    return _GROUPS[1 if Tier.PAPER in tiers else 2 if Tier.MINI in tiers else 3]
 
 
 def _tiers(target: Target) -> str:

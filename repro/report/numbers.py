@@ -1,10 +1,12 @@
-"""Numbers as text: one way to print a value, a mean with its interval, a bar, a device's name."""
+"""Values as text: a number, a mean with its interval, a bar, a device's name, what made records."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
+from repro.evidence.origins import commits_of, seeds_text
+from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.statistics import mean_interval
 
@@ -15,7 +17,6 @@ _PRINTED = {
     "tokens per second": ("tokens/s", 1.0),
     "ratio": ("x", 1.0),
 }
-_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
 # Units that a table's head names once, and that a table of mixed units writes in each cell.
 _NAMED_ONCE = {"percent": " %", "nats": " nats", "rows": " rows"}
 
@@ -48,11 +49,6 @@ def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
         return f"{value:,.0f} tokens/s"
     sign = _PRINTED.get(unit, ("", 1.0))[0]
     return f"{number(value)} {sign}".strip()
-
-
-def unit_words(unit: str) -> str:
-    """Return how a heading says a unit: `in percent`, `in GiB`, `as a ratio`."""
-    return _IN_WORDS.get(unit, f"in {unit}")
 
 
 def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:
@@ -115,3 +111,49 @@ def device_heads(devices: Iterable[str]) -> dict[str, str]:
     }
     differ = len(set(models.values())) == len(every)
     return models if differ else {device: device_title(device) for device in every}
+
+
+def environment_lines(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return title and text of what made these records: commits, seeds, time, machine, packages."""
+    sources = commits_of(records)
+    dirty = {r.commit for r in records if r.dirty}
+    commits = [
+        f"`{commit}`{' with local changes' if commit in dirty else ''}"
+        f"{f' ({seeds_text(of_commit)})' if len(sources) > 1 else ''}"
+        for commit, of_commit in sources.items()
+    ]
+    return [
+        ("Source commit", ", ".join(commits)),
+        ("Seeds", ", ".join(map(str, sorted({r.seed for r in records})))),
+        ("UTC", f"{min(r.started for r in records)} to {max(r.finished for r in records)}"),
+        *(
+            (title, "; ".join(sorted({_environment_text(key, r.environment.get(key))
+                                      for r in records})))
+            for title, key in _ENVIRONMENT.items()
+        ),
+    ]  # fmt: skip
+
+
+_ENVIRONMENT = {
+    "Python": "python",
+    "Platform": "platform",
+    "Processor": "cpu",
+    "Memory": "memory_bytes",
+    "GPU": "gpu",
+    "Packages": "packages",
+    "Torch": "torch",
+    "Variables": "variables",
+}
+
+
+def _environment_text(key: str, value: object) -> str:
+    if isinstance(value, dict) and "failed" in value:
+        return f"could not be asked ({value['failed']})"
+    if key == "memory_bytes" and isinstance(value, int):
+        return f"{value / 2**30:.1f} GiB"
+    if key == "gpu" and isinstance(value, list):
+        return ", ".join(gpu.get("name", "unnamed") for gpu in value) or "none"
+    if isinstance(value, dict):
+        shown = [f"{name} {item}" for name, item in value.items() if item is not None]
+        return ", ".join(shown) or "none"
+    return str(value)

@@ -13,25 +13,36 @@ from typing import Any
 
 from repro.evidence.paper import read_paper
 from repro.judge.check import Checked
-from repro.report.environments import environment_lines
-from repro.report.numbers import device_title
+from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
+from repro.report.reported import Report
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
 _COLUMNS = 4
+# Values that are worth a picture.
+_FEWEST = 3
 # The page may be of a few targets, so that a question without records may have some elsewhere.
 ABSENT = "without records here"
 
 
-def page_text(checks: Sequence[Checked], expected: Path) -> str:
-    """Return the page of these checks as HTML; of a target the paper's claims come first."""
+def page_text(
+    checks: Sequence[Checked], expected: Path, reports: Sequence[Report] | None = None
+) -> str:
+    """Return the page of these checks as HTML; of a target the paper's claims come first.
+
+    Parameters
+    ----------
+    reports
+        What others measured, in a section of its own; None leaves the section out.
+    """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
     rows.sort(key=lambda row: kinds.index(row.kind))
+    shown = [*rows, *(row for one in reports or () for row in one.rows)]
     found = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     by_tier = {
@@ -45,12 +56,15 @@ def page_text(checks: Sequence[Checked], expected: Path) -> str:
         .render(
             answer=answer_sentence(found, ABSENT) if found else "",
             tiers=by_tier,
-            count=len(rows),
-            kinds=list(dict.fromkeys(row.kind for row in rows)),
-            words=sorted({row.status for row in rows}),
-            devices={row.device: _device(row.device) for row in rows},
+            reports=reports,
+            count=len(shown),
+            kinds=list(dict.fromkeys(row.kind for row in shown)),
+            words=sorted({row.status for row in shown}),
+            devices={row.device: _device(row.device) for row in shown},
             seeds=_seeds(checks),
+            seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
+            strips=seed_marks,
             contradictions=_contradictions(expected),
             differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),
             environments=_environments(checks),
@@ -86,6 +100,23 @@ def interval_marks(row: Row) -> dict[str, float]:
     least, most = min(marks.values()), max(marks.values())
     room = (most - least) or 1.0
     return {name: round(3 + 94 * (value - least) / room, 2) for name, value in marks.items()}
+
+
+def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
+    """Return where the seeds of a statement's arms lie, in percent; empty without several values.
+
+    Parameters
+    ----------
+    seeds
+        (seed, value) by target, tier, device, arm and metric.
+    """
+    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
+    arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
+    every = [value for arm in arms for value in arm]
+    if len(every) < _FEWEST or min(every) == max(every):
+        return []
+    least, room = min(every), max(every) - min(every)
+    return [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
 
 
 def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import accuracy_rows, claims_rows, count_rows
-from repro.report.kernels import kernel_rows
+from repro.report.claims import claims_rows, count_rows
+from repro.report.kernel_tables import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
+from repro.report.reported import REPORTED, reported_rows
 from repro.report.systems import systems_writers
 from repro.spec.whole_files import replace_text
 
@@ -48,13 +49,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
 
 
 def renewed_readme(readme: Path, expected: Path) -> str:
-    """Return a file's text with its blocks written from the blessed records.
-
-    Raises
-    ------
-    ValueError
-        As `renew_blocks` does; the message names the file.
-    """
+    """Return a file's text with its blocks written from the blessed records; see `renew_blocks`."""
 
     @cache
     def judged() -> list[Checked]:
@@ -63,7 +58,6 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "accuracies": lambda: accuracy_rows(judged(), expected),
         "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
         "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
@@ -71,6 +65,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
         ),
         "gpu_tests": lambda: gpu_tests_rows(expected),
+        "reported": lambda: reported_rows(REPORTED, expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
     }

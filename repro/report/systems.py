@@ -25,7 +25,15 @@ from repro.report.tables import (
     side_by_side,
 )
 from repro.report.tidy import rendered
-from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
+from repro.report.verdict_words import (
+    CLAIMS,
+    Kind,
+    all_bars,
+    counted,
+    kind_of,
+    of_kind,
+    stated_bars,
+)
 from repro.spec.tier import Tier
 
 # The paper's card; what others measured is in the table that `check --table` writes.
@@ -36,13 +44,13 @@ Table = Callable[[Checked, Path], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of the page: its question, targets, table, picture; a click unfolds most tables."""
+    """A block of the page: its question, targets, table, picture, and whether that stands open."""
 
     asks: str
     targets: tuple[str, ...]
     written: Table
     picture: str = ""
-    unfolded: bool = False
+    shown: bool = False
 
 
 def _bars(checked: Checked, expected: Path) -> list[str]:
@@ -54,25 +62,25 @@ _RL_STEPS = ("table3_rl", "table3_rl_large", "table3_32b_rl")
 _SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
-                    picture="tables_5_to_8_throughput", unfolded=True),
+                    picture="tables_5_to_8_throughput", shown=True),
     "table9": Block(asks="rollout by LoRA rank, Table 9", targets=("table9",), written=rate_table,
                     picture="table9_ranks"),
     "figure11": Block(asks="rollout by LoRA rank, Fig. 11", targets=("figure11",),
                       written=rate_table, picture="figure11_ranks"),
     "rollout": Block(asks="rollout of up to 256 rows", targets=("rollout",), written=rate_table,
-                     picture="rollout_throughput"),
+                     picture="rollout_throughput", shown=True),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
-                   written=rate_table, picture="rollout_ranks"),
+                   written=rate_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
-                   picture="table3_steps", unfolded=True),
+                   picture="table3_steps"),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
-                      written=step_table, picture="rl_steps"),
+                      written=step_table),
     "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
                            targets=("step_lengths", "step_lengths_32b", "table3_spread")),
     "steps_arms": Block(asks="GRPO step, other formats and products", targets=("table3_arms",),
-                        written=step_table, picture="arms_steps"),
+                        written=step_table),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
-                        written=step_table, picture="full_steps"),
+                        written=step_table),
     "memory": Block(asks="memory of a GRPO step", written=_bars, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
@@ -127,7 +135,7 @@ def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) 
         if not of_target:
             absent.append(f"`{name}`")
             continue
-        device = min(of_target, key=lambda device: (_PAPERS_CARD not in device, device))
+        device = min(of_target, key=_papers_card_first)
         checked = of_target[device]
         devices.add(device)
         tables.append({
@@ -138,7 +146,7 @@ def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) 
         })  # fmt: skip
     pictures = _pictures(page, block.picture, devices)
     return rendered(
-        "systems_block.md", tables=tables, absent=absent, pictures=pictures, block=block
+        "systems_block.md", tables=tables, absent=absent, pictures=pictures, shown=block.shown
     )
 
 
@@ -148,7 +156,7 @@ def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
     pictures = {t: link for name in _KERNELS for t, link in _pictures(page, name, devices).items()}
     if not pictures:
         return NOTHING
-    return rendered("systems_block.md", tables=(), absent=(), pictures=pictures)
+    return rendered("systems_block.md", tables=(), absent=(), pictures=pictures, shown=False)
 
 
 def _pictures(page: Path, name: str, devices: Iterable[str]) -> dict[str, str]:
@@ -178,8 +186,19 @@ def _short(blocks: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]
     for name, checks in blocks.items():
         for device, items in by_device(checks).items():
             parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, items, expected))
-    heads = ["question", "ratio in the paper"]
-    return side_by_side(heads, ["measured", "claims", "bars"], parts)[:-1] or NOTHING
+    heads, own = ["question", "ratio in the paper"], ["measured", "claims", "bars"]
+    written: list[str] = []
+    for device in sorted(parts, key=_papers_card_first):
+        lines = side_by_side(heads, own, {device: parts[device]})
+        if written:
+            summary = f"<summary>The same on one {device_title(device)}</summary>"
+            lines = ["<details>", summary, "", *lines, "</details>", ""]
+        written += lines
+    return written[:-1] or NOTHING
+
+
+def _papers_card_first(device: str) -> tuple[bool, str]:
+    return _PAPERS_CARD not in device, device
 
 
 def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[Line]:

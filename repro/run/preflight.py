@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.data.load import require_declared
-from repro.models.memory_plan import least_bytes, training_peak
-from repro.models.training_memory import training_step
+from repro.models.training_memory import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
@@ -41,9 +40,12 @@ def refusal(run: RunConfig, ranks: int = 1) -> str | None:
     scale = run.scale
     refusals = [missing_package(run)]
     if isinstance(scale, TrainScale):
-        refusals += [_noise_refusal(run), *_data_refusals(dataclasses.replace(scale, seeds=()))]
+        refusals += [_noise_refusal(run), _sampler_refusal(run)]
+        refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
             refusals += [memory_of(run.arm, scale, ranks)[1]] if is_published(scale) else []
+            folder = Path(scale.checkpoint).expanduser()
+            refusals += [_format_refusal(folder, run.arm)] if folder.is_dir() else []
         except ValueError as error:  # a config.json without a decoder's sizes
             refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -54,15 +56,9 @@ def files_refusal(run: RunConfig) -> str | None:
     if not isinstance(run.scale, TrainScale) or not is_published(run.scale):
         return None
     try:
-        stored = _checked_files(dataclasses.replace(run.scale, seeds=()))
+        return _format_refusal(_checked_files(dataclasses.replace(run.scale, seeds=())), run.arm)
     except ValueError as error:
         return str(error)
-    if stored in (None, run.arm.weight_format):
-        return None
-    return (
-        f"{run.scale.checkpoint} stores {stored} codes; {run.arm.weight_format} weights need the "
-        "16-bit checkpoint"
-    )
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -106,6 +102,28 @@ def _noise_refusal(run: RunConfig) -> str | None:
     )
 
 
+def _sampler_refusal(run: RunConfig) -> str | None:
+    """Return why vLLM cannot sample for a run that asks for it, or None."""
+    arm, scale = run.arm, run.scale
+    if scale.sampler == "own":
+        return None
+    if importlib.util.find_spec("vllm") is None:
+        return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
+    if run.procedure not in ("train", "evaluate") or scale.together:
+        how = "trained together with others" if scale.together else f"a {run.procedure}"
+        return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
+    if arm.training == "full":
+        return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
+    if arm.rounding or arm.weight_noise or scale.permuted:
+        return f"{arm.name} changes the weights on loading, vLLM's copy has them not; it needs own"
+    if arm.training == "lora" and arm.loss.importance_cap is None:
+        return (
+            f"{arm.name}: what vLLM samples from differs from what is trained by rounding, and "
+            "loss.importance_cap is None; needed is a number: --set arm.loss.importance_cap=2"
+        )
+    return None
+
+
 def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
 
@@ -115,18 +133,19 @@ def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | N
 
     What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """
-    step = training_step(arm, scale, ranks)
-    if step is None:
+    memory = training_memory(arm, scale, ranks)
+    if memory is None:
         return 0, None
     devices = cuda_devices()
     if not devices:
-        return training_peak(step, None), None
-    device, least = devices[0], least_bytes(step)
-    if least <= device.memory_bytes:
-        return training_peak(step, device.memory_bytes), None
-    return least, (
-        f"{arm.label} of {step.shape.name} needs {least / 1e9:.1f} GB of device memory for one row "
-        f"of {step.row_tokens} tokens; {device.name} has {device.memory_bytes / 1e9:.1f} GB"
+        return memory.peak(None), None
+    device = devices[0]
+    if memory.least <= device.memory_bytes:
+        return memory.peak(device.memory_bytes), None
+    return memory.least, (
+        f"{arm.label} of {memory.step.shape.name} needs {memory.least / 1e9:.1f} GB of device "
+        f"memory for one row of {memory.step.row_tokens} tokens; {device.name} has "
+        f"{device.memory_bytes / 1e9:.1f} GB"
     )
 
 
@@ -176,18 +195,33 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
             yield f"{read.name} problems: {error}"
 
 
-@functools.lru_cache(maxsize=64)
-def _checked_files(scale: TrainScale) -> str | None:
-    """Return the format in which a checkpoint stores its weights, None for 16 bits.
+def _format_refusal(folder: Path, arm: Arm) -> str | None:
+    """Return why a checkpoint does not load in an arm's format, or None; reads its config alone.
 
     Raises
     ------
     ValueError
-        When config, tokenizer or problems cannot be read, prompts are too long or problems too few.
+        When the config is not one of a checkpoint that is built here.
+    """
+    from repro.models.loading import read_description
+
+    stored = read_description(folder).stored_format
+    if stored in (None, arm.weight_format):
+        return None
+    return f"{folder} stores {stored} codes; {arm.weight_format} weights need the 16-bit checkpoint"
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_files(scale: TrainScale) -> Path:
+    """Return a checkpoint's folder, whose tokenizer fits it and the problems.
+
+    Raises
+    ------
+    ValueError
+        When tokenizer or problems cannot be read, prompts are too long or problems too few.
     """
     from repro.data.prompts import render
     from repro.models.checkpoint import resolve
-    from repro.models.loading import read_description
     from repro.models.policy import load_tokenizer
 
     folder = resolve(scale.checkpoint, scale.revision, weights=False)
@@ -210,4 +244,4 @@ def _checked_files(scale: TrainScale) -> str | None:
                 f"tokens with the tokenizer of {folder}; max_prompt_tokens there is "
                 f"{read.max_prompt_tokens}"
             )
-    return read_description(folder).stored_format
+    return folder

@@ -19,7 +19,8 @@ _CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from
 class SentenceParser(argparse.ArgumentParser):
     """A parser whose `error` raises `ValueError`; its subcommands' parsers are of the same kind.
 
-    Flags are named in full: `run --rank 8` is a mistake, and no `--ranks 8`.
+    Flags are named in full: `run --rank 8` is a mistake, and no `--ranks 8`. A program is named as
+    documentation types it, in three words: `python -m repro`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -32,8 +33,8 @@ class SentenceParser(argparse.ArgumentParser):
             known = [name.strip(" '") for name in choice[3].split(",")]
             named = f"{choice[1]} {choice[2]!r}"
             message = f"{named}{meant(choice[2], known)}: needs one of {', '.join(known)}"
-        *_, command = self.prog.split(" ", 1)
-        raise ValueError(message if command == self.prog else f"{command}: {message}")
+        command = " ".join(self.prog.split()[3:])
+        raise ValueError(f"{command}: {message}" if command else message)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

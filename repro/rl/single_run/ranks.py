@@ -98,13 +98,7 @@ class Ranks:
             self._exchange(before, lambda: None)
 
     def add(self, *tensors: Tensor, of: str) -> None:
-        """Add tensors up over all ranks, in place; the sum is the same to the bit on each.
-
-        Parameters
-        ----------
-        of
-            What they are, for the message where a rank does not come.
-        """
+        """Add up tensors, named by `of`, over all ranks, in place, to the same bits on each."""
 
         def add_each() -> None:
             for tensor in tensors:
@@ -124,10 +118,7 @@ class Ranks:
     ) -> None:
         """Add up every parameter's gradient, in place, as one tensor; but of those that are `cut`.
 
-        Raises
-        ------
-        ValueError
-            On all ranks, when a gradient of one is not finite; names rank, tensor and step.
+        A gradient that is not finite raises on all ranks and names rank, tensor and step.
         """
         if self.world == 1:
             return

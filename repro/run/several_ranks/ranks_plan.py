@@ -22,8 +22,8 @@ from statistics import fmean
 from repro.evidence.environment import device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
-from repro.models.memory_plan import fit_training, plan_memory, training_peak
-from repro.models.training_memory import training_step
+from repro.models.memory_plan import plan_memory
+from repro.models.training_memory import training_memory
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint
@@ -91,7 +91,7 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
         return record.value(f"{phase}_seconds_{name}") or 0.0
 
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
-    point = StepPoint(**values)
+    point = StepPoint.recorded(values)
     drawn = [point.drawn_lengths(seed) for seed in range(_DRAWS)]
     longest, tokens = fmean(map(max, drawn)), fmean(map(sum, drawn))
     mean = tokens / point.rows
@@ -131,11 +131,11 @@ def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
         "    GPUs  masters  gradients  moments  sampling copy  pass  cache, rest  in all  of 80",
     ]
     for ranks in counts:
-        step = training_step(run.arm, run.scale, ranks)
-        if step is None:
+        memory = training_memory(run.arm, run.scale, ranks)
+        if memory is None:
             return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
-        peak = training_peak(step, _CARD_BYTES)
-        parts = plan_memory(fit_training(step, _CARD_BYTES)).update
+        peak = memory.peak(_CARD_BYTES)
+        parts = plan_memory(memory.fitting(_CARD_BYTES)).update
         copied, passed = ("weights", "embeddings"), ("activations", "logits")
         own = [parts[name] for name in ("adapter", "gradients", "optimiser")]
         own += [sum(parts[name] for name in names) for names in (copied, passed)]

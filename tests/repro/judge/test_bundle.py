@@ -1,21 +1,30 @@
-"""Bundles: judged elsewhere they say the same; what is no record or plan never reaches a disk."""
+"""Bundles: judged elsewhere they say the same; nothing in one is obeyed, or reaches a disk."""
 
 from __future__ import annotations
 
-import zipfile
+import dataclasses
+import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repro.__main__ import main
+from repro.evidence.record import Estimate, Record
+from repro.evidence.store import Blessed, stored_text
 from repro.judge import bundle
+from repro.report.one_page import page_text
+from repro.report.reported import REPORTED, reported_rows, reports
+from repro.run.places import expected_folder
+from repro.run.select import select
+from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import honest_record
+from tests.repro.made_up import honest_record, on_device
 
-SEED = "smoke/table1/bf16_lora/seed-7.json"
-LINK = 0o120777 << 16
+EXPECTED = expected_folder(None)
+MARKUP = "<script>alert(1)</script>![x](http://x.test/y)\x1b[2J|"
 
 
 @pytest.fixture
@@ -23,73 +32,188 @@ def packed(tmp_path: Path) -> Path:
     """Return a bundle of Table 1's two arms with two seeds each, whose runs lie beside it."""
     for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora_aqn"]):
         honest_record(run).write(tmp_path / "runs")
-    file = tmp_path / "table1.zip"
+    file = tmp_path / "reported" / "somebody" / "table1.jsonl.xz"
     line = ["bundle", str(file), "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
     assert main(line) == 0
     assert main(line) == 2, "a bundle is never overwritten"
     return file
 
 
+def text_of(file: Path) -> str:
+    return lzma.decompress(file.read_bytes()).decode()
+
+
+def replace(file: Path, *records: Record) -> None:
+    """Put other records, each with its own seal, into a bundle."""
+    head = text_of(file).splitlines(keepends=True)[0]
+    file.write_bytes(lzma.compress((head + stored_text(records)).encode()))
+
+
+def first(file: Path) -> Record:
+    return bundle.read_bundle(file).records[0]
+
+
 def test_a_bundle_is_judged_as_the_runs_are(
-    packed: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    status = main(["check", "table1", "--tier", "smoke", "--runs", str(packed.parent / "runs")])
+    main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")])
     said = capsys.readouterr().out
-    assert main(["bundle", "--verify", str(packed)]) == status
-    assert capsys.readouterr().out == said
+    for place in (packed, tmp_path / "reported"):
+        assert main(["bundle", "--verify", str(place)]) == 0
+        assert capsys.readouterr().out == said
     assert "4 records" in said
 
 
+def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, file = ["table1_coder_0_5b", "--tier", "mini"], Path("theirs.jsonl.xz")
+    stored = Blessed(EXPECTED, "mini", "nvidia_h100_80gb_hbm3")
+    (selection,) = select(name[:1], tier="mini")
+    assert "20 records and 2 plans" in bundle.pack(selection, stored, EXPECTED, file)
+    assert file.stat().st_size < 100_000
+    assert main(["check", *name, "--blessed"]) == 0
+    blessed = capsys.readouterr().out
+    assert main(["bundle", "--verify", str(file)]) == 0
+    assert capsys.readouterr().out == blessed
+    assert "H100" in blessed
+    assert [path.name for path in tmp_path.rglob("*")] == [file.name]
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    "text",
     [
-        ("../seed-7.json", "no name of a record"),
-        ("/smoke/table1/bf16_lora/seed-7.json", "no name of a record"),
-        ("smoke/table1/../seed-7.json", "no name of a record"),
-        ("smoke\\..\\bf16_lora\\seed-7.json", "no name of a record"),
-        ("smoke/table1/bf16_lora/conftest.py", "no name of a record"),
-        ("smoke/table1/bf16_lora/", "no name of a record"),
-        (SEED.replace("7", "0"), "twice"),
-        (SEED, "deflate"),
+        "",
+        "[" * 100_000,
+        '{"target": "table1", "tier": "smoke", "plans": []}\n7',
+        '{"target": "../../etc", "tier": "smoke", "plans": []}',
+        '{"target": ["table1"], "tier": {}}',
+        '{"target": "table1", "tier": "smoke"}\n{"schema": 1e999}',
+        '{"target": "table1", "tier": "smoke"}\n{"schema": NaN}',
+        '{"target": "table1", "tier": "smoke"}\n{"schema": ' + "9" * 4000 + "}",
     ],
 )
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_what_has_no_place_in_a_bundle_is_refused(packed: Path, name: str, reason: str) -> None:
-    scratch = packed.parent / "scratch" / "inner"
-    scratch.mkdir(parents=True)
-    method = zipfile.ZIP_BZIP2 if reason == "deflate" else zipfile.ZIP_DEFLATED
-    with zipfile.ZipFile(packed, "a") as archive:
-        archive.writestr(name, "{}", compress_type=method)
-    with pytest.raises(ValueError, match=reason):
-        bundle.unpack(packed, scratch)
-    left = {path.name for path in packed.parent.rglob("*") if path.is_file()}
-    assert left == {"table1.zip", "seed-0.json", "seed-1.json"}
-
-
-@pytest.mark.parametrize(("limit", "most"), [("MOST_FILES", 3), ("MOST_BYTES", 99)])
-def test_large_bundles_are_refused_while_they_are_read(
-    packed: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+def test_what_is_no_bundle_is_a_sentence(
+    packed: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bundle, limit, most)
+    packed.write_bytes(lzma.compress(text.encode()))
+    capsys.readouterr()
+    assert main(["bundle", "--verify", str(packed)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < 1_000
+
+
+def test_damaged_linked_and_bloated_files_are_a_sentence(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = packed.read_bytes()
+    wide = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**28}]
+    bad = [b"", whole[:-9], whole + whole, lzma.compress(b"x", filters=wide)]
+    for damaged in bad:
+        packed.write_bytes(damaged)
+        assert main(["bundle", "--verify", str(packed)]) == 2
+    packed.unlink()
+    beside = packed.with_name("another")
+    beside.write_bytes(whole)
+    packed.symlink_to(beside)
+    assert main(["bundle", "--verify", str(packed)]) == 2
+    monkeypatch.setattr(bundle, "MOST_BYTES", 1_000)
+    beside.replace(packed)
     assert main(["bundle", "--verify", str(packed)]) == 2
 
 
-def test_links_and_edited_records_are_refused_by_the_check(
+def test_edited_foreign_and_repeated_records_count_for_nothing(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link = zipfile.ZipInfo(SEED)
-    link.external_attr, link.compress_type = LINK, zipfile.ZIP_DEFLATED
-    edited = (packed.parent / "runs" / SEED).with_name("seed-1.json").read_text(encoding="utf-8")
-    with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(link, str(packed.parent / "runs" / SEED.replace("7", "0")))
-        archive.writestr(SEED.replace("7", "8"), edited.replace("bf16_lora", "bf16_full"))
+    good = first(packed)
+    elsewhere = dataclasses.replace(good, arm="../../../../tmp/arm", seed=1)
+    config = good.config | {"target": "table9"}
+    foreign = dataclasses.replace(good, config=config, digest=digest_of(config), seed=1)
+    replace(packed, good, elsewhere, foreign)
     assert main(["bundle", "--verify", str(packed)]) == 1
     assert capsys.readouterr().out.count("\nrefused ") == 2
+    replace(packed, good, good)
+    assert main(["bundle", "--verify", str(packed)]) == 2
+    assert "twice" in capsys.readouterr().err
+    packed.write_bytes(lzma.compress(text_of(packed).replace('"arm":"bf16', '"arm":"nf4').encode()))
+    assert main(["bundle", "--verify", str(packed)]) == 2
+    assert "seal" in capsys.readouterr().err
 
 
-def test_damaged_files_and_other_targets_are_a_sentence(packed: Path) -> None:
-    whole = packed.read_bytes()
-    for damaged in (b"", whole[:-9], whole.replace(b"table1 smoke", b"tableX smoke"), whole[2000:]):
-        packed.write_bytes(damaged)
-        assert main(["bundle", "--verify", str(packed)]) == 2
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"environment": {"gpu": [{"name": ["a"]}, 7]}},
+        {"environment": {"gpu": [7]}},
+        {"environment": []},
+        {"commit": {"a": 1}},
+        {"effects": {"steps": "many"}},
+        {"effects": []},
+        {"inputs": 3},
+        {"series": {"reward": ["a", {}]}},
+        {"metrics": {"accuracy": Estimate(value=10**19, unit="percent")}},
+        {"metrics": {"accuracy": Estimate(value="high", unit="percent")}},  # type: ignore[arg-type]
+        {"outcome": {}},
+        {"seed": 10**18},
+        {"started": 5, "finished": None},
+    ],
+    ids=str,
+)
+def test_values_that_no_run_leaves_are_refused_or_a_sentence_and_never_more(
+    packed: Path, values: dict[str, Any]
+) -> None:
+    replace(packed, dataclasses.replace(first(packed), **values))
+    assert main(["bundle", "--verify", str(packed)]) in (0, 1, 2)
+    page_text([], EXPECTED, reports(packed.parents[1], EXPECTED))
+    assert [line[:12] for line in reported_rows(packed.parents[1], EXPECTED)[2:]] == [
+        "| somebody |",
+        "",
+    ]
+
+
+def test_a_record_that_names_code_imports_none(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_reward.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w')\ndef pay(completions, answers): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    good = first(packed)
+    config = good.config | {"reward": "planted_reward:pay"}
+    config["scale"] = config["scale"] | {"reward": "planted_reward:pay"}
+    replace(packed, dataclasses.replace(good, config=config, digest=digest_of(config)))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["bundle", "--verify", str(packed)]) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = first(packed)
+    failed = {"status": "failed", "reason": MARKUP}
+    loud = on_device(dataclasses.replace(good, outcome=failed, seed=1, commit=MARKUP), MARKUP)
+    replace(packed, on_device(good, MARKUP), loud)
+    main(["bundle", "--verify", str(packed)])
+    assert "\x1b" not in capsys.readouterr().out
+    found = reports(packed.parents[1], EXPECTED)
+    page = page_text([], EXPECTED, found)
+    assert page.count("<script>") == 1
+    assert "somebody: table1, smoke tier" in page
+    assert good.commit[:12] in page
+    row = reported_rows(packed.parents[1], EXPECTED)[2]
+    assert "<script" not in row.lower()
+    assert "![" not in row
+    assert row.count("|") - row.count("\\|") == 4
+    assert row.startswith("| somebody | table1, smoke tier")
+
+
+def test_every_bundle_that_others_sent_can_be_judged() -> None:
+    if not REPORTED.is_dir():
+        pytest.skip("reported/ is part of a checkout alone")
+    for one in reports(REPORTED, EXPECTED):
+        assert one.checked is not None, one.said
+        assert not one.checked.evidence.refused

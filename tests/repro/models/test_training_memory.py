@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.models.memory_plan import (
-    FILTERED_ROWS,
-    StepShape,
-    fit_training,
-    least_bytes,
-    plan_memory,
-    training_peak,
-)
-from repro.models.training_memory import training_step
+from repro.models.training_memory import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
 from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
@@ -25,22 +17,22 @@ from repro.targets import find
 H100, CARD = 85_000_000_000, 24 * 2**30
 
 
-def of(target: str, tier: Tier, arm: str = "nvfp4_lora") -> StepShape:
-    memory = training_step(find(target).arm(arm), find(target).scales[tier])
+def of(target: str, tier: Tier, arm: str = "nvfp4_lora") -> TrainingMemory:
+    memory = training_memory(find(target).arm(arm), find(target).scales[tier])
     assert memory is not None
     return memory
 
 
 def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds() -> None:
     memory = of("table1", Tier.PAPER)
-    row = memory.row_tokens
-    fitting = fit_training(memory, H100)
+    row = memory.step.row_tokens
+    fitting = memory.fitting(H100)
     # Activations take what is left: every block's where they fit, of as many rows as then fit.
     assert fitting.kept_blocks == fitting.shape.layers
     assert fitting.micro_tokens >= 2 * row
-    small = fit_training(memory, 16 * 2**30)
+    small = memory.fitting(16 * 2**30)
     assert small.kept_blocks < fitting.kept_blocks or small.micro_tokens < fitting.micro_tokens
-    none = fit_training(memory, 10**9)
+    none = memory.fitting(10**9)
     assert (none.micro_tokens, none.kept_blocks) == (row, 0)
 
 
@@ -57,35 +49,15 @@ def test_the_planned_peak_lies_within_the_device(
     target: str, tier: Tier, device: int, arm: str
 ) -> None:
     memory = of(target, tier, arm)
-    assert least_bytes(memory) < training_peak(memory, device) <= 0.95 * device
+    assert memory.least < memory.peak(device) <= 0.95 * device
 
 
 def test_full_training_leaves_less_for_micro_batches() -> None:
     lora, full = (of("table1", Tier.PAPER, arm) for arm in ("bf16_lora", "bf16_full"))
-    assert full.full_over == 1
-    device = int(1.05 * least_bytes(full) / 0.95)
-    assert fit_training(full, device).micro_tokens < fit_training(lora, device).micro_tokens
-    assert fit_training(full, device).kept_blocks == 0
-
-
-def test_every_slot_of_a_training_run_has_room_for_a_prompt_of_its_own() -> None:
-    step = of("table1", Tier.PAPER)
-    assert step.slots == 256
-    assert step.cache_blocks == 256 * -(-step.row_tokens // 32) + 1
-    assert step.prompts_at_once == 256
-    shared = dataclasses.replace(step, shares_prompts=True)
-    assert shared.prompts_at_once == 256 // step.group
-    assert shared.cache_blocks < step.cache_blocks
-
-
-def test_questions_that_are_asked_through_a_filter_need_room_for_its_draw() -> None:
-    step = of("table1", Tier.PAPER)
-    assert step.filtered  # evaluation's top_p is 0.95 (section 4.1)
-    graphs = [
-        plan_memory(dataclasses.replace(step, filtered=of_a_filter)).rollout["graphs"]
-        for of_a_filter in (True, False)
-    ]
-    assert graphs[0] - graphs[1] == FILTERED_ROWS * step.shape.vocabulary * 60
+    assert full.step.full_over == 1
+    device = int(1.05 * full.least / 0.95)
+    assert full.fitting(device).micro_tokens < lora.fitting(device).micro_tokens
+    assert full.fitting(device).kept_blocks == 0
 
 
 def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(
@@ -101,21 +73,21 @@ def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_
         "tie_word_embeddings": shape.tied,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    folder = training_step(arm, dataclasses.replace(scale, checkpoint=str(tmp_path), revision=""))
-    assert folder == training_step(arm, scale)
+    folder = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path), revision=""))
+    assert folder == training_memory(arm, scale)
     assert folder is not None
-    fitting = fit_training(folder, H100)
+    fitting = folder.fitting(H100)
     assert fitting.micro_tokens > 16384
     assert fitting.kept_blocks == shape.layers
     # Another vocabulary is another shape, and still one with a plan.
     (tmp_path / "config.json").write_text(
         json.dumps(config | {"vocab_size": 49152, "model_type": "llama"}), encoding="utf-8"
     )
-    other = training_step(arm, dataclasses.replace(scale, checkpoint=str(tmp_path)))
+    other = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path)))
     assert other is not None
-    assert fit_training(other, CARD).micro_tokens >= fit_training(folder, CARD).micro_tokens
+    assert other.fitting(CARD).micro_tokens >= folder.fitting(CARD).micro_tokens
 
 
 def test_a_policy_of_unknown_shape_has_no_plan() -> None:
     scale: TrainScale = find("table1").scales[Tier.SMOKE]
-    assert training_step(find("table1").arm("nvfp4_lora"), scale) is None
+    assert training_memory(find("table1").arm("nvfp4_lora"), scale) is None

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from repro.models.memory_plan import fit_training
-from repro.models.training_memory import training_step
+from repro.models.training_memory import training_memory
 from repro.procedures.train import fitting_update
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -30,8 +29,8 @@ def test_a_published_model_trains_on_a_device_in_the_micro_batches_that_its_plan
     if (tier, device) != (Tier.PAPER, "cuda"):
         assert fitting is None
         return
-    memory = training_step(run.arm, run.scale)
+    memory = training_memory(run.arm, run.scale)
     assert memory is not None
-    step = fit_training(memory, H100_BYTES)
+    step = memory.fitting(H100_BYTES)
     assert fitting == (step.micro_tokens, step.kept_blocks)
     assert step.micro_tokens > run.scale.micro_batch_rows

@@ -1,42 +1,23 @@
-"""The page of claims: counts by kind, accuracies beside the paper's, each claim's reason."""
+"""The page of claims: counts by kind, each claim's reason."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
-from repro.__main__ import main
-from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import accuracy_rows, claims_rows, count_rows
+from repro.report.claims import claims_rows, count_rows
 from repro.report.tidy import effect_text
-from repro.report.verdicts import Kind, counted, labelled, of_kind
+from repro.report.verdict_words import Kind, counted, labelled, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)
-Writer = Callable[..., None]
 Of = Callable[..., Checked]
 
 
 def row_of(lines: list[str], label: str) -> list[str]:
     line = next(line for line in lines if line.startswith(f"| {label} |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_the_papers_columns_stand_beside_blessed_records(
-    table1_records: Writer, tmp_path: Path
-) -> None:
-    expected = tmp_path / "expected"
-    shutil.copytree(EXPECTED / "paper", expected / "paper")
-    table1_records(tmp_path / "runs")
-    line = ["--tier", "smoke", "--runs", str(tmp_path / "runs"), "--expected", str(expected)]
-    assert main(["bless", "table1", *line]) == 0
-    rows = accuracy_rows(blessed_checks(expected, "table1"), expected)
-    cells = row_of(rows, "NF4, LoRA (QLoRA)")
-    assert cells[1:3] == ["76.1", "85"]
-    assert cells[3].endswith("(n = 5)")
 
 
 def test_kinds_are_counted_apart_and_every_claim_once(blessed: list[Checked]) -> None:

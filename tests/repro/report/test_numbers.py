@@ -12,7 +12,6 @@ from repro.report.numbers import (
     device_title,
     quantity,
     span,
-    unit_words,
 )
 
 
@@ -37,8 +36,6 @@ def test_cells_carry_their_unit() -> None:
     assert cell_text([10.1, 10.0, 10.0], unit="seconds") == "10.0 ± 0.1 s (n = 3)"
     assert cell_text([2**31, 2**31 + 2**20, 2**31], unit="bytes") == "2 ± 0.0014 GiB (n = 3)"
     assert cell_text([80.0, 82.0, 84.0]) == "82.0 ± 5.0 (n = 3)"
-    assert unit_words("bytes") == "in GiB"
-    assert unit_words("percent") == "in percent"
 
 
 def test_a_table_of_mixed_units_names_each() -> None:

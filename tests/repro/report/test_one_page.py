@@ -15,10 +15,16 @@ from markupsafe import escape
 
 from repro.__main__ import main
 from repro.judge.check import Checked
-from repro.report.one_page import ABSENT, differences_with_code, interval_marks, page_text
+from repro.report.one_page import (
+    ABSENT,
+    differences_with_code,
+    interval_marks,
+    page_text,
+    seed_marks,
+)
 from repro.report.readme import answer_sentence, answers
 from repro.report.tidy import statements
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE, expected_folder
 
 EXPECTED = expected_folder(None)
@@ -87,6 +93,19 @@ def test_marks_lie_in_the_order_of_their_values(blessed_of: Of) -> None:
     marks = interval_marks(row)
     assert 0 < marks["none"] < marks["paper"] < marks["low"] < marks["effect"] < marks["high"] < 100
     assert interval_marks(dataclasses.replace(row, low=None)) == {}
+
+
+def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of: Of) -> None:
+    (row,) = [
+        row
+        for row in statements([blessed_of("table6")], EXPECTED)
+        if row.kind == "claims of the paper" and row.name.endswith("_8")
+    ]
+    place = (row.target, row.tier, row.device)
+    slow, fast = ((*place, arm, row.metric) for arm in row.arms.split())
+    seeds = {slow: [("0", 1.0), ("1", 2.0)], fast: [("0", 5.0)]}
+    assert seed_marks(row, seeds) == [[3.0, 26.5], [97.0]]
+    assert seed_marks(row, {slow: [("0", 1.0), ("1", 1.0)], fast: [("0", 1.0)]}) == []
 
 
 def test_differences_are_those_of_the_page(tmp_path: Path) -> None:

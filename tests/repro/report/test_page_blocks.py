@@ -14,7 +14,7 @@ from repro.run.places import PACKAGE, expected_folder
 
 ROOT = PACKAGE.parent
 PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in
-         ("ci", "claims", "learning", "systems")))  # fmt: skip
+         ("ci", "claims", "learning", "related", "systems")))  # fmt: skip
 
 
 def test_a_block_is_replaced_and_nothing_else() -> None:

@@ -30,13 +30,13 @@ from repro.models.policy import load_policy, trainable_parameters
 from repro.models.sharding import shard
 from repro.rl.policies import StepInputs
 from repro.rl.runs import fresh_states
-from repro.rl.single_run.policy import single_policy
+from repro.rl.single_run.single_policy import single_policy
 from repro.rl.single_run.ranks import Ranks
 from tests.repro.rl.uneven_rows import exact_head, exact_norm
 
 def body(runs, folder, records, progress, should_stop, threads):
     import kernels.dispatch, kernels.reference
-    import repro.rl.single_run.policy as single
+    import repro.rl.single_run.single_policy as single
 
     asked = json.loads((records / "asked.json").read_text())
     rollout, run = torch.load(records / "step.pt", weights_only=False)

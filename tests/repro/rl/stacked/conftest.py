@@ -19,9 +19,9 @@ from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.masters import Masters, plain_name
-from repro.rl.stacked.policies import StackedPolicies
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.stacked.stacked_policies import StackedPolicies
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.rl.trainer import train
 from repro.spec.config import (
     DataConfig,
@@ -136,11 +136,12 @@ def problems() -> list[Problem]:
 def alone(problems: list[Problem], tmp_path: Path) -> Callable[..., Trained]:
     """Return a function that trains one run by itself."""
 
-    def start(run: RunConfig, **call: Any) -> Trained:
-        policy = load(run)
-        folder = tmp_path / f"alone-{run.digest()}"
+    def start(
+        run: RunConfig, *, folder: str | None = None, score: Any = score, **hooks: Any
+    ) -> Trained:
+        policy, where = load(run), tmp_path / (folder or f"alone-{run.digest()}")
         result = train_alone(
-            run, policy, TorchSampler(policy), problems, score, folder=folder, **call
+            run, policy, TorchSampler(policy), problems, score, folder=where, **hooks
         )
         computed = trainable_parameters(policy)
         return Trained(result, {plain_name(n): p.detach() for n, p in computed.items()})
@@ -160,7 +161,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
         stack = stack_of(runs)
         if prepare is not None:
             prepare(stack)
-        sampler = StackSampler(stack, positions(runs[0]))
+        sampler = StackedSampler(stack, positions(runs[0]))
         results = train(
             StackedPolicies(runs, stack, sampler, tokens_at_once),
             [PromptSource(problems, stack.tokenizer, run) for run in runs],
