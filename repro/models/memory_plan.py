@@ -19,6 +19,9 @@ With M tokens in a micro-batch, L blocks and 2 bytes per activation:
 (Q and Kv: channels of all query and of all key heads.) Norms' and SwiGLU's outputs are never kept:
 backward makes them again in one pass over memory (`kernels.triton.projections`).
 
+A published model's run has micro-batches of as many tokens as its device has room for
+(`TrainingMemory`); a policy whose shape is not known by its checkpoint keeps the scale's rows.
+
 Easy mistakes
 -------------
 * Hopper's packed weights take 4.5 bits in every 4-bit format (2304 bytes for 16 x 256 weights,
@@ -38,12 +41,14 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import (
+    Arm,
     OptimizerName,
     WeightFormat,
     require,
     require_choice,
 )
-from repro.spec.shapes import DecoderShape
+from repro.spec.config import OPENING_TOKENS, TrainScale
+from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
 # Bits per weight in a checkpoint, scales included.
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
@@ -81,6 +86,10 @@ _GRAPH_BYTES_PER_BLOCK = 160 << 10
 # that takes: a logit in float32 several times, its place, and its mass in float64 several times.
 FILTERED_ROWS = 32
 _FILTER_BYTES = 60
+# Rows that a training run's engine samples at once.
+MOST_SLOTS = 256
+# What vLLM is given beside weights and cache: activations, captured graphs, draws. An estimate.
+_SERVING_BYTES = 4 << 30
 # Rows at which the engine captures a step.
 GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -457,3 +466,72 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
         kept_blocks=0,
     )
     return offers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """What a run of an arm at a scale takes of a device.
+
+    Attributes
+    ----------
+    step
+        With micro-batches of one row.
+    served
+        Bytes of vLLM beside them, its copy of the base among them; its cache is in the plan.
+    """
+
+    step: StepShape
+    served: int = 0
+
+    @property
+    def least(self) -> int:
+        """Bytes with one row at once, in the rollout and in the update."""
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.served
+
+    def fitting(self, device_bytes: int) -> StepShape:
+        """Return the step with micro-batches and kept blocks for a device of so many bytes."""
+        return fit_training(self.step, device_bytes - self.served)
+
+    def served_share(self, device_bytes: int) -> float:
+        """Return the part of a device that vLLM takes: what is served, and the cache."""
+        plan = plan_memory(self.step)
+        beyond = plan.peak - peak_within(self.step, device_bytes - self.served)
+        return (self.served + plan.rollout["cache"] - beyond) / device_bytes
+
+    def peak(self, device_bytes: int | None) -> int:
+        """Return the planned peak; without a device, of all rows at once."""
+        if device_bytes is None:
+            rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
+            whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
+            return plan_memory(whole).peak + self.served
+        room = device_bytes - self.served
+        return peak_within(self.fitting(device_bytes), room) + self.served
+
+
+def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
+    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
+    shape = shape_of_checkpoint(scale.checkpoint)
+    if shape is None:
+        return None
+    prompt = scale.longest_prompt + OPENING_TOKENS
+    rows = scale.prompts_per_rollout * scale.group_size
+    step = StepShape(
+        shape=shape,
+        weight_format=arm.weight_format,
+        rank=arm.lora_rank if arm.training == "lora" else 1,
+        prompts=scale.prompts_per_rollout,
+        group=scale.group_size,
+        prompt_tokens=prompt,
+        completion_tokens=scale.longest_completion,
+        slots=min(rows, MOST_SLOTS),
+        micro_tokens=prompt + scale.longest_completion,
+        optimizer=scale.optimizer.name,
+        shares_prompts=False,
+        filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
+        full_over=ranks if arm.training == "full" else 0,
+    )
+    served = 0
+    if scale.sampler == "vllm":
+        plan = plan_memory(step).rollout
+        served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
+    return TrainingMemory(step=step, served=served)

@@ -27,9 +27,9 @@ from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
+from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.sharding import shard
-from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,

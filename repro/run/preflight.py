@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.data.load import require_declared
-from repro.models.training_memory import training_memory
+from repro.models.memory_plan import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm

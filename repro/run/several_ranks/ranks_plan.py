@@ -22,8 +22,7 @@ from statistics import fmean
 from repro.evidence.environment import device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
-from repro.models.memory_plan import plan_memory
-from repro.models.training_memory import training_memory
+from repro.models.memory_plan import plan_memory, training_memory
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint

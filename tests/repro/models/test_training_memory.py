@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.models.training_memory import TrainingMemory, training_memory
+from repro.models.memory_plan import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
 from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
