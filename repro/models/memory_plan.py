@@ -440,34 +440,6 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     return fit_update(chosen, int(budget * FILLED_SHARE), kept=step.kept_blocks or None)
 
 
-def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
-    """Return changes that need less memory, with what each is called, the mildest first."""
-    offers: list[tuple[str, StepShape]] = []
-
-    def offer(words: str, **changes: object) -> None:
-        changed = dataclasses.replace(step, **changes)  # type: ignore[arg-type]
-        if changed != step:
-            offers.append((words, changed))
-
-    offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
-    offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
-    offer("the cache given back during the update", keep_cache=False)
-    offer("blocks computed again in backward", kept_blocks=0)
-    offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
-    if step.rank > 16:
-        offer("rank 16", rank=16)
-    if step.weight_format == "bf16":
-        offer("4-bit weights (nvfp4)", weight_format="nvfp4")
-    offer(
-        "one row at once, 8-bit moments, micro-batches of one row",
-        slots=1,
-        optimizer="adamw_8bit",
-        micro_tokens=step.row_tokens,
-        kept_blocks=0,
-    )
-    return offers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMemory:
     """What a run of an arm at a scale takes of a device.

@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 _BLOCK, _FEWEST = 256, 4096
 
 
-class Gatherer(nn.Module):
-    """Calls a function while the matrices of some modules are whole."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        super().__init__()
-        self.gathered = nn.ModuleList(modules)
+class Gatherer(nn.ModuleList):
+    """Calls a function while the matrices of the modules in it are whole."""
 
     def forward(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         """Return what the function returns."""
@@ -120,19 +116,10 @@ class Shards:
 
 
 def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerName) -> None:
-    """Leave each rank its rows of a fully trained policy that all ranks have loaded whole.
+    """Leave each rank of a group (None: the default) its rows of a policy that all have loaded.
 
-    Parameters
-    ----------
-    group
-        The ranks, on the policy's device; None takes the default group.
-    optimizer
-        That of the training: 8-bit moments are cut between their blocks alone.
-
-    Raises
-    ------
-    ValueError
-        When not every weight is trained.
+    `ValueError` when not every weight is trained. The optimiser's 8-bit moments are cut between
+    their blocks alone.
     """
     require(
         policy.training == "full",
@@ -150,17 +137,12 @@ def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerN
     names = [name for name, whole in decoder.named_parameters() if whole not in uncut]
 
     def gatherer(modules: list[nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
+        reduced = None if dtype is None else torch.float32
+        mixed = MixedPrecisionPolicy(dtype, reduced, cast_forward_inputs=False)
         made = fully_shard(
-            Gatherer(modules),
-            mesh=mesh,
-            reshard_after_forward=True,
-            mp_policy=MixedPrecisionPolicy(
-                param_dtype=dtype,
-                reduce_dtype=None if dtype is None else torch.float32,
-                cast_forward_inputs=False,
-            ),
+            Gatherer(modules), mesh=mesh, reshard_after_forward=True, mp_policy=mixed,
             ignored_params=uncut,
-        )
+        )  # fmt: skip
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)  # gloo has no other sum by a factor
         return cast(nn.Module, made)
@@ -172,16 +154,10 @@ def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerN
     for modules in ([embedding, head],) if tied else ([embedding], [head]):
         gatherers |= dict.fromkeys(modules, gatherer(modules))
     gatherers[decoder] = gatherer(list(dict.fromkeys(gatherers.values())))
-    now = dict(decoder.named_parameters())
-    policy.shards = Shards(
-        group=group,
-        gatherers=gatherers,
-        cut={name: now[name] for name in names},
-        parts={
-            name: nn.Parameter(p.detach().to_local()) if name in names else p
-            for name, p in now.items()
-        },
-    )
+    parts = dict(decoder.named_parameters())
+    cut = {name: parts[name] for name in names}
+    parts |= {name: nn.Parameter(p.detach().to_local()) for name, p in cut.items()}
+    policy.shards = Shards(group=group, gatherers=gatherers, cut=cut, parts=parts)
 
 
 def _may_be_cut(parameter: nn.Parameter, ranks: int, optimizer: OptimizerName) -> bool:

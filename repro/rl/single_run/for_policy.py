@@ -92,17 +92,9 @@ def _training_bytes(policy: Policy, optimizer: OptimizerName) -> int:
 
 
 class CopySampler:
-    """A sampler on a whole copy, in the compute dtype, of a policy whose float32 masters train.
-
-    Parameters
-    ----------
-    around
-        Makes the sampler of the copy, when that has its memory.
-    """
+    """A sampler, made by `around`, of a whole copy of a policy whose float32 masters train."""
 
     def __init__(self, policy: Policy, around: Callable[[Policy], Any]) -> None:
-        if policy.training != "full":
-            raise ValueError(f"training is {policy.training!r}; CopySampler needs training 'full'")
         self.policy = policy
         self.copied = _copy_of(policy)
         self.engine = around(self.copied)

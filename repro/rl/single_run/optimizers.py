@@ -79,15 +79,12 @@ def gradient_step(
 ) -> float:
     """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
 
-    With `shards` the norm is that over all ranks' parts.
-
-    Raises `ValueError` when the norm is not finite: an update would destroy the weights.
+    With `shards` it is the norm over all ranks. `ValueError` when it is not finite: an update would
+    destroy the weights.
     """
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    if shards is None:
-        total = nn.utils.get_total_norm(gradients.values())
-    else:
-        total = shards.norm(gradients)
+    over_ranks = None if shards is None else shards.norm(gradients)
+    total = nn.utils.get_total_norm(gradients.values()) if over_ranks is None else over_ranks
     nn.utils.clip_grads_with_norm_(parameters.values(), max_grad_norm, total)
     norm = float(total)
     require_finite(norm)
@@ -123,10 +120,7 @@ def optimizer_tensors(
     parameters: dict[str, nn.Parameter],
     shards: Shards | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-    """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers.
-
-    Of what ranks divide the first has all.
-    """
+    """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}
     for name, parameter in parameters.items():

@@ -31,6 +31,14 @@ from repro.spec.tier import Tier
 
 _DRAWS = 20
 _CARD_BYTES = 80 * 10**9
+# What full training holds, by parts of the memory plan.
+_COLUMNS = {
+    "masters": ("adapter",),
+    "gradients": ("gradients",),
+    "moments": ("optimiser",),
+    "16-bit copy": ("weights", "embeddings"),
+    "a pass": ("activations", "logits"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +133,10 @@ def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
 
 def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
     """Return what full training, which ranks divide, takes of a card on each number of them."""
+    columns = (*_COLUMNS, "rest", "in all")
     lines = [
-        f"  {run.arm.name}: GB of a card, what is trained divided by FSDP2; time is not predicted",
-        "    GPUs  masters  gradients  moments  sampling copy  pass  cache, rest  in all  of 80",
+        f"  {run.arm.name}: GB of an 80 GB card, FSDP2 dividing what is trained; no time predicted",
+        "    GPUs" + "".join(f"{name:>12}" for name in columns),
     ]
     for ranks in counts:
         memory = training_memory(run.arm, run.scale, ranks)
@@ -135,14 +144,9 @@ def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
             return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
         peak = memory.peak(_CARD_BYTES)
         parts = plan_memory(memory.fitting(_CARD_BYTES)).update
-        copied, passed = ("weights", "embeddings"), ("activations", "logits")
-        own = [parts[name] for name in ("adapter", "gradients", "optimiser")]
-        own += [sum(parts[name] for name in names) for names in (copied, passed)]
-        values = [f"{part / 1e9:.1f}" for part in (*own, peak - sum(own), peak)]
-        widths = (7, 9, 7, 13, 4, 11, 6)
-        row = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
-        fits = "fits" if peak <= _CARD_BYTES else "does not fit"
-        lines.append(f"    {ranks:>4}  {row}  {fits}")
+        own = [sum(parts[name] for name in names) for names in _COLUMNS.values()]
+        row = "".join(f"{part / 1e9:12.1f}" for part in (*own, peak - sum(own), peak))
+        lines.append(f"    {ranks:>4}{row}  {'fits' if peak <= _CARD_BYTES else 'does not fit'}")
     return "\n".join(lines)
 
 
