@@ -314,17 +314,12 @@ def evaluate_rows(
     temperature: float,
     *,
     micro_tokens: int,
-    into: tuple[Tensor, Tensor],
     ranks: Ranks = ALONE,
-) -> int:
-    """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient.
+) -> tuple[Tensor, int]:
+    """Return log-probabilities of rows `index`, (B, T), no gradient; 0 in the other rows.
 
-    With several ranks each evaluates its share of the rows and receives the values of all.
-
-    Returns
-    -------
-    int
-        Packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
+    With several ranks each evaluates its share of the rows and receives the values of all. Beside
+    them stand the packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
 
     Raises
     ------
@@ -341,12 +336,10 @@ def evaluate_rows(
     passed, fitting = within_memory(
         attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
     )
-    own = torch.zeros_like(into[0]), torch.zeros_like(into[1])
-    _write(passed, own)
-    ranks.add(*own, of="log-probabilities")
-    for target, values in zip(into, own, strict=True):
-        target[index] = values[index]
-    return fitting
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    _write(passed, into)
+    ranks.add(into[0], of="log-probabilities")
+    return into[0], fitting
 
 
 # Rows of a pass, and their log-probabilities and entropies, (b, T') both, where they were made.
@@ -368,8 +361,8 @@ def _evaluated(
 
 def _pass_beside(policy: Policy, rows: Rows, temperature: float, count: int) -> None:
     """Pass a row without effect, so often: where ranks gather weights, all make as many passes."""
-    first = rows.select(torch.zeros(1, dtype=torch.int64))
     for _ in range(count):
+        first = rows.select(torch.zeros(1, dtype=torch.int64))
         logprobs, _ = packed_logprobs(policy, first, temperature)
         if logprobs.requires_grad:
             (0 * logprobs.sum()).backward()
@@ -432,17 +425,14 @@ def reference_logprobs(
     This works for LoRA, norms and full training. Also returns the tokens per pass that fitted in
     memory.
     """
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    everything = torch.arange(len(rows))
     _exchange(parameters, reference)
     try:
-        everything = torch.arange(len(rows))
-        micro_tokens = evaluate_rows(
-            policy, rows, everything, temperature,
-            micro_tokens=micro_tokens, into=into, ranks=ranks,
-        )  # fmt: skip
+        return evaluate_rows(
+            policy, rows, everything, temperature, micro_tokens=micro_tokens, ranks=ranks
+        )
     finally:
         _exchange(parameters, reference)
-    return into[0], micro_tokens
 
 
 @torch.no_grad()

@@ -109,15 +109,15 @@ class SinglePolicy:
     ) -> list[Tensor | None]:
         """See `Policies.old_logprobs`."""
         rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
-        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
+        every = torch.zeros(rows.mask.shape)  # (B, T)
         for part in _only(parts)[1:]:
             budget = self._micro_tokens(rows, part, state)
-            fitting = evaluate_rows(
-                self.policy, rows, part, temperature,
-                micro_tokens=budget, into=into, ranks=self.ranks,
-            )  # fmt: skip
+            logprobs, fitting = evaluate_rows(
+                self.policy, rows, part, temperature, micro_tokens=budget, ranks=self.ranks
+            )
+            every += logprobs
             note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [into[0]]
+        return [every]
 
     def reference_logprobs(
         self, rollouts: Sequence[Rollout | None], state: RunStates
