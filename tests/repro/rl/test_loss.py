@@ -196,6 +196,38 @@ def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
     assert bool(torch.isfinite(poisoned.grad[mask]).all())
 
 
+def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> None:
+    logprobs, mask = batch()
+    old = logprobs + 0.05 * torch.sin(torch.arange(27.0, dtype=torch.float64)).view(3, 9)
+    leaf = logprobs.clone().requires_grad_()
+    config = LossConfig(ratio="sequence", clip_low=0.5, clip_high=0.5)
+    advantages = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    result = policy_loss(leaf, advantages, mask, config, counts_of(mask), old_logprobs=old)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    ratios = [
+        math.exp(float((logprobs - old)[row, :length].mean())) for row, length in enumerate(LENGTHS)
+    ]
+    assert sums_of(result)["ratio"] == pytest.approx(
+        sum(r * n for r, n in zip(ratios, LENGTHS, strict=True))
+    )
+    expected = -sum(r * float(a) for r, a in zip(ratios, advantages, strict=True)) / 3
+    assert float(result.loss) == pytest.approx(expected, abs=1e-12)
+    assert leaf.grad is not None
+    for row, length in enumerate(LENGTHS):
+        each = -float(advantages[row]) * ratios[row] / (3 * length)
+        assert leaf.grad[row, :length].tolist() == pytest.approx([each] * length, abs=1e-14)
+        assert leaf.grad[row, length:].abs().sum() == 0
+    sampled = logprobs - 0.01
+    weighed = policy_loss(
+        logprobs, advantages, mask, dataclasses.replace(config, importance_cap=9.0),
+        counts_of(mask), old_logprobs=old, sampled_logprobs=sampled,
+    )  # fmt: skip
+    products = [math.exp(float((old - sampled)[r, :n].sum())) for r, n in enumerate(LENGTHS)]
+    assert sums_of(weighed)["weight"] == pytest.approx(
+        sum(w * n for w, n in zip(products, LENGTHS, strict=True))
+    )
+
+
 def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:
     logprobs, mask = batch()
     sampled = logprobs - torch.tensor([[2.0], [0.1], [-1.0]])
