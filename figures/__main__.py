@@ -2,6 +2,7 @@
 
 `python -m figures --records runs --out figures_out [--target table1] [--tier smoke]`
 `python -m figures --blessed --tier systems --kinds svg --out docs/figures`
+`python -m figures paper [figure4 ...]`: the paper's own tables and figures, as PDF and CSV, too
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import bars, curves, floors, intervals, roofline
-from repro.judge.blessed import blessed_of
+from figures import bars, curves, intervals, paper, roofline
+from figures.panels import PICTURES
+from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.run_report import recorded_selections, reported
 from repro.report.systems import BLOCKS
 from repro.report.tables import by_device
 from repro.run.places import expected_folder, runs_folder
-from repro.spec.arm import require
+from repro.spec.arm import require, unknown
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
 
 DPI = 150
+# Without dates and versions: the same records give the same bytes.
+_METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Of one target, by its procedure.
 _TRAINING = {
     "reward_curves": ("Right answers during training", "accuracy", "share of sampled completions"),
@@ -42,13 +46,9 @@ _TITLES = {
     "claims": "Claims with their verdicts",
     "doses": "How large each treatment is",
 }
-# Of several targets, by the last word of a picture's name on the systems page.
-_OF_SYSTEMS = {
-    "throughput": curves.by_batch,
-    "ranks": curves.by_rank,
-    "steps": bars.steps,
-    "memory": bars.memory,
-}
+# Of several targets, by the last word of a picture's name on the systems page, where its first
+# names no table or figure.
+_OF_SYSTEMS = {"throughput": curves.by_batch, "memory": bars.memory}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,18 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 when something was drawn, 1 when there was nothing to draw, 2 for a bad command line.
     """
     try:
-        args = build_parser().parse_args(arguments)
-        kinds = tuple(args.kinds.split(","))
-        require(set(kinds) <= {"png", "svg"}, f"--kinds {args.kinds}: needs png, svg or png,svg")
+        args = parsed(arguments)
+        kinds = _kinds(args)
         args.tier = args.tier and parse_tier(args.tier).value
+        out, expected = Path(args.out), Path(args.expected)
+        if args.paper:
+            draw_paper(args, expected, out, kinds)
+            return 0
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    out, expected = Path(args.out), Path(args.expected)
-    if args.floors:
-        drawn = save(floors.draw(floors.rows(Path(__file__).parent.parent)), out, "floors", kinds)
-    else:
-        drawn = draw(list(_checks(args, expected)), expected, out, kinds)
+    drawn = draw(list(_checks(args, expected)), expected, out, kinds)
     if not drawn:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
@@ -77,20 +76,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if drawn else 1
 
 
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's flags and, as `paper`, its words, wherever among them they stand.
+
+    Raises
+    ------
+    ValueError
+        If a flag is none.
+    """
+    parser = build_parser()
+    args, words = argparse.ArgumentParser.parse_known_args(parser, arguments)
+    if any(word.startswith("-") for word in words):
+        parser.parse_args(arguments)  # which says which
+    args.paper = words
+    return args
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = SentenceParser(prog="python -m figures", description=(__doc__ or "").splitlines()[0])
+    parser = SentenceParser(
+        prog="python -m figures",
+        usage="python -m figures [paper [NAME ...]] [flags]",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="`paper` draws the paper's tables and figures, or those named after it.",
+    )
     parser.add_argument("--records", default="runs", help="folder of records")
     parser.add_argument("--blessed", action="store_true", help="the records behind expectations")
-    parser.add_argument(
-        "--floors", action="store_true", help="the rooms of the source instead, by their imports"
-    )
-    parser.add_argument("--kinds", default="png,svg", help="kinds of file: png, svg or both")
+    parser.add_argument("--kinds", help="kinds of file: png, svg, pdf; of the paper's csv, too")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
     parser.add_argument("--target", help="only this target's records")
     parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
     return parser
+
+
+def _kinds(args: argparse.Namespace) -> tuple[str, ...]:
+    known = (*_METADATA, "csv") if args.paper else tuple(_METADATA)
+    kinds = tuple(args.kinds.split(",")) if args.kinds else known if args.paper else ("png", "svg")
+    require(set(kinds) <= set(known), f"--kinds {args.kinds}: needs some of {','.join(known)}")
+    return kinds
+
+
+def draw_paper(
+    args: argparse.Namespace, expected: Path, out: Path, kinds: Sequence[str]
+) -> list[Path]:
+    """Draw tables and figures of the paper, from own records first, then from blessed ones.
+
+    Raises
+    ------
+    ValueError
+        If a name is none of theirs.
+    """
+    word, *names = args.paper
+    require(word == "paper", f"{word}: the only word here is `paper`; flags begin with --")
+    for name in names:
+        require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
+    blessed = [c for c in blessed_checks(expected) if args.tier in (None, c.selection.tier.value)]
+    own = [] if args.blessed else list(_checks(args, expected))
+    found = paper.by_target(own, blessed)
+    drawn = []
+    for name in names or PICTURES:
+        figure, marks = paper.draw(name, found, expected)
+        drawn += save(figure, out, name, [kind for kind in kinds if kind != "csv"])
+        if "csv" in kinds:
+            drawn.append(paper.write_csv(marks, out / f"{name}.csv"))
+    for path in drawn:
+        print(f"wrote {path}")  # noqa: T201
+    return drawn
 
 
 def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
@@ -171,12 +223,14 @@ def _of_target(checked: Checked, expected: Path) -> Iterator[tuple[str, Figure]]
 
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of the systems page."""
-    behind = f"; {Tier.SYSTEMS.value} tier"
+    behind, found = f"; {Tier.SYSTEMS.value} tier", paper.by_target(checks, ())
     for block in BLOCKS.values():
         of_block = [one for one in checks if one.selection.target.name in block.targets]
-        if block.picture and of_block:
+        first, _, kind = block.picture.rpartition("_")
+        if first in PICTURES and of_block:
+            yield block.picture, paper.draw(first, found, expected)[0]
+        elif block.picture and of_block:
             title = f"{block.asks[:1].upper()}{block.asks[1:]}{behind}"
-            kind = block.picture.rpartition("_")[2]
             figure = _OF_SYSTEMS[kind](of_block, expected, title)
             if figure is not None:
                 yield block.picture, figure
@@ -190,7 +244,7 @@ def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str
 
 
 def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write PNG and SVG, renamed when whole; the same records give the same bytes."""
+    """Write the kinds asked for, renamed when whole; the same records give the same bytes."""
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     # Laid out once: each kind would move things a little, and by which were drawn before.
@@ -203,12 +257,11 @@ def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "s
     for axes in figure.axes:
         box = axes.get_position().bounds
         axes.set_position((round(box[0], 6), round(box[1], 6), round(box[2], 6), round(box[3], 6)))
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "pdf.fonttype": 42}):
         for kind in kinds:
             path = out / f"{name}.{kind}"
             temporary = out / f".{name}.part.{kind}"
-            metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(temporary, dpi=DPI, metadata=metadata)
+            figure.savefig(temporary, dpi=DPI, metadata=_METADATA[kind])
             os.replace(temporary, path)
             paths.append(path)
     return paths

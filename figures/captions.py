@@ -36,14 +36,6 @@ def rollouts(records: Sequence[Record]) -> str:
     return f"{tokens} new tokens per row after {prompts} of the prompt, {timed}; random weights"
 
 
-def steps(records: Sequence[Record]) -> str:
-    """Return how long the rows of timed GRPO steps were."""
-    points = _points(records)
-    prompts = _listed(sorted({point["prompt_tokens"] for point in points}))
-    tokens = _listed(sorted({point["completion_tokens"] for point in points}))
-    return f"{tokens} new tokens per row after {prompts} of the prompt; random weights"
-
-
 def adapter(records: Sequence[Record]) -> str:
     """Return `LoRA of rank 32`."""
     ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})

@@ -1,4 +1,4 @@
-"""Curves: reward and entropy over training steps, tokens per second over batch or LoRA rank.
+"""Curves: reward and entropy over training steps, tokens per second over batch.
 
 Of training: the mean over seeds of a centred moving average, averaged first within a seed, with the
 95 % t interval of that mean where there are three seeds or more. An interval of two seeds is
@@ -21,22 +21,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import GREY, Style, frame, name_ends, new_figure, styles, tidy
+from figures.style import GREY, Style, frame, ink, looks_of, name_ends, new_figure, styles, tidy
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
-from repro.report.systems_rates import comparisons, printed_rates, rank_of
-from repro.report.verdicts import stated_bars
-from repro.spec.arm import Arm
+from repro.report.systems_rates import comparisons, printed_rates
 
 WINDOW = 5
 _BAND_SEEDS = 3
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
-_RANK = re.compile(r"_r\d+(?=_|$)|, rank \d+")
 _BASE = "bf16_lora"
-# A stroke's ends, as factors of its place on a logarithmic axis.
-_STROKE = 1.35
 # What stands behind a number, so that no line strikes it through.
-_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +42,6 @@ class Point:
     ----------
     low, high
         Its 95 % interval, None of one value.
-    must, goal
-        Least accepted, and what was hoped for; None where nothing is demanded.
     paper
         The paper's value, None where it has none.
     """
@@ -57,8 +50,6 @@ class Point:
     mean: float
     low: float | None
     high: float | None
-    must: float | None = None
-    goal: float | None = None
     paper: float | None = None
 
     @property
@@ -126,12 +117,12 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
     return figure
 
 
-# (model, arm without its rank) to its points.
+# (model, arm) to its points.
 Rates = Mapping[tuple[str, str], Sequence[Point]]
 
 
-def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -> Rates:
-    """Return tokens per second by batch or, if so asked, by LoRA rank; the smallest models first.
+def rates(checks: Sequence[Checked], expected: Path) -> Rates:
+    """Return tokens per second by batch, the smallest models first.
 
     Parameters
     ----------
@@ -141,20 +132,13 @@ def rates(checks: Sequence[Checked], expected: Path, *, by_rank: bool = False) -
     found: dict[tuple[str, str], list[Point]] = {}
     for checked in checks:
         printed = printed_rates(checked.selection.target, expected)
-        bars = {bar.key: bar.expectation for bar in stated_bars(checked, expected)}
         for metric in checked.selection.target.metrics:
             if not (match := _RATE.fullmatch(metric.name)):
                 continue
             for arm, values in checked.evidence.values(metric.name).items():
-                place = rank_of(arm) if by_rank else int(match[2])
-                plain, bar = _RANK.sub("", arm), bars.get((arm, metric.name))
-                point = replace(
-                    _point(place, mean_interval([*values.values()])),
-                    must=None if bar is None else bar.accept[0],
-                    goal=None if bar is None else bar.goal,
-                    paper=printed.get((match[1], plain, place)),
-                )
-                found.setdefault((match[1], plain), []).append(point)
+                point = _point(int(match[2]), mean_interval([*values.values()]))
+                point = replace(point, paper=printed.get((match[1], arm, int(match[2]))))
+                found.setdefault((match[1], arm), []).append(point)
     ordered = sorted(found, key=lambda key: int(key[0].rstrip("b")))
     return {key: sorted(found[key], key=lambda point: point.place) for key in ordered}
 
@@ -165,18 +149,14 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
     for checked in checks:
         for item in comparisons(checked, expected):
             if item.slow.arm == _BASE and item.ratio is not None:
-                found.setdefault((item.model, item.fast.arm), {})[item.place] = replace(
-                    _point(item.place, item.ratio),
-                    # For being faster alone the line at 1 stands.
-                    must=None if item.required == 1 else item.required,
-                    paper=item.paper,
-                )
+                point = replace(_point(item.place, item.ratio), paper=item.paper)
+                found.setdefault((item.model, item.fast.arm), {})[item.place] = point
     return {key: [points[place] for place in sorted(points)] for key, points in found.items()}
 
 
 def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
     """Return the figure: a column per model, above the rates, below how many times LoRA's."""
-    lines, ratios, looks = rates(checks, expected), gains(checks, expected), _styles(checks)
+    lines, ratios, looks = rates(checks, expected), gains(checks, expected), looks_of(checks)
     models = list(dict.fromkeys(model for model, _ in lines))
     figure = new_figure(1.0 + 2.9 * len(models), 6.4)
     grid = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
@@ -190,50 +170,21 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
         above.minorticks_off()
         below.axhline(1.0, color=looks[_BASE].colour, linewidth=1.2)
         below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
-        _finish(above, below, model, lines, "batch")
+        _finish(above, below, model, lines)
     grid[0][0].set_ylabel("tokens per second")
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     records = [record for checked in checks for record in checked.evidence.every_record()]
-    frame(figure, title, f"{_note(checks)}; {captions.adapter(records)}", _keys(lines, looks))
+    note = f"{captions.origin(records)}; mean and 95 % interval\n{captions.rollouts(records)}"
+    frame(figure, title, f"{note}; {captions.adapter(records)}", _keys(lines, looks))
     return figure
-
-
-def by_rank(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
-    """Return the figure by LoRA rank at batch 1, a panel per model; axes begin at zero."""
-    lines, looks = rates(checks, expected, by_rank=True), _styles(checks)
-    models = list(dict.fromkeys(model for model, _ in lines))
-    figure = new_figure(max(1.0 + 2.7 * len(models), 7.0), 4.4)
-    (grid,) = figure.subplots(1, len(models), squeeze=False)
-    for axes, model in zip(grid, models, strict=True):
-        for arm, style in looks.items():
-            _draw_rates(axes, lines.get((model, arm), ()), style)
-        of_model = [p for (name, _), points in lines.items() if name == model for p in points]
-        axes.set_ylim(0, 1.08 * max(max(p.mean, p.paper or 0.0) for p in of_model))
-        _finish(axes, axes, model, lines, "LoRA rank")
-    grid[0].set_ylabel("tokens per second, batch 1")
-    frame(figure, title, _note(checks), _keys(lines, looks))
-    return figure
-
-
-def _styles(checks: Sequence[Checked]) -> dict[str, Style]:
-    """Return the style of each arm by its name without a rank, as of the first of its ranks."""
-    first: dict[str, Arm] = {}
-    for arm in (arm for checked in checks for arm in checked.selection.target.arms):
-        plain = replace(arm, name=_RANK.sub("", arm.name), label=_RANK.sub("", arm.label))
-        first.setdefault(plain.name, plain)
-    return styles(first.values())
 
 
 def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
-    """Draw a line with its intervals, the paper's values as open circles, and what is demanded."""
+    """Draw a line with its intervals, and the paper's values as open circles."""
     for point in points:
         if point.paper is not None:
             axes.plot(point.place, point.paper, "o", color=style.colour, markerfacecolor="none",
                       markersize=7)  # fmt: skip
-        ends = [point.place / _STROKE, point.place * _STROKE]
-        for bound, line in ((point.must, "-"), (point.goal, ":")):
-            if bound is not None:
-                axes.plot(ends, [bound, bound], color=style.colour, linestyle=line, linewidth=1.5)
     spread = [(p.mean - p.ends[0], p.ends[1] - p.mean) for p in points]
     if points:
         axes.errorbar([p.place for p in points], [p.mean for p in points],
@@ -244,15 +195,13 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
 def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
     _draw_rates(axes, points, style)
     for point in points:
-        # Below the point where a stroke lies above it.
-        up = point.must is None or point.must <= point.mean
-        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6 if up else -13),
-                      ha="center", textcoords="offset points", fontsize=8, color=style.colour,
-                      bbox=_BEHIND)  # fmt: skip
+        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
+                      ha="center", textcoords="offset points", fontsize=8,
+                      color=ink(style.colour), bbox=BEHIND)  # fmt: skip
 
 
-def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> None:
-    """Name a column's model and its places, which are powers of two."""
+def _finish(above: Axes, below: Axes, model: str, lines: Rates) -> None:
+    """Name a column's model and its batches, which are powers of two."""
     for axes in (above, below):
         tidy(axes)
     above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
@@ -263,13 +212,7 @@ def _finish(above: Axes, below: Axes, model: str, lines: Rates, xlabel: str) -> 
     below.set_xticks(places)
     below.xaxis.set_major_formatter("{x:g}")
     below.minorticks_off()
-    below.set_xlabel(xlabel)
-
-
-def _note(checks: Sequence[Checked]) -> str:
-    records = [record for checked in checks for record in checked.evidence.every_record()]
-    first = f"{captions.origin(records)}; mean and 95 % interval"
-    return f"{first}\n{captions.rollouts(records)}"
+    below.set_xlabel("batch")
 
 
 def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
@@ -283,8 +226,4 @@ def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:
     if any(point.paper is not None for point in points):
         handles.append(Line2D([], [], color=GREY, marker="o", markerfacecolor="none", markersize=7,
                               linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
-    if any(point.must is not None for point in points):
-        handles.append(Line2D([], [], color=GREY, linewidth=1.5, label="bar"))
-    if any(point.goal is not None for point in points):
-        handles.append(Line2D([], [], color=GREY, linewidth=1.5, linestyle=":", label="goal"))
     return handles

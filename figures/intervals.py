@@ -17,13 +17,11 @@ from figures.style import COLOURS, GREY, frame, name_ends, new_figure, styles, t
 from repro.evidence.verdicts.statistics import mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises
-from repro.report.tables import paper_columns
 from repro.report.tidy import statements
-from repro.report.verdicts import stated_bars
+from repro.report.verdict_words import stated_bars
 
 _BASE = "bf16_lora"
 _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
-_PAPERS_MARKS = "osD^"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,40 +54,26 @@ def _height(rows: Sequence[Row]) -> float:
 
 
 def accuracy(checked: Checked, expected: Path, title: str) -> Figure | None:
-    """Return the figure of a target's headline by arm; the paper's values have their own panel.
-
-    The panels share rows and nothing else: other models, other problems.
-    """
+    """Return the figure of a target's headline by arm."""
     target = checked.selection.target
     if target.headline is None:
         return None
     metric = target.metric(target.headline)
-    values, paper = checked.evidence.values(metric.name), paper_columns(target, expected)
-    arms = {arm: style for arm, style in styles(target.arms).items() if values.get(arm)}
-    rows = []
-    for arm, style in arms.items():
-        seeds = [*values[arm].values()]
+    values, rows = checked.evidence.values(metric.name), []
+    for arm, style in styles(target.arms).items():
+        if not (seeds := [*values.get(arm, {}).values()]):
+            continue
         of = mean_interval(seeds)
         rows.append(Row(label=style.label, colour=style.colour, mean=of.value, low=of.low,
                         high=of.high, values=seeds))  # fmt: skip
     if not rows:
         return None
-    panels = (1.5, 1.0) if paper else (1.5,)
-    figure = new_figure(4.0 * sum(panels), _height(rows))
-    axes = figure.subplots(1, len(panels), sharey=True, width_ratios=panels, squeeze=False)[0]
-    draw_rows(axes[0], rows)
-    axes[0].set_xlabel(f"{metric.title}, {metric.unit}")
-    keys = []
-    for mark, (column, printed) in zip(_PAPERS_MARKS, paper.items(), strict=False):
-        for place, (arm, style) in enumerate(arms.items()):
-            if arm in printed:
-                axes[1].plot(float(printed[arm]), place, mark, color=style.colour, mfc="white")
-        tidy(axes[1], "x")
-        axes[1].set_xlabel("the paper, other models and problems")
-        keys.append(Line2D([], [], color=GREY, marker=mark, mfc="white", linestyle="",
-                           label=f"the paper, {column}"))  # fmt: skip
+    figure = new_figure(8.0, _height(rows))
+    axes = figure.subplots()
+    draw_rows(axes, rows)
+    axes.set_xlabel(f"{metric.title}, {metric.unit}")
     note = f"{captions.origin(checked.evidence.every_record())}; mean, 95 % t interval, each seed"
-    frame(figure, title, note, keys)
+    frame(figure, title, note)
     return figure
 
 

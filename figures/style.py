@@ -14,9 +14,11 @@ from typing import Literal
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from repro.judge.check import Checked
 from repro.spec.arm import Arm
 
 GREY = "#505050"
@@ -68,6 +70,12 @@ def styles(arms: Iterable[Arm]) -> dict[str, Style]:
     return found
 
 
+def looks_of(checks: Iterable[Checked]) -> dict[str, Style]:
+    """Return the style of each arm of several targets."""
+    arms = {arm.name: arm for checked in checks for arm in checked.selection.target.arms}
+    return styles(arms.values())
+
+
 def _factor(arm: Arm) -> str:
     if arm.training == "full":
         return "full"
@@ -75,6 +83,11 @@ def _factor(arm: Arm) -> str:
         return "noise"
     rounded = arm.weight_format if arm.rounding is None else arm.rounding.format
     return rounded if rounded in COLOURS else "bf16"
+
+
+def ink(colour: str) -> str:
+    """Return the colour of words about what is drawn in `colour`: darker, as words are thin."""
+    return to_hex(tuple(0.78 * np.array(to_rgb(colour))))
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -143,8 +156,9 @@ def name_ends(
     for (style, x, y), place in zip(ends, places, strict=True):
         stroke = {"arrowstyle": "-", "color": style.colour, "linewidth": 0.6, "relpos": (0, 0.5),
                   "shrinkA": 1, "shrinkB": 0}  # fmt: skip
-        axes.annotate(style.label, xy=(x, y), xytext=(at, place), color=style.colour, fontsize=8.5,
-                      va="center", annotation_clip=False, arrowprops=stroke)  # fmt: skip
+        axes.annotate(style.label, xy=(x, y), xytext=(at, place), color=ink(style.colour),
+                      fontsize=8.5, va="center", annotation_clip=False,
+                      arrowprops=stroke)  # fmt: skip
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:

@@ -92,13 +92,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_named(name: str) -> Format:
-    """Return the format of that name.
-
-    Raises
-    ------
-    ValueError
-        When there is none.
-    """
+    """Return the format of that name; `ValueError` if there is none."""
     if name not in FORMATS:
         raise ValueError(f"weight format is {name!r}; it must be one of {', '.join(FORMATS)}")
     return FORMATS[name]
@@ -120,8 +114,6 @@ class QuantizedWeight:
 
     Attributes
     ----------
-    format
-        "nvfp4", "mxfp4" or "nf4".
     codes : Tensor, (N, K / 2), uint8
         Two codes per byte, the even element in the low nibble.
     block_scales : Tensor, (N, K / block)
@@ -186,8 +178,6 @@ class QuantizedWeight:
 
         Parameters
         ----------
-        format
-            "nvfp4", "mxfp4" or "nf4".
         tensors
             As `tensors()` returned them. Of NVFP4's two global scales one is enough.
         shape

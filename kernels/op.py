@@ -40,8 +40,6 @@ class Op:
 
     Attributes
     ----------
-    name
-        Unique.
     reference
         Called with the inputs.
     kernel

@@ -53,8 +53,6 @@ class PackedWeight:
 
     Attributes
     ----------
-    format
-        "nvfp4", "mxfp4" or "nf4".
     shape
         (N, K) before padding.
     packs : Tensor, (ceil(N / 16), ceil(K / 256), 2304), uint8

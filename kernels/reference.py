@@ -3,7 +3,7 @@
 One name and signature per operation, here and in `kernels.dispatch`. Nothing here needs
 Triton or a GPU; everything runs on either device. Quantisation is in `reference_quantize`,
 logprobs in `reference_logprobs`; all these names are importable from here. The steps of decoding,
-which the engine calls past `dispatch`, are in `reference_step` and `reference_decode`.
+which the engine calls past `dispatch`, are in `reference_step`.
 
     linear        y = x W^T + b                    W dequantised for the call, never kept
     rms_norm      y = (gain + noise) * x / sqrt(mean(x^2) + eps)

@@ -8,10 +8,10 @@ NVFP4, round to nearest, no calibration
     value = E2M1[code] * (s / g)
 
 Every operation is float32 in exactly this order: `amax / 6` is rounded before the product with g,
-and s / g before the division of W. Simplifying either changes codes. R is what the *recipe* says:
+and s / g before the division of W. Simplifying either changes codes. The *recipe* defines R:
 
 ==============  ================================================================================
-`float32`       R changes nothing. compressed-tensors' result where W is float32.
+`float32`       R is the identity. compressed-tensors' result where W is float32.
 `bfloat16`      R rounds to bfloat16. Its result, and llm-compressor's NVFP4A16, where W is
                 bfloat16, as published checkpoints are: PyTorch keeps a tensor's dtype through
                 `1 / amax`, the product and `amax / 6`.
@@ -147,8 +147,6 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
 
     Parameters
     ----------
-    weight
-        Any format.
     dtype
         A floating type.
 
@@ -225,7 +223,7 @@ def _rounded(values: Tensor, recipe: str) -> Tensor:
 def encode_scale_of(amax: Tensor, recipe: str) -> Tensor:
     """Return g = 2688 / amax, float32; 1 where that overflows, as compressed-tensors does.
 
-    By way of the reciprocal, because PyTorch divides a number by a tensor so: two roundings.
+    Computed from the reciprocal, with two roundings, as PyTorch divides a number by a tensor.
     """
     inverse = _rounded(amax.clamp(min=torch.finfo(torch.float32).tiny).reciprocal(), recipe)
     g = _rounded(inverse * (E4M3_MAX * E2M1_MAX), recipe)

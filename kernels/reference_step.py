@@ -1,8 +1,8 @@
-"""What stands between the products of a decode step and of a prefill, in plain PyTorch.
+"""The steps of generation in plain PyTorch: everything of a decode step and a prefill but products.
 
 The specification of `kernels.triton.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
-engine without kernels (`repro.rollout.ops.PLAIN`) computes with these very functions.
+engine without kernels (`repro.rollout.engine_ops.PLAIN`) computes with these very functions.
 
     add_norm           r <- r + update;   n = (gain + noise) * r / rms(r)
     attend_step        head norms, rotation, the write into the cache, attention from one new token
@@ -12,6 +12,17 @@ engine without kernels (`repro.rollout.ops.PLAIN`) computes with these very func
     add_adapter        y <- y + scaling * z B^T, each projection by its own columns of z
     adapted_swiglu     silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T)
     choose             a token from each row's logits, and the row's state moved on
+    decode_attention   attention of one new token per row to all that is cached for the row
+    sample_tokens      a token per row, from its logits and one uniform number
+
+The cache is an array of blocks of `block_size` positions; row b's position t lies in block
+`block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the weighted sum
+are float32. Query head h reads key head h // (Hq / Hkv).
+
+A draw's distribution is p = softmax(logits / temperature), and the token is the first one, in
+vocabulary order, at which the cumulative sum exceeds the row's uniform number. So the token is a
+function of one number and of that row's logits, and does not depend on the batch. Filters (min_p,
+top_k, top_p) come before the inversion and are `repro.rollout.draw`'s.
 
 A position of -1 marks a row that does not run, a slot of -1 a token that is not kept: neither
 changes anything. `overlap`, `workspace`, `arrived` and `tile` concern how kernels are launched and
@@ -21,13 +32,13 @@ mean nothing here.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference
-from kernels.reference_decode import decode_attention, sample_tokens
 
 # What the status of a row becomes: at an end token, at its limit, at logits that are not finite.
 RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
@@ -370,3 +381,96 @@ def advance(
     going = taken & ~stopped & ~full
     positions.copy_(torch.where(going, positions + 1, -1))
     tokens.copy_(torch.where(going, ids, tokens))
+
+
+def decode_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attend from one new position per row to everything cached for that row.
+
+    Parameters
+    ----------
+    q : Tensor, (B, Hq, D), floating
+    key_cache, value_cache : Tensor, (num_blocks, block_size, Hkv, D)
+    block_table : Tensor, (B, max_blocks), integer
+        Block numbers of each row; entries past a row's length are never read as data, whatever
+        they hold.
+    lengths : Tensor, (B,), integer
+        Positions cached for each row, the new one included. 0 gives a row of zeros.
+    scale
+        Factor on the scores.
+
+    Returns
+    -------
+    Tensor, (B, Hq, D), the type of q
+    """
+    B, Hq, D = q.shape
+    num_blocks, block_size, Hkv, _ = key_cache.shape
+    positions = block_table.shape[1] * block_size
+    blocks = block_table.long().clamp(0, num_blocks - 1)
+    cached = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
+    missing = ~cached.view(B, 1, 1, positions)  # (B, 1, 1, S)
+    # (B, blocks, block_size, Hkv, D) -> (B, S, Hkv, D)
+    keys = key_cache[blocks].view(B, positions, Hkv, D).float()
+    values = value_cache[blocks].view(B, positions, Hkv, D).float()
+    # Memory past a row's end may hold NaN, and NaN times a weight of zero is NaN.
+    values = values.masked_fill(~cached.view(B, positions, 1, 1), 0.0)
+    # g: key heads, r: query heads of each
+    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale  # (B, Hkv, Hq / Hkv, D)
+    scores = torch.einsum("bgrd,bsgd->bgrs", heads, keys).masked_fill(missing, -math.inf)
+    weights = torch.softmax(scores, dim=-1).masked_fill(missing, 0.0)
+    # (B, Hkv, Hq / Hkv, D) -> (B, Hq, D)
+    return torch.einsum("bgrs,bsgd->bgrd", weights, values).reshape(B, Hq, D).to(q.dtype)
+
+
+def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by inverting the cumulative distribution at a given uniform number.
+
+    Parameters
+    ----------
+    logits : Tensor, (B, V), floating
+        -inf forbids a token; a row's largest is finite.
+    uniforms : Tensor, (B,), floating
+        In [0, 1).
+    temperature
+        0 takes the most likely token (the first of equals), with logprob 0.
+
+    Returns
+    -------
+    ids : Tensor, (B,), int64
+    logprobs : Tensor, (B,), float32
+        Of the drawn token under the distribution drawn from.
+    """
+    if temperature == 0:
+        ids = logits.argmax(dim=-1)  # (B,)
+        return ids, torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    ids = invert(logprobs, uniforms)  # (B, 1)
+    return ids.squeeze(1), logprobs.gather(1, ids).squeeze(1)  # (B,) each
+
+
+def invert(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the first token of each row at which the cumulative probability exceeds its number.
+
+    Neither waits for the device nor branches on values, so it can be captured.
+
+    Parameters
+    ----------
+    logprobs : Tensor, (B, V), float32
+        -inf where a token has no probability.
+    uniforms : Tensor, (B,), floating
+        In [0, 1).
+
+    Returns
+    -------
+    Tensor, (B, 1), int64
+    """
+    # float64: a float32 running sum over 150 000 tokens is off by more than rare tokens weigh.
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    threshold = uniforms.double().unsqueeze(1) * cumulative[:, -1:]  # (B, 1)
+    return torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -1,16 +1,16 @@
-"""Find the fastest `Choice` for the linear layers of Qwen2.5, alone and with an adapter.
+"""Find the fastest `Choice` for the linear layers of Qwen2.5, without and with an adapter.
 
-    python -m kernels.tune OUT.json [ROWS,ROWS,...]
+    python -m kernels.tune OUT.json
 
 Times every candidate on random codes with cold caches (`kernels.timing`; weights and adapters
 rotate together), for the fused layers of the 7B and 32B blocks and a set of row counts, and writes
-the winners as a table for `kernels/tuned/`: `entries` for a layer alone, `adapted` for few rows
-whose adapter, of rank 32, shares the launch. Needs a Hopper GPU and a few minutes; all candidates
-are compiled first, on all processors. NVFP4 is timed; the other formats read the same bytes in the
-same shapes.
+the winners as a table for `kernels/tuned/`: `entries` for layers without an adapter, `adapted` for
+few rows with an adapter of rank 32 in the same launch. Needs a Hopper GPU and a few minutes; first
+all candidates are compiled, on all processors. Only NVFP4 is timed: the other formats read the same
+bytes in the same shapes.
 
-Shapes that read best without an adapter are not the best with one: z needs warps, and its words
-registers. So the two have candidates of their own.
+The best shape with an adapter differs from that without one, because computing z takes warps and
+registers. So the two have different candidates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LAYERS = {
         "down": (5120, 27648),
     },
 }
-# Projections that share a weight: columns after which the next begins.
+# Of fused projections: the first output channel of each projection but the first.
 ENDS = {
     ("7b", "qkv"): (3584, 4096),
     ("7b", "gate_up"): (18944,),
@@ -101,7 +101,7 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
 
 
 def alone(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
-    """Yield what is worth trying for y (M, N) = x (M, K) W^T on so many multiprocessors."""
+    """Yield the candidates for y (M, N) = x (M, K) W^T on a number of multiprocessors."""
     if M <= 32:
         for warps in (4, 5, 7, 8, 10, 14):
             for row_tiles in (1,) if M <= 8 or M > 16 else (1, 2):
@@ -111,7 +111,7 @@ def alone(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
                             path="narrow", warps=warps, row_tiles=row_tiles, ahead=ahead,
                             prefetch=prefetch,
                         )  # fmt: skip
-        # More warps at once by fewer registers each.
+        # More resident warps with fewer registers each.
         for warps in (4, 5, 7, 8, 10, 14) if M <= 16 else ():
             for resident_warps in (32, 40, 48):
                 for ahead in (0, 1):
@@ -150,7 +150,7 @@ def _wide_candidates(N: int, K: int, M: int, processors: int) -> Iterator[Choice
 
 
 def with_adapter(M: int) -> Iterator[tuple[Choice, Joining]]:
-    """Yield what is worth trying for M rows, up to 16, and the adapter in the same launch."""
+    """Yield the candidates for M rows, up to 16, with the adapter in the same launch."""
     ways: tuple[tuple[Join, int], ...]
     if M <= 8:
         ways = (("staged", 2), ("staged", 4), ("late", 4), ("extra", 4))
@@ -174,7 +174,7 @@ Build = tuple[tuple[str, ...], dict[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry of the table: y (M, N) = x (M, K) W^T, `adapted` or alone."""
+    """One entry of the table: y (M, N) = x (M, K) W^T, with (`adapted`) or without an adapter."""
 
     adapted: bool
     M: int
@@ -184,11 +184,11 @@ class Entry:
 
     @property
     def part(self) -> str:
-        """The table's part that the entry is of."""
+        """The part of the table that has the entry."""
         return "adapted" if self.adapted else "entries"
 
     def ways(self, processors: int) -> Iterator[Way]:
-        """Yield what is worth trying."""
+        """Yield the candidates."""
         if self.adapted:
             yield from with_adapter(self.M)
         else:
@@ -196,15 +196,14 @@ class Entry:
                 yield choice, None
 
 
-def all_entries(rows: Sequence[int] = ROWS) -> list[Entry]:
-    """Return the entries of a whole table, layer by layer; of `rows` alone where they are given."""
+def all_entries() -> list[Entry]:
+    """Return the entries of a table, layer by layer."""
     return [
         Entry(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
         for block, layers in LAYERS.items()
         for name, (N, K) in layers.items()
         for adapted, counts in ((False, ROWS), (True, ADAPTED_ROWS))
         for M in counts
-        if M in rows
     ]
 
 
@@ -228,16 +227,16 @@ def builds(entry: Entry, processors: int) -> Iterator[Build]:
 
 
 def compile_ahead(entries: Sequence[Entry], processors: int, architecture: str) -> int:
-    """Compile what the entries' candidates need into the cache; return how many builds they are.
+    """Compile all candidates of the entries into the cache; return the number of builds.
 
-    What cannot be compiled is left to the candidate itself, which says so.
+    Candidates that cannot be compiled are skipped; timing them reports the error.
     """
     unique = {
         (files, tuple(sorted(macros.items())))
         for entry in entries
         for files, macros in builds(entry, processors)
     }
-    # The children compile on the host alone: a context of the device is of no use to them.
+    # The children compile on the host and never use the device, so they may be forked.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         list(pool.map(partial(_compile, architecture), sorted(unique)))
@@ -267,7 +266,7 @@ def _call(
 
 @lru_cache(maxsize=1)
 def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Adapter]]:
-    """Return copies of a layer's weight and adapter, which together outgrow the L2."""
+    """Return copies of a layer's weight and adapter that together are larger than the L2 cache."""
     base = random_packed(N, K, "nvfp4", 0)
     return [
         (
@@ -288,7 +287,7 @@ def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float
     Raises
     ------
     RuntimeError
-        When no candidate runs.
+        If no candidate runs.
     """
     x = torch.randn(entry.M, entry.K, device="cuda").bfloat16()
     out = torch.empty(entry.M, entry.N, dtype=torch.bfloat16, device="cuda")
@@ -307,7 +306,7 @@ def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float
 
 
 def entry_of(entry: Entry, way: Way) -> dict[str, Any]:
-    """Return a table entry: what is not as by default; the join and its parts always."""
+    """Return a table entry: the values that differ from the defaults; always join and parts."""
     choice, joining = way
     defaults = Choice(path="narrow")
     changed = {
@@ -321,7 +320,7 @@ def entry_of(entry: Entry, way: Way) -> dict[str, Any]:
     return {**head, **changed, **dataclasses.asdict(joining)}
 
 
-def main(out: Path, rows: Sequence[int] = ROWS) -> None:
+def main(out: Path) -> None:
     """Time all entries and write the table."""
     import triton
 
@@ -333,7 +332,7 @@ def main(out: Path, rows: Sequence[int] = ROWS) -> None:
         "entries": [],
         "adapted": [],
     }
-    entries = all_entries(rows)
+    entries = all_entries()
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     count = compile_ahead(entries, processors, driver.architecture(0))
     sys.stdout.write(f"compiled {count} kernels\n")
@@ -350,6 +349,4 @@ def main(out: Path, rows: Sequence[int] = ROWS) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m kernels.tune")
     parser.add_argument("out", metavar="OUT.json", type=Path, help="the table")
-    parser.add_argument("rows", metavar="ROWS,ROWS,...", nargs="?")
-    args = parser.parse_args()
-    main(args.out, [int(part) for part in args.rows.split(",")] if args.rows else ROWS)
+    main(parser.parse_args().out)

@@ -1,11 +1,11 @@
-"""Which kernel in which shape serves a linear layer: a checked-in table by device.
+"""The choice of kernel and shape for a linear layer, from a committed table per device.
 
 `kernels/tuned/<device>.json` holds, for a set of (N, K) and M, the fastest `Choice` that
-`python -m kernels.tune` found on that device, with the versions it was found under; `adapted`
-layers have their adapter in the launch. `in_steps` are adapted layers that `python -m repro
-tune-steps` has chosen again by what a whole decode step takes: for these sizes alone, and ranks up
-to the entry's. Nothing searches at import or at a first call: another shape takes the entry of the
-nearest size, and a device without a table takes the H200's and says so once.
+`python -m kernels.tune` found on that device, and the versions used. `adapted` layers have their
+adapter in the same launch. `in_steps` are adapted layers that `python -m repro tune-steps` chose
+by the time of a whole decode step; they apply only to exactly these sizes, and to ranks up to the
+entry's. Nothing is searched at run time: other shapes take the entry of the nearest size, and a
+device without a table takes the H200's, with a warning.
 
 Easy to get wrong: an entry for M serves all M down to the next smaller entry, not the nearest M,
 because a narrow kernel covers at most 32 rows.
@@ -43,7 +43,7 @@ def device_slug(name: str) -> str:
 
 @lru_cache(maxsize=8)
 def stored_table(device: int) -> dict[str, Any]:
-    """Return the table of a CUDA device as it is on disk."""
+    """Return the contents of a CUDA device's table."""
     slug = device_slug(torch.cuda.get_device_name(device))
     path = FOLDER / f"{slug}.json"
     if not path.is_file():
@@ -57,7 +57,7 @@ def stored_table(device: int) -> dict[str, Any]:
 
 
 def write(table: Mapping[str, Any], out: Path) -> None:
-    """Write a table: what says how it was made, then its parts, one line per entry."""
+    """Write a table: device and versions, then the parts with one line per entry."""
     head = {key: value for key, value in table.items() if key not in PARTS}
     parts = []
     for name in (name for name in PARTS if name in table):
@@ -81,7 +81,7 @@ def _way(entry: dict[str, Any]) -> Way:
 
 
 def _part(device: int, part: str, made: Callable[[dict[str, Any]], _Value]) -> Table[_Value]:
-    """Return {(N, K): {M: what is made of the entry}} of a part of a device's table."""
+    """Return {(N, K): {M: made(entry)}} for a part of a device's table."""
     choices: Table[_Value] = {}
     for entry in stored_table(device).get(part, ()):
         choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = made(entry)
@@ -96,13 +96,13 @@ def table(device: int) -> Table[Choice]:
 
 @lru_cache(maxsize=8)
 def adapted_table(device: int) -> Table[Way]:
-    """Return {(N, K): {M: (choice, joining)}}: few rows with an adapter in the same launch."""
+    """Return {(N, K): {M: (choice, joining)}} for few rows and an adapter in the same launch."""
     return _part(device, "adapted", _way)
 
 
 @lru_cache(maxsize=8)
 def step_table(device: int) -> Table[tuple[int, Way]]:
-    """Return {(N, K): {M: (largest rank, way)}}: what was chosen by whole decode steps."""
+    """Return {(N, K): {M: (largest rank, way)}} as chosen by the time of whole decode steps."""
     return _part(device, "in_steps", lambda entry: (entry["rank"], _way(entry)))
 
 
@@ -116,7 +116,7 @@ def _nearest(known: Table[_Value], N: int, K: int, M: int) -> _Value:
 
 
 def forget() -> None:
-    """Read the table anew at the next choice: it has been rewritten."""
+    """Read the table again at the next choice, because it has been rewritten."""
     for cache in (stored_table, table, adapted_table, step_table, choose_adapted, choose):
         cache.cache_clear()
 
@@ -126,7 +126,7 @@ _tried: dict[tuple[int, int, int], Way] = {}
 
 @contextmanager
 def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
-    """Let `choose_adapted` answer with `ways`, {(N, K, M): (choice, joining)}, before the table."""
+    """Let `choose_adapted` prefer `ways`, {(N, K, M): (choice, joining)}, to the table."""
     _tried.update(ways)
     choose_adapted.cache_clear()
     try:
@@ -138,7 +138,7 @@ def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
 
 @lru_cache(maxsize=4096)
 def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
-    """Return the way in which x (M, K) W^T and its adapter share a launch, for M up to 16."""
+    """Return choice and joining for x (M, K) W^T with its adapter in one launch, M up to 16."""
     if (N, K, M) in _tried:
         return _tried[N, K, M]
     in_steps = step_table(device).get((N, K), {})
@@ -152,13 +152,7 @@ def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
 
 @lru_cache(maxsize=4096)
 def choose(device: int, N: int, K: int, M: int) -> Choice:
-    """Return the choice for y (M, N) = x (M, K) W^T.
-
-    Parameters
-    ----------
-    device
-        Index of the CUDA device.
-    """
+    """Return the choice for y (M, N) = x (M, K) W^T."""
     choice = _nearest(table(device), N, K, M)
     if choice.path == "narrow" and M > 32:
         raise ValueError(f"the tuned table gives the narrow kernel for {M} rows; it takes 32")

@@ -279,6 +279,10 @@ def _add_running(
             metavar="SECONDS",
             help="how long ranks wait for one that does not come; longer than a rollout",
         )
+        parser.add_argument(
+            "--executor", choices=("workers", "ray"), default="workers",
+            help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
+        )  # fmt: skip
     else:
         parser.add_argument(
             "--ranks", metavar="1,2,4", help="print what a step takes on so many GPUs instead"
@@ -407,13 +411,13 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_compare
+    from repro.regression.regression_commands import judged_or_not, main_compare
 
     return judged_or_not(main_compare, args)
 
 
 def _regress(args: argparse.Namespace) -> int:
-    from repro.regression.command import judged_or_not, main_regress
+    from repro.regression.regression_commands import judged_or_not, main_regress
 
     def run(line: Sequence[str]) -> int:
         return _carry_out(build_parser().parse_args(["run", *line]))
@@ -478,7 +482,7 @@ def _dose(args: argparse.Namespace) -> int:
     from repro.evaluate.flags import dosing_of
 
     formats, sigmas = dosing_of(args)
-    from repro.measure.dose import main_dose
+    from repro.measure.noise_dose import main_dose
 
     return main_dose(args, formats, sigmas)
 

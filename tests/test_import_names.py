@@ -38,12 +38,6 @@ def test_the_package_imported_is_the_one_of_this_checkout(name: str) -> None:
     assert Path(module.__file__).resolve() == ROOT / name / "__init__.py"
 
 
-def test_kernels_defines_nothing_that_transformers_could_take_for_a_version() -> None:
-    import kernels
-
-    assert not hasattr(kernels, "__version__")
-
-
 def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loader() -> None:
     run_program(
         "import kernels\n"
@@ -51,20 +45,4 @@ def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loa
         "from transformers.utils import is_kernels_available\n"
         "assert not is_kernels_available(), 'transformers takes kernels/ for the Hub loader: '"
         "' pip uninstall kernels'\n"
-    )
-
-
-def test_importing_kernels_imports_neither_torch_nor_transformers() -> None:
-    run_program(
-        "import sys, kernels\n"
-        "loaded = {'torch', 'triton', 'transformers', 'peft', 'vllm'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-    )
-
-
-def test_no_module_of_kernels_imports_transformers_peft_or_vllm() -> None:
-    run_program(
-        "import sys, kernels.dispatch\n"
-        "loaded = {'transformers', 'peft', 'vllm', 'repro'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
     )

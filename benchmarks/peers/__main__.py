@@ -3,7 +3,7 @@
 `python -m benchmarks.peers` starts each way of each model in a process of its own, with the Python
 of its environment, and writes what they measured into one JSON file; it goes on where it was
 stopped. A way that cannot be run is written down with the reason. Flags that are not its own go to
-every way (`benchmarks.peers.measured`). `--into PAGE` writes the blessed records
+every way (`benchmarks.peers.harness`). `--into PAGE` writes the blessed records
 (`benchmarks/<device>/peers.json`) into a page.
 """
 
@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import measured, table, update
-from benchmarks.peers.rows import LENGTHS, MODELS, SAMPLED, UPDATES
+from benchmarks.peers import harness, peer_update, table
+from benchmarks.peers.step_rows import LENGTHS, MODELS, SAMPLED, UPDATES
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.spec.whole_files import replace_text
 
 ROOT = Path(__file__).resolve().parents[2]
-WAYS = (*table.OURS, *update.WAYS, "trl")
+WAYS = (*table.OURS, *peer_update.WAYS, "trl")
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b")
 
 
@@ -58,18 +58,12 @@ def applies(way: str, lengths: str, model: str) -> bool:
 
 def module_of(way: str) -> str:
     """Return the module that measures a way."""
-    name = "ours" if way in table.OURS else "trl_step" if way == "trl" else "update"
+    name = "ours" if way in table.OURS else "trl_step" if way == "trl" else "peer_update"
     return f"benchmarks.peers.{name}"
 
 
 def read_record(path: Path, device: str) -> dict[str, Any]:
-    """Return the record in a file, or an empty one.
-
-    Raises
-    ------
-    SystemExit
-        When it is of another device.
-    """
+    """Return the record in a file, or an empty one; exit where it is of another device."""
     gpus = capture_environment()["gpu"] if device != "cpu" else None
     first = gpus[0] if isinstance(gpus, list) and gpus else {}
     name = str(first.get("name", device))
@@ -107,13 +101,7 @@ def run_way(command: list[str]) -> str | None:
 def measure(
     model: str, way: str, lengths: Sequence[str], asked: argparse.Namespace, more: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the entries of a way of a model on some lengths, measured or failed.
-
-    Parameters
-    ----------
-    more
-        Flags of the way.
-    """
+    """Return the entries of a way of a model on some lengths, measured or failed."""
     folder = dict(item.split("=", 1) for item in asked.folder).get(model)
     entries: list[dict[str, Any]] = []
     if SAMPLED in lengths and folder is None:
@@ -182,7 +170,7 @@ def main() -> int:
     unknown |= {*asked.lengths.split(",")} - {*LENGTHS}
     if unknown:
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; see --help")
-    measured.add_flags(argparse.ArgumentParser(prog="peers")).parse_args(more)
+    harness.add_flags(argparse.ArgumentParser(prog="peers")).parse_args(more)
     record = read_record(asked.out, asked.device)
     fill(record, asked, more)
     print("\n".join(table.record_lines(record)))

@@ -1,4 +1,4 @@
-"""The project's update on the rows of `rows`, and its whole step beside TRL's.
+"""The project's update on the rows of `step_rows`, and its whole step beside TRL's.
 
     ours_bf16, ours_nvfp4    `SinglePolicy.backward` and `step`, as the trainer calls them, on a
                              policy with LoRA on the seven projections
@@ -21,8 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks.peers import measured
-from benchmarks.peers.rows import (
+from benchmarks.peers import harness
+from benchmarks.peers.step_rows import (
     ALPHA,
     MODELS,
     RANK,
@@ -33,7 +33,7 @@ from benchmarks.peers.rows import (
     sizes_of,
 )
 from repro.models.policy import Policy, load_policy
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
 from repro.rl.collect import BatchRequest, Rollout
@@ -42,7 +42,7 @@ from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, make_rows
 from repro.rl.runs import RunStates, fresh_states
 from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
@@ -117,7 +117,7 @@ def run_asked(asked: argparse.Namespace, lengths: str, folder: str) -> RunConfig
     folder
         Holds the model's config.json, by which training sizes its micro-batches.
     """
-    sizes = sizes_of(lengths, measured.sizes_asked(asked))
+    sizes = sizes_of(lengths, harness.sizes_asked(asked))
     weight_format = cast(WeightFormat, asked.way.removeprefix("ours_"))
     arm = Arm(
         name=asked.way,
@@ -214,7 +214,7 @@ def measure_update(
     policy: Policy, run: RunConfig, asked: argparse.Namespace, lengths: str
 ) -> dict[str, Any]:
     """Return the entry of updates on drawn rows."""
-    sizes, device = sizes_of(lengths, measured.sizes_asked(asked)), torch.device(asked.device)
+    sizes, device = sizes_of(lengths, harness.sizes_asked(asked)), torch.device(asked.device)
     vocabulary = policy.decoder.get_parameter("model.embed_tokens.weight").shape[0]
     steps = [
         draw_step(lengths, step, asked.seed, sizes, vocabulary) for step in range(asked.steps + 1)
@@ -229,9 +229,9 @@ def measure_update(
 
     def once(step: int) -> float:
         own = rollout(step)
-        return measured.seconds_of(lambda: stepping.update(own, step), device)
+        return harness.seconds_of(lambda: stepping.update(own, step), device)
 
-    entry = measured.time_steps(once, asked)
+    entry = harness.time_steps(once, asked)
     tokens = [step.completion_tokens for step in steps[1:]][: len(entry["seconds"])]
     return entry | {
         "logprob": token_mean(warm.logprobs, first.rows.mask),
@@ -267,20 +267,20 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
 
     def once(step: int) -> float:
         drawn: list[Rollout] = []
-        rollouts.append(measured.seconds_of(lambda: drawn.append(sampled(step)), device))
+        rollouts.append(harness.seconds_of(lambda: drawn.append(sampled(step)), device))
         tokens.append(drawn[0].tokens_sampled)
 
         def rest() -> None:
             stepping.update(drawn[0], step)
             stepping.policies.refresh()
 
-        return rollouts[-1] + measured.seconds_of(rest, device)
+        return rollouts[-1] + harness.seconds_of(rest, device)
 
     for step in (asked.steps + 1, asked.steps + 2):
         once(step)
     rollouts.clear()
     tokens.clear()
-    entry = measured.time_steps(once, asked)
+    entry = harness.time_steps(once, asked)
     updates = [whole - part for whole, part in zip(entry["seconds"], rollouts, strict=True)]
     return entry | {
         "rollout_seconds": rollouts,
@@ -298,7 +298,7 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
 
 def main() -> None:
     """Measure one way of one model on each kind of lengths asked for."""
-    asked = measured.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
+    asked = harness.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
     policy = policy_asked(asked)
     with tempfile.TemporaryDirectory() as made:
         folder = asked.folder or made
@@ -306,13 +306,13 @@ def main() -> None:
             text = json.dumps(MODELS[asked.model])
             Path(made, "config.json").write_text(text, encoding="utf-8")
         for lengths in asked.lengths.split(","):
-            measured.free_memory()
+            harness.free_memory()
             run = run_asked(asked, lengths, folder)
             if lengths == SAMPLED:
                 entry = measure_steps(policy, run, asked)
             else:
                 entry = measure_update(policy, run, asked, lengths)
-            measured.append_entry(asked, lengths, PACKAGES, entry)
+            harness.append_entry(asked, lengths, PACKAGES, entry)
 
 
 if __name__ == "__main__":

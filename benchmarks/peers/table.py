@@ -131,13 +131,7 @@ def page_lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def written_into(text: str, lines: Sequence[str]) -> str:
-    """Return a page's text with the block of peers replaced.
-
-    Raises
-    ------
-    ValueError
-        When the page has no such block.
-    """
+    """Return a page's text with the block of peers, which it must have, replaced."""
     renewed, count = _BLOCK.subn(lambda m: "\n".join([m[1], *lines, m[3]]), text)
     if count != 1:
         raise ValueError(f"the page has {count} blocks of peers; it needs one")

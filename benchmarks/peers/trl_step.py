@@ -21,8 +21,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.peers import measured
-from benchmarks.peers.rows import ALPHA, PROJECTIONS, RANK, SAMPLED, Sizes, questions
+from benchmarks.peers import harness
+from benchmarks.peers.step_rows import ALPHA, PROJECTIONS, RANK, SAMPLED, Sizes, questions
 
 WAYS = ("trl",)
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
@@ -45,9 +45,9 @@ class Timed(GRPOTrainer):
             nonlocal out
             out = super(Timed, self)._generate_and_score_completions(inputs)
 
-        self.rollout_seconds.append(measured.seconds_of(work, self.accelerator.device))
+        self.rollout_seconds.append(harness.seconds_of(work, self.accelerator.device))
         self.rollout_tokens.append(int(out["completion_mask"].sum()))
-        measured.say(f"trl: rollout of {self.rollout_seconds[-1]:.2f} s")
+        harness.say(f"trl: rollout of {self.rollout_seconds[-1]:.2f} s")
         return out
 
 
@@ -65,7 +65,7 @@ class Clock(TrainerCallback):
     def on_step_end(self, *unused: Any, **also: Any) -> None:
         """Stop."""
         self.seconds.append(self._now() - self._began)
-        measured.say(f"trl: step {len(self.seconds)}: {self.seconds[-1]:.2f} s")
+        harness.say(f"trl: step {len(self.seconds)}: {self.seconds[-1]:.2f} s")
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -142,18 +142,18 @@ def attempt(asked: argparse.Namespace, sizes: Sizes, rows: int, out: str) -> dic
 
 def main() -> None:
     """Measure whole steps, with the largest micro-batches that fit."""
-    asked = measured.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
+    asked = harness.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
     if asked.lengths != SAMPLED or not asked.folder:
         raise SystemExit(f"trl needs --lengths {SAMPLED} and --folder")
-    sizes = measured.sizes_asked(asked)
+    sizes = harness.sizes_asked(asked)
     rows = sizes.rows
     while rows >= 1:
         with tempfile.TemporaryDirectory() as out:
             entry = attempt(asked, sizes, rows, out)
         if entry is not None:
-            measured.append_entry(asked, SAMPLED, PACKAGES, entry)
+            harness.append_entry(asked, SAMPLED, PACKAGES, entry)
             return
-        measured.free_memory()
+        harness.free_memory()
         rows //= 2
     raise RuntimeError("out of memory with a single row")
 

@@ -104,13 +104,9 @@ class Kernel:
         ----------
         grid
             Blocks in x and y.
-        threads
-            Threads per block.
         arguments
             In the kernel's order: a tensor passes its address, None a null pointer, an int 32
             bits, a float float32, a tensor map itself.
-        shared_bytes
-            Dynamic shared memory.
         cluster
             Consecutive blocks that can read one another's shared memory.
 
@@ -207,10 +203,6 @@ def load(
     ----------
     files, macros
         As `compiler.build` takes them.
-    name
-        The `extern "C"` name.
-    device
-        Index of the CUDA device.
     shared_bytes
         Most dynamic shared memory a launch will ask for.
 

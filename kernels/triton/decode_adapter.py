@@ -182,12 +182,7 @@ def add_adapter(
     """Add scaling * z B^T to y, (M, N), in place, and return y.
 
     As `kernels.reference_step.add_adapter`. z comes from `project` and may be strided by rows, as
-    may y; b is contiguous, and `ends` are at most two.
-
-    Raises
-    ------
-    ValueError
-        When the shapes do not fit.
+    may y; b is contiguous, and `ends` are at most two. Other shapes raise.
     """
     M, N = y.shape
     total, rank = z.shape[1], b.shape[1]

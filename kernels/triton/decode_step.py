@@ -300,12 +300,7 @@ def attend_step(
     """Write one new token per row into the cache and attend from it to all of its row.
 
     As `kernels.reference_step.attend_step`. Caches must be contiguous, rows of `qkv` may be
-    strided.
-
-    Raises
-    ------
-    ValueError
-        When the layout does not fit.
+    strided. Other layouts raise.
     """
     M = qkv.shape[0]
     _, block_size, key_heads, D = key_cache.shape

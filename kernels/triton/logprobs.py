@@ -174,12 +174,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy of the policy at each row, (T,) float32, differentiable.
 
-    As `kernels.reference.token_logprobs`; hidden states and head have one type.
-
-    Raises
-    ------
-    ValueError
-        When a shape does not fit or the temperature is not positive.
+    As `kernels.reference.token_logprobs`; hidden states and head have one type. Other shapes raise,
+    and a temperature that is not positive.
     """
     V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature)
     if lm_head_weight.dtype != hidden.dtype:

@@ -72,12 +72,7 @@ def rotary_write(
     """Rotate queries and keys and write keys and values into the cache, in place.
 
     As `kernels.reference_step.rotary_write`. Rows of `qkv` may be strided, caches are contiguous,
-    positions lie below P, and any negative slot writes nothing.
-
-    Raises
-    ------
-    ValueError
-        When the widths do not fit.
+    positions lie below P, and any negative slot writes nothing. Other widths raise.
     """
     heads, D = key_cache.shape[2], key_cache.shape[3]
     width = (query_heads + 2 * heads) * D

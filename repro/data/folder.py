@@ -27,10 +27,6 @@ def load_folder(path: str | Path, split: Split, development_problems: int) -> li
 
     Parameters
     ----------
-    path
-        The folder.
-    split
-        Which split.
     development_problems
         How many training problems are held out for development; 0 holds out none.
 
@@ -51,12 +47,8 @@ def cut_development(
 ) -> list[Problem]:
     """Return the training problems without, or only, those held out for development.
 
-    The questions with the smallest hashes are held out, at most a fifth of all questions.
-
-    Raises
-    ------
-    DataError
-        If the development split is asked for and nothing is held out.
+    The questions with the smallest hashes are held out, at most a fifth of all questions. Asking
+    for the development split where nothing is held out raises.
     """
     questions = {hash_of("development", problem.question) for problem in train}
     development_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)

@@ -61,8 +61,6 @@ class WordProblem:
 
     Attributes
     ----------
-    question
-        The text, sentences joined by single spaces.
     start
         The number that the first step changes.
     steps
@@ -95,8 +93,6 @@ class GeneratorConfig:
 
     Attributes
     ----------
-    levels
-        Allowed numbers of operations.
     max_value
         Every number that the story reaches lies in [1, max_value].
     max_start, max_operand
@@ -221,13 +217,7 @@ def iterate_word_problems(
     seed: int,
     config: GeneratorConfig = DEFAULT_GENERATOR,
 ) -> Iterator[WordProblem]:
-    """Yield problems of `split` without end, levels in turn, no question twice.
-
-    Raises
-    ------
-    ValueError
-        When a split or level is unknown, or when the configuration has no further questions.
-    """
+    """Yield problems of `split`, no question twice; `ValueError` where there are no more."""
     require_choice("split", split, Split)
     chosen_levels = tuple(levels) or config.levels
     unknown = sorted(set(chosen_levels) - set(config.levels))
@@ -241,13 +231,7 @@ def iterate_word_problems(
 def _draw_new_problem(
     level: int, rng: random.Random, config: GeneratorConfig, split: Split, seen: set[str]
 ) -> WordProblem:
-    """Return a problem of a split and of `level` operations whose question is not in `seen`.
-
-    Raises
-    ------
-    ValueError
-        When many draws give none.
-    """
+    """Return a problem of a split and of `level` operations whose question is not in `seen`."""
     for _ in range(_DRAWS_PER_PROBLEM):
         problem = draw_word_problem(level, rng, config)
         key = _digest(problem)
@@ -281,8 +265,6 @@ def generate_problems(
         How many; the first ones of a longer list are the same.
     levels
         Numbers of operations; empty takes all of the configuration.
-    seed
-        Seed of the draw.
 
     Raises
     ------

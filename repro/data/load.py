@@ -31,13 +31,7 @@ def data_sources() -> tuple[str, ...]:
 
 
 def require_declared(config: DataConfig, split: Split) -> None:
-    """Raise `ValueError` where a source cannot have a split, whatever its files hold.
-
-    Raises
-    ------
-    ValueError
-        If the source is unknown, has no such split or levels, or a count that is needed is missing.
-    """
+    """Raise `ValueError` where a source cannot have a split, whatever its files hold."""
     known = is_generated(config.source) or config.source in PUBLIC_SETS
     if not known and not config.source.startswith(_FOLDER_PREFIX):
         raise ValueError(unknown("data source", config.source, data_sources()))
@@ -59,13 +53,6 @@ def is_generated(source: str) -> bool:
 
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     """Return the problems of one split.
-
-    Parameters
-    ----------
-    config
-        Source, levels, counts and seed.
-    split
-        `train`, `development` or `test`.
 
     Raises
     ------

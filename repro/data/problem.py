@@ -41,12 +41,8 @@ class Problem:
         The text shown to the policy, without any template.
     answer
         The final answer (the gold), as text.
-    solution
-        A worked solution, or None when the set has none.
     source
         Where the problem comes from (`generated`, `openai/gsm8k`, ...).
-    level
-        Difficulty level, or None when the set has none.
     where
         File and line that it was read from, for messages; no part of what the problem is.
     """
@@ -76,8 +72,6 @@ def problem_from_row(row: Any, *, where: str) -> Problem:
     ----------
     row
         Any JSON value; only an object with the keys above passes.
-    where
-        The place named in errors, such as `train.jsonl, line 7`.
 
     Raises
     ------
@@ -115,13 +109,7 @@ def problem_from_row(row: Any, *, where: str) -> Problem:
 
 
 def read_level(level: Any, *, where: str) -> int | None:
-    """Return a level as a number: 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`.
-
-    Raises
-    ------
-    DataError
-        If it is anything else.
-    """
+    """Return 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`; raise for others."""
     if level is None or level == "Level ?":
         return None
     named = _LEVEL.fullmatch(level) if isinstance(level, str) else None
@@ -137,11 +125,7 @@ def read_level(level: Any, *, where: str) -> int | None:
 def read_problems(path: str | Path) -> list[Problem]:
     """Read a JSONL file of problems, in file order.
 
-    Raises
-    ------
-    DataError
-        If the file is missing or empty, or a line is not UTF-8, not JSON, not a problem, or repeats
-        an id; the message names the file and the line.
+    A `DataError` names the file and the first line that is no problem of its own id.
     """
     path = Path(path)
     try:
@@ -187,12 +171,14 @@ def hash_of(purpose: str, text: str) -> str:
 def _decoded(raw: bytes, where: str) -> Any:
     """Return the JSON value on one line of bytes."""
     try:
-        return json.loads(raw)
+        value: Any = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
     except (RecursionError, ValueError) as error:
         raise DataError(
             f"{where}: {_shown(raw.strip())} is not read ({_shown(str(error))}); each line must be "
             "one JSON object in UTF-8"
         ) from error
+    return value
 
 
 def _shown(value: Any, limit: int = 80) -> str:

@@ -18,8 +18,8 @@ Easy to get wrong:
   template says which strict reading pays (`reads`): `boxed` and `gsm8k` ask for forms that
   instruction-tuned models have anyway.
 
-A user's own template (`--template FILE`) is a text with `{question}`. Its whole text is the
-template's name in a configuration, after `own:`.
+A user's own template (`--template FILE`) is a text with `{question}`, or Jinja with `question`. Its
+whole text is the template's name in a configuration, after `own:`.
 
 Source: arXiv 2510.11696v1, section 4.1 for the suffix; the paper does not say whether a separator
 stands before it, and the released code puts it into the system role for BigMath and leaves it out
@@ -28,8 +28,12 @@ for GSM8K.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -56,9 +60,11 @@ OWN = "own:"
 # without thinking), and in how many tokens.
 _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _END_TOKENS = 24
-# What a chat template, somebody else's program, can end with beside Jinja's own errors.
+# What a template in Jinja, somebody else's program, can end with beside Jinja's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
-_MOST_LETTERS = 1_000_000
+_MOST_LETTERS, _MOST_SECONDS = 1_000_000, 2
+# Templates in Jinja that have come to an end once.
+_ENDING: set[str] = set()
 # Stands for the question where a template's digest is computed.
 _DIGEST_QUESTION = "\u27e8question\u27e9"
 
@@ -141,13 +147,7 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
 
 
 def template_named(name: str) -> PromptTemplate:
-    """Return the template of that name.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or a user's own cannot be used.
-    """
+    """Return the template of that name; `ValueError` if there is none, or it cannot be used."""
     if name.startswith(OWN):
         return _own_template(name.removeprefix(OWN))
     try:
@@ -161,28 +161,36 @@ def template_named(name: str) -> PromptTemplate:
 
 
 def template_source(named: str) -> str:
-    """Return `TrainScale.prompt_template` for what `--template` names: a template, or a file.
-
-    Raises
-    ------
-    ValueError
-        If it is neither, or the file is no template.
-    """
+    """Return what `--template` names, a template or a file; `ValueError` where it is neither."""
     path = Path(named).expanduser()
     if named not in PROMPT_TEMPLATES and path.is_file():
-        named = OWN + path.read_text(encoding="utf-8").strip()
+        try:
+            named = OWN + path.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--template {path} is no text in UTF-8: {error}") from error
     template_named(named)
     return named
 
 
+@functools.lru_cache(maxsize=8)
 def _own_template(text: str) -> PromptTemplate:
     """Return the template of a user's text."""
-    if "{question}" not in text:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    compiled = functools.cache(ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string)
+
+    def fill(question: str) -> str:
+        if "{{" not in text and "{%" not in text:
+            # Not `format`: a text that asks for \\boxed{} has braces of its own.
+            return text.replace("{question}", question)
+        return _rendered(text, lambda: compiled(text).render(question=question), "the template")
+
+    if _DIGEST_QUESTION not in fill(_DIGEST_QUESTION):
         raise ValueError(f"the template {text[:60]!r} does not hold {{question}}")
 
     def build(question: str) -> list[dict[str, str]]:
-        # Not `format`: a text that asks for \\boxed{} has braces of its own.
-        return [{"role": "user", "content": text.replace("{question}", question)}]
+        return [{"role": "user", "content": fill(question)}]
 
     reads = "boxed" if "\\boxed" in text else "hashes" if "####" in text else "tags"
     return PromptTemplate(name="own", version=1, build=build, chat=True, reads=reads, bare_too=True)
@@ -195,10 +203,6 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
 
     Parameters
     ----------
-    problem
-        The problem whose question is asked.
-    template
-        A template or its name.
     tokenizer
         A transformers tokenizer; one with a chat template, if the template is for chat.
 
@@ -280,21 +284,46 @@ def read_texts(
 
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
-    from jinja2 import TemplateError
-
-    if getattr(tokenizer, "chat_template", None) is None:
+    source = getattr(tokenizer, "chat_template", None)
+    if source is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
             "has none (the template without chat is 'tiny')"
         )
+    render = functools.partial(
+        tokenizer.apply_chat_template, prompt, add_generation_prompt=True, tokenize=False
+    )
+    text = _rendered(str(source), render, "the tokenizer's chat template")
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _rendered(source: str, render: Callable[[], str], what: str) -> str:
+    """Return what a template in Jinja makes of a question; `ValueError` where it fails.
+
+    Jinja's sandbox keeps it from files and attributes, not from loops within loops, nor from a
+    power of a power, in which no signal reaches the interpreter. So it is first tried in a process
+    of its own, which the signal's default action ends.
+    """
+    from jinja2 import TemplateError
+
+    if source not in _ENDING:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, _MOST_SECONDS)
+            with suppress(BaseException):
+                render()
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise ValueError(f"{what} has come to no end after {_MOST_SECONDS} seconds")
+        _ENDING.add(source)
     try:
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        text = render()
     except (TemplateError, ValueError, *_FAULTS) as error:
         shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"the tokenizer's chat template fails with {shown}") from error
+        raise ValueError(f"{what} fails with {shown}") from error
     if len(text) > _MOST_LETTERS:
         raise ValueError(
-            f"the tokenizer's chat template makes {len(text)} letters of a question; a prompt has "
-            f"{_MOST_LETTERS} at most"
+            f"{what} makes {len(text)} letters of a question; a prompt has {_MOST_LETTERS} at most"
         )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text

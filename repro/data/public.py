@@ -40,12 +40,8 @@ class PublicSet:
         Name and commit on the hub.
     files
         Split (`train`, `test`) to the file's path in the repository.
-    question, answer
-        Field names.
     gold
         Answer field to gold answer.
-    solution, row_id, level
-        Further field names, or None.
     """
 
     repository: str
@@ -134,13 +130,7 @@ PUBLIC_SETS: dict[str, PublicSet] = {
 
 
 def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int | None]:
-    """Return the file of a set's split in its repository, and the level of all its problems if any.
-
-    Raises
-    ------
-    DataError
-        If the set has no such split or levels.
-    """
+    """Return a split's file in its repository and its one level, or None; `DataError` without."""
     public = PUBLIC_SETS[name]
     if split not in public.files:
         raise DataError(
@@ -166,10 +156,6 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
 
     Parameters
     ----------
-    name
-        A key of `PUBLIC_SETS`.
-    split
-        `train` or `test`, as far as the set has it.
     levels
         Big-Math's quintiles, of which its folders hold certain combinations; MATH-500's levels;
         empty keeps all (Big-Math: 3 to 5).

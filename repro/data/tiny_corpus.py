@@ -68,8 +68,6 @@ class CorpusConfig:
         Probability that a careful completion contains one wrong result.
     slips
         What a wrong result is off by.
-    generator
-        The problems.
     """
 
     careless_share: tuple[float, ...] = (0.10, 0.30, 0.50, 0.60, 0.65)

@@ -69,13 +69,7 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
 
 
 def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
-    """Build the tokenizer for a generator's sentences.
-
-    Returns
-    -------
-    PreTrainedTokenizerFast
-        With a padding token that is not the end token, and no chat template.
-    """
+    """Build the tokenizer for a generator's sentences; its padding is not its end token."""
     vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = byte_level(vocab, [])

@@ -1,6 +1,6 @@
-"""Evaluation: questions to policies, their sampled completions, and the grades of these.
+"""Evaluation: prompts, sampled completions, and their grades.
 
-`questions` renders problems as prompts, `asking` has one or many policies complete them, `grades`
-reads and averages the completions. `scale_evaluator` asks what a run's scale says. Every
-tier is evaluated by these functions: a single run is a list of one.
+`questions` renders problems as prompts, `asking` samples completions from one or many policies, and
+`grades` grades and averages them. `scale_evaluator` evaluates as the scale of a run says. All tiers
+use these functions; a single run is a list of one.
 """

@@ -22,7 +22,7 @@ from repro.reward.grader import GraderPool
 from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 
@@ -90,7 +90,7 @@ class StackAsker:
     """
 
     def __init__(
-        self, sampler: StackSampler, rows_at_once: int = EVALUATION_ROWS, share: float = 1.0
+        self, sampler: StackedSampler, rows_at_once: int = EVALUATION_ROWS, share: float = 1.0
     ) -> None:
         self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
@@ -124,8 +124,6 @@ class Evaluator:
         One per run: completions' own seeds follow from it, the problem and the sample.
     stream
         Name of the random numbers; see `seeds_of`.
-    reads
-        The strict reading, in `READINGS`: that of the prompt template.
 
     Attributes
     ----------
@@ -157,10 +155,7 @@ class Evaluator:
     ) -> list[Answers | None]:
         """Sample `samples` completions of each question from each run and grade them.
 
-        Parameters
-        ----------
-        alive
-            Which runs are asked, all by default; the others' answers are None.
+        Of runs that are not `alive` the answers are None.
         """
         alive = [True] * len(self.seeds) if alive is None else alive
         completions = self._complete(asked, sampling, samples, alive)

@@ -79,13 +79,7 @@ def _require_place(named: str | None, flag: str = "") -> None:
 
 
 def adapter_folder(named: str) -> Path:
-    """Return the adapter's folder: the one named, or `adapter` in a run's folder.
-
-    Raises
-    ------
-    ValueError
-        When neither holds an adapter.
-    """
+    """Return the folder named, or `adapter` in a run's; `ValueError` if neither has an adapter."""
     for folder in (Path(named), Path(named) / "adapter"):
         if (folder / "adapter_config.json").is_file():
             return folder
@@ -124,13 +118,7 @@ def names_of(text: str) -> list[str]:
 
 
 def data_of(named: str, limit: int | None) -> DataConfig:
-    """Return the test problems of a data set's name, or of a local folder or file, as data.
-
-    Raises
-    ------
-    ValueError
-        When there is no such data set.
-    """
+    """Return what a data set's name, a folder or file stands for; `ValueError` where nothing."""
     require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
     is_path = Path(named).expanduser().exists()
     source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named

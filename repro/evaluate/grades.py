@@ -40,8 +40,6 @@ class Graded:
         The same when the answer may stand in any usual form.
     format_ok, works, truncated
         Whether it has the strict format, shows working, and hit the length limit.
-    tokens
-        Its length.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
     """
@@ -123,11 +121,7 @@ class Answers:
     def at_k(self, ks: Sequence[int]) -> dict[str, Estimate]:
         """Return mean@n, and pass@k and maj@k of each k, by both readings.
 
-        Parameters
-        ----------
-        ks
-            Samples that one attempt may use, each in [1, n] with n samples per problem; none give
-            no metric.
+        Each k is at most the number of samples per problem.
         """
         return at_k_metrics(self.tallies(), ks)
 
@@ -204,15 +198,7 @@ def answers_of(
     pool: GraderPool,
     reads: str = "tags",
 ) -> Answers:
-    """Grade completions, equally many of each question in order.
-
-    Parameters
-    ----------
-    texts
-        Of the completions, forced openings included.
-    reads
-        The strict reading, in `READINGS`.
-    """
+    """Grade whole texts, forced openings included, equally many of each question in order."""
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]
     # In one call: both readings mostly give one answer, and a late one is not remembered.

@@ -43,13 +43,7 @@ def questions(
     max_prompt_tokens: int,
     opening: str = "",
 ) -> list[Question]:
-    """Render problems as prompts.
-
-    Raises
-    ------
-    ValueError
-        When a prompt has more than `max_prompt_tokens` tokens, the opening not counted.
-    """
+    """Render problems as prompts; one of more than `max_prompt_tokens` tokens raises."""
     begun = tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
     asked = []
     for problem in problems:
@@ -62,13 +56,7 @@ def questions(
 def seeds_of(
     asked: Sequence[Question], *, samples: int, seed: int, stream: str = "evaluation"
 ) -> list[int]:
-    """Return the seeds of a run's completions, `samples` per question, question by question.
-
-    Parameters
-    ----------
-    stream
-        Name of the random numbers; another name gives others.
-    """
+    """Return the seeds of a run's completions by the stream's name, question by question."""
     return [
         derive_seed(seed, stream, question.problem.id, sample)
         for question in asked

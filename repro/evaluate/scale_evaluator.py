@@ -31,15 +31,7 @@ _GREEDY = ("accuracy_greedy", "accuracy_forced_working")
 
 
 class ScaleEvaluator:
-    """Asks and grades runs of one scale.
-
-    Parameters
-    ----------
-    asker
-        Of the runs, in their order.
-    tokenizer
-        Of the policies; None raises `ValueError`.
-    """
+    """Asks and grades runs of one scale."""
 
     def __init__(
         self,

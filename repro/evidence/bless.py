@@ -37,7 +37,7 @@ _COARSE = {
     "grad_norm": 1,
     "sigma_realised": 3,
 }
-# Diagnostics of a run under way, which no verdict, page or picture reads.
+# Diagnostics of a run, dropped unless the mean of one is a metric of the target.
 _DIAGNOSTICS = frozenset(
     {
         "loss",
@@ -86,8 +86,9 @@ def bless(
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
     path = stored_path(expected, tier.value, target.name, device)
     names = [metric.name for metric in target.metrics_at(tier)]
-    timed = names if target.timed_repeats else []
-    stored = [compact(record, timed) for record in (*every, *failed)]
+    read = [name for name in _DIAGNOSTICS if f"train_{name}_mean" in names]
+    exact = names if target.timed_repeats else read
+    stored = [compact(record, exact) for record in (*every, *failed)]
     return write_stored(path, names, stored)
 
 
@@ -138,7 +139,7 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     Parameters
     ----------
     exact
-        Series that verdicts read, the timed repeats of metrics: left as they are.
+        Series that verdicts read, timed repeats among them; they are not changed.
     """
     fewer = _DIAGNOSTICS.difference(exact) if record.procedure == "train" else ()
     series = {

@@ -1,27 +1,25 @@
-"""Metrics as a function of what a run observed: series, tallies of answers, seconds.
+"""Metrics as a function of the observations of a run: series, tallies of answers, seconds.
 
-A record holds observations, and `derive` forms its metrics whenever one is read, so that nothing
-in it can disagree with them and a new metric is had of old runs. What is blessed is kept with
-fewer digits and series; there the metrics formed at blessing are what is read
-(`repro.evidence.store`).
+`derive` computes the metrics of a record whenever it is read. So metrics never disagree with the
+observations, and a new metric is also available for old runs. Blessed records are stored with fewer
+digits and series; for them the metrics computed at blessing are read (`repro.evidence.store`).
+The mean of a series over all steps, `train_<series>_mean`, is `Record.value`'s own.
 
-`heldout_area` is what "grows faster" means here: the mean of the held-out accuracy over the first
-`budget` sampled training tokens, the curve drawn straight between evaluations and held after the
-last. Tokens rather than steps, because a policy that answers at greater length sees and computes
-more per step; an area rather than the time to a threshold, because a threshold can be chosen to
-suit.
+`heldout_area` measures how fast accuracy grows: it is the mean of the held-out accuracy over the
+first `budget` sampled training tokens, interpolated linearly between evaluations and constant after
+the last. Tokens rather than steps, because a policy with longer answers computes more per step. An
+area rather than the time to a threshold, because the choice of threshold could favour an arm.
 
 The training curve
 ------------------
-Where a scale names a threshold, a run's own completions are its curve: the share of right ones
-among all that each rollout sampled, at the temperature of rollouts (1, Table 4) and under the
-noise that the arm adds. It costs nothing, has a point per rollout, and
-is what the paper's Figures 7 and 12 show. `take_off_steps` is the time to the threshold on the
-axis of those figures, `took_off` whether it was reached, `collapsed` whether the run broke: its end
-fell below half of its best, or completions were cut, shrank or lost all certainty (`_collapsed`).
+If a scale has a threshold, the training curve is the share of correct completions in each rollout,
+at the temperature of rollouts (1, Table 4) and with the arm's added noise. It needs no extra
+evaluation, has a point per rollout, and is what the paper's Figures 7 and 12 show.
+`take_off_steps` is the number of steps until the threshold, `took_off` whether it was reached, and
+`collapsed` whether the run broke down (`_collapsed`).
 
-Easy to get wrong: a moving mean is known only when its last rollout was sampled, so the time to a
-threshold counts that rollout too.
+Easy to get wrong: a moving mean is known only after its last rollout, so the time to a threshold
+includes that rollout.
 """
 
 from __future__ import annotations
@@ -38,40 +36,40 @@ from repro.evidence.verdicts.statistics import mean_interval
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
-# Of an answer's tallies: the metric that each gives beside the accuracy.
+# Metrics besides the accuracy, each computed from one tally of the answers.
 SHARES = {
     "right_lenient": "accuracy_lenient",
     "format": "format_rate",
     "working": "working_rate",
     "truncated": "truncation_rate",
 }
-# Of those, what a further test set shows.
+# Those that are also computed for further test sets.
 BESIDE_A_SET = ("accuracy_lenient", "truncation_rate")
-# Of a moving mean: of 64 completions per rollout and a rate near one half, it has an error of 3
-# points, and blurs a rise that takes tens of rollouts by two.
+# Width of the moving mean. With 64 completions per rollout and an accuracy near one half its
+# standard error is 3 points; it delays a rise, which takes tens of rollouts, by two.
 MOVING_ROLLOUTS = 5
-# Of the last and of the best stretch: as long as two moving means, so that one bad rollout is none.
+# Width of the means for `collapsed`: twice as wide, so that one bad rollout is not a collapse.
 COLLAPSE_ROLLOUTS = 10
 COLLAPSED_BELOW = 0.5
-# Share of completions that are cut, tokens a completion, and entropy in units of its start.
+# Share of truncated completions, tokens per completion, and entropy over its initial value.
 COLLAPSED_CUT, COLLAPSED_TOKENS, COLLAPSED_ENTROPY = 0.3, 60.0, 2.0
-# Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
+# Percent: blessing rounds series to six digits, and a mean may equal the threshold exactly.
 _ROUNDING = 1e-4
 
 
 def derive(
     procedure: str, scale: Mapping[str, Any], series: Series, effects: Mapping[str, Any]
 ) -> dict[str, Estimate]:
-    """Return every metric that follows from what a run of a policy observed.
+    """Return all metrics that can be computed from the observations of a run.
 
-    From the tallies of its answers, its series and its seconds, by the scale of its configuration;
-    none for other procedures, whose metrics are measured.
+    They depend on tallies of answers, series, seconds and the scale of the configuration. Empty
+    for procedures that measure their metrics.
 
     Raises
     ------
     ValueError
-        If observations contradict themselves: a curve that falls, votes of more samples than there
-        are.
+        If observations contradict each other: cumulative counts that fall, or more votes than
+        samples.
     """
     if procedure not in ("train", "evaluate"):
         return {}
@@ -91,21 +89,20 @@ def derive(
             n=end.n,
             method="greedy accuracy after training minus before, same problems and weights",
         )
-    # Of what was not observed nothing follows.
+    # Leave out metrics without a value.
     return {name: metric for name, metric in metrics.items() if metric.value is not None}
 
 
 def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the data of each further test set of a scale by the name of its accuracy."""
+    """Return the data of each further test set of a scale, by the name of its accuracy metric."""
     return {f"accuracy_{item['name']}": item["data"] for item in scale.get("test_sets", ())}
 
 
 def _answered(tallies: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Estimate]:
     """Return the metrics of graded answers.
 
-    Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
-    accuracy, and estimates at k. Where there are none of a test split, accuracy and what stands
-    beside it are plain means over the further sets, each counting once.
+    A further test set has strict and lenient accuracy, truncation rate and estimates at k. Without
+    a test split, accuracy and its companions are unweighted means over the further sets.
     """
     sets, at = set_names(scale), scale["evaluation"].get("at", ())
     metrics: dict[str, Estimate] = {}
@@ -141,14 +138,14 @@ def _plain_mean(of_sets: Sequence[Estimate]) -> Estimate:
 
 
 def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
-    """Return `heldout_area` and `heldout_last`; neither without a budget and evaluations.
+    """Return `heldout_area` and `heldout_last`; empty without a budget or evaluations.
 
     Parameters
     ----------
     series
         `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent).
     token_budget
-        0 asks for no area.
+        0 for no area.
     """
     derived = {}
     if token_budget and series.get("evaluation_accuracy"):
@@ -170,7 +167,7 @@ def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
 def training_metrics(
     series: Series, effects: Mapping[str, Any], evaluation: Mapping[str, Any]
 ) -> dict[str, Estimate]:
-    """Return what the series and receipts of a run that trained by rewards say in one number each.
+    """Return the metrics of a training run that summarise a series or an effect in one number.
 
     Parameters
     ----------
@@ -178,8 +175,6 @@ def training_metrics(
         `reward` and `entropy` (nats), one value per step.
     effects
         `seconds`, of rollouts and of updates.
-    evaluation
-        The scale's, as a record's configuration has it.
 
     Raises
     ------
@@ -192,7 +187,6 @@ def training_metrics(
         more |= curve_metrics(series, evaluation["threshold"])
         more |= _start(series)
     return more | {
-        "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
         "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
         "train_seconds": _seconds(
@@ -202,9 +196,9 @@ def training_metrics(
 
 
 def _start(series: Series) -> dict[str, Estimate]:
-    """Return what the policy is like before it has learnt much.
+    """Return the entropy and accuracy of the first steps.
 
-    Entropy is that of completions that ended by themselves: what is cut is often a loop.
+    Entropy is over completions that were not truncated: truncated ones are often repetitions.
     """
     first, at = slice(0, EDGE_STEPS), f"the first {EDGE_STEPS} steps"
     return {
@@ -214,7 +208,7 @@ def _start(series: Series) -> dict[str, Estimate]:
 
 
 def curve_metrics(series: Series, threshold: float) -> dict[str, Estimate]:
-    """Return what the training curve says: when it took off, and whether the run broke.
+    """Return when the training curve reached the threshold, and whether the run collapsed.
 
     Parameters
     ----------
@@ -292,11 +286,11 @@ def _first_reaching(
 
 
 def _collapsed(series: Series, heights: Sequence[float]) -> Estimate:
-    """Return whether a run broke, by any of four signs over `COLLAPSE_ROLLOUTS` rollouts.
+    """Return whether a run collapsed: any of four signs in means over `COLLAPSE_ROLLOUTS` rollouts.
 
-    The end of the curve lies below half of its best stretch; 30 % of completions were cut for a
-    stretch and more than at the start; completions of fewer than 60 tokens earn less than at the
-    start; or entropy stood above twice its start.
+    The last accuracy is below half of the best; more than 30 % of completions were truncated, and
+    more than at the start; completions of fewer than 60 tokens are less accurate than at the
+    start; or entropy was above twice its initial value.
     """
     width = min(COLLAPSE_ROLLOUTS, len(heights))
     means = _moving_means(heights, width) if width else []
@@ -328,15 +322,15 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     Parameters
     ----------
     tally
-        Of sampled answers: `right` and `right_lenient`, how many problems had 0, 1, ... n samples
-        right; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
+        Of sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
+        correct samples; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
     ks
-        Samples that one attempt may use, each in [1, n]; none give no metric.
+        Samples per attempt, each in [1, n].
 
     Raises
     ------
     KeyError, ValueError
-        When votes are missing, or of more samples than there are, or k is not in [1, n].
+        If votes are missing or exceed the number of samples, or if k is not in [1, n].
     """
     metrics: dict[str, Estimate] = {}
     if not ks or not sum(tally["right"]):
@@ -357,7 +351,7 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
 
 
 def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Return the votes of one sample per problem, which wins where it is right."""
+    """Return the votes of one sample per problem, which wins if it is correct."""
     wrong, right = hits
     return [
         {"problems": wrong, "right": [], "wrong": []},
@@ -366,7 +360,7 @@ def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
 
 
 def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
-    """Return maj@k of the problems whose samples voted alike."""
+    """Return maj@k of the problems with the same votes."""
     right, wrong = votes["right"], votes["wrong"]
     flags = [True] * len(right) + [False] * len(wrong)
     abstentions = n - sum(right) - sum(wrong)
@@ -374,7 +368,7 @@ def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
 
 
 def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
-    """Return the mean percentage of shares, each of its own number of problems."""
+    """Return the mean percentage of shares, weighted by their numbers of problems."""
     values = [100.0 * share for share, count in shares for _ in range(count)]
     return mean_of_problems(values, "percent", f"{how}; mean over problems, 95 % t interval")
 
@@ -402,12 +396,12 @@ def share_of(tally: Sequence[int]) -> Estimate:
     Parameters
     ----------
     tally
-        How many problems had 0, 1, ... of their samples so.
+        Number of problems for which 0, 1, ... samples have the property.
     """
     return _share_of(tuple(tally))
 
 
-# Every target that reads a record asks again, and a deviation that is exact takes a millisecond.
+# Cached: each target that reads a record needs it, and an exact deviation takes a millisecond.
 @functools.lru_cache(maxsize=4096)
 def _share_of(tally: tuple[int, ...]) -> Estimate:
     samples = len(tally) - 1
@@ -431,7 +425,7 @@ def mean_of_problems(
 
 
 def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:
-    """Return the mean height of a polyline over [0, end], held level after its last place.
+    """Return the mean height of a polyline over [0, end]; it is constant after its last place.
 
     Parameters
     ----------

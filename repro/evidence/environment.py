@@ -65,13 +65,7 @@ def capture_environment() -> dict[str, Any]:
 
 
 def environment_text() -> str:
-    """Return the environment as JSON, for a machine that is to be named before anything runs.
-
-    Raises
-    ------
-    ValueError
-        If `REPRO_CONTAINER` is set to anything but an image with its digest.
-    """
+    """Return the environment as JSON; a container without its digest raises."""
     container = os.environ.get(CONTAINER)
     if container is not None and not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", container):
         raise ValueError(f"{CONTAINER} is {container!r}; needs NAME@sha256:DIGEST, 64 digits")

@@ -13,14 +13,10 @@ class Estimate:
     ----------
     value
         None where the run produced no finite number.
-    unit
-        As in `repro.spec.target.Metric`.
     low, high
         95 % interval, None where there is none.
     n
         How many independent units are behind it.
-    method
-        How value and interval were formed.
     """
 
     value: float | None

@@ -23,13 +23,7 @@ STARTS = {"alone": "tests", "together": "tests", "benchmarks": "benchmarks"}
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Return commit, device, counts and the names of failed tests of the JUnit files in a folder.
-
-    Raises
-    ------
-    FileNotFoundError
-        On a machine without the driver's tool.
-    """
+    """Return commit, device, counts and the names of failed tests of a folder's JUnit files."""
     commit, dirty = source_commit()
     counts: dict[str, dict[str, int]] = {}
     failed = []

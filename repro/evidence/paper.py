@@ -42,13 +42,7 @@ class PaperCell:
 
 
 def read_paper(path: Path) -> tuple[dict[str, Any], list[PaperCell]]:
-    """Return a paper file's whole content and its cells.
-
-    Raises
-    ------
-    ValueError
-        If the file is not what it should be.
-    """
+    """Return a paper file's whole content and its cells; `ValueError` where it is broken."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:

@@ -43,8 +43,6 @@ class KeptPlan:
         ISO 8601 time, UTC, of the first time that it was written down.
     commit, dirty
         The source that wrote it, as in a record: `dirty` is `true`, `false` or `null`.
-    digest
-        SHA-256 of the plan.
     plan
         `repro.run.analysis_plan.analysis_plan` as JSON text on one line.
     """
@@ -73,13 +71,7 @@ def plan_line(value: Any) -> str:
 
 
 def read_plans(expected: Path) -> list[KeptPlan]:
-    """Return the plans that are kept among the expectations; none without the file.
-
-    Raises
-    ------
-    PlanError
-        If a file cannot be read, or no plan has the digest of a line.
-    """
+    """Return the kept plans, none without the file; `PlanError` where a file is broken."""
     path, whole = expected / FILE, expected / WHOLE
     if not path.is_file():
         return []

@@ -1,8 +1,7 @@
-"""What a procedure is: it carries out one run and yields what was measured.
+"""The interface of procedures: a procedure carries out one run and returns its measurements.
 
-A procedure gets the resolved configuration, its own folder, a way to tell its progress and a way to
-be stopped; it returns `Measured` or raises. A record is made of what it returns
-(`repro.run.carry_out`).
+It gets the resolved configuration, a folder of its own and callbacks for progress and stopping; it
+returns `Measured` or raises. `repro.run.carry_out` makes the record.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from repro.evidence.record import Estimate
 from repro.spec.config import RunConfig
 
 Progress = Callable[[str, dict[str, float]], None]
-# Among a progress's numbers: its text is a warning, to be shown whole and to stay.
+# A number of this name marks the text of a progress as a warning, which stays on the screen.
 WARNING = "warning"
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop and can go on
-    """The run was asked to stop, and left a checkpoint to go on from."""
+    """The run was asked to stop; it can be resumed from its checkpoint."""
 
 
 class PeerLostError(RuntimeError):
-    """Another rank is gone, or did not come; this one is well, and the run's checkpoint stands."""
+    """Another rank died or did not start; this one is intact, and so is the run's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +33,12 @@ class Measured:
 
     Attributes
     ----------
-    metrics
-        By metric name, each with unit, interval, n and method.
     series
         One value per step, None where a step has none.
     effects
-        What was really done: the guard against runs in which nothing happened.
+        Facts about what the run did, from which receipts tell that no step was skipped.
     inputs
-        SHA-256 of what went in: checkpoint, problems, prompt template.
+        SHA-256 of the inputs: checkpoint, problems, prompt template.
     """
 
     metrics: dict[str, Estimate]
@@ -62,4 +59,4 @@ class Procedure(Protocol):
         should_stop: Callable[[], bool],
         threads: int,
     ) -> Measured:
-        """Return what was measured; raise `Stopped` when asked to stop."""
+        """Return the measurements; raise `Stopped` if `should_stop` returned true."""

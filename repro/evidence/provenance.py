@@ -65,13 +65,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def source_at_start() -> dict[str, Any]:
-    """Return the state of the source when this process first asked.
-
-    Returns
-    -------
-    dict
-        `commit`, `dirty` (None where it is not known) and `sha256`, of the files.
-    """
+    """Return the source's `commit`, `dirty` and `sha256` when this process first asked."""
     commit, dirty = source_commit()
     return {"commit": commit, "dirty": dirty, "sha256": source_digest()}
 

@@ -1,21 +1,21 @@
-"""Records: what one run was, what it really did and what came out, as one JSON file.
+"""Records: the configuration, effects and results of one run, as one JSON file.
 
-The file of a run lies at `<runs>/<tier>/<target>/<arm>/seed-<seed>.json`. It is written under a
-temporary name and renamed, so that it is whole or absent, and it is never overwritten: a result
-that exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside that place instead,
-so that it can be tried again while the failure stays counted.
+The path is `<runs>/<tier>/<target>/<arm>/seed-<seed>.json`. The file is written under a temporary
+name and then renamed, so it is never incomplete, and it is never overwritten. A failed run writes
+`seed-<seed>.failed-<n>.json` in the same folder instead: it can be tried again, and the failure
+still counts.
 
-Every record carries a seal, the SHA-256 of everything else in it in one canonical spelling. It
-finds damage and edits by hand. It is no signature: the review of what is blessed, and making the
-run again, stand against who computes it anew.
+Every record has a seal, the SHA-256 of its other contents in a canonical form. The seal detects
+damage and manual edits. It is not a signature: anyone can compute it. Against forged results there
+is the review before blessing, and repeating the run.
 
-A record holds what was observed: configuration, digests, series, tallies, seconds, facts, and the
-metrics that only the run itself could measure. The others are formed when it is read
+A record holds observations: configuration, digests, series, tallies, seconds, effects, and the
+metrics that only the run itself can measure. All other metrics are computed when it is read
 (`repro.evidence.derived`).
 
-Easy to get wrong: comparing a record with the configuration of today by name alone. Each record
-holds its whole resolved configuration and its digest; `find_record` refuses one whose digest is
-another, and says in which fields the two differ.
+Easy to get wrong: matching a record with today's configuration by name only. Each record holds its
+resolved configuration and its digest; `find_record` refuses a record with a different digest, and
+names the fields that differ.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from repro.evidence.derived import derive
@@ -53,18 +54,18 @@ class Record:
         The resolved `RunConfig` as JSON values, and its SHA-256.
     commit, dirty
         Source commit of the process that wrote the record, and whether files differed from it;
-        `unknown` and None where that is not known.
+        `unknown` and None outside a git checkout.
     sources
-        Every state that the source was seen in, where the run's processes began and ended.
+        States of the source at the start and end of each process of the run.
     environment
         See `repro.evidence.environment`.
     inputs
-        SHA-256 digests of what went in (checkpoint, problems, prompt template).
+        SHA-256 digests of the inputs (checkpoint, problems, prompt template).
     metrics, series
-        Numbers by name, those that follow from the rest among them once it is read, and lists with
-        one value per step (None where not finite).
+        Numbers by name, including derived metrics once the record is read; and lists with one
+        value per step (None where not finite).
     effects
-        What was really done; `repro.evidence.receipts` says what must be there.
+        Facts about what the run did; `repro.evidence.receipts` lists those that are required.
     outcome
         `{"status": "ok"}` or `{"status": "failed", "reason": ...}`.
     started, finished
@@ -98,15 +99,23 @@ class Record:
         return self.outcome["status"] == "ok"
 
     def value(self, metric: str) -> float | None:
-        """Return the value of a metric, None if the record has none."""
+        """Return the value of a metric, None if the record has none.
+
+        `train_<series>_mean` is the mean of any series over all steps, and needs no entry.
+        """
         estimate = self.metrics.get(metric)
-        return None if estimate is None else estimate.value
+        if estimate is not None:
+            return estimate.value
+        name = metric.removeprefix("train_").removesuffix("_mean")
+        values = [item for item in self.series.get(name, ()) if item is not None]
+        is_mean = metric == f"train_{name}_mean"
+        return fmean(values) if is_mean and values else None
 
     def repeats(self, metric: str) -> list[float]:
         """Return the timed repeats of a metric: its series, else its value; empty without either.
 
-        For targets whose runs repeat a deterministic workload (`Target.timed_repeats`) alone: in
-        others a series of the same name is something else.
+        Only for targets whose runs repeat a deterministic workload (`Target.timed_repeats`): in
+        other targets a series of the same name has another meaning.
         """
         value = self.value(metric)
         if value is None:
@@ -114,17 +123,17 @@ class Record:
         return [item for item in self.series.get(metric, [value]) if item is not None]
 
     def derived(self) -> dict[str, Estimate]:
-        """Return the metrics that follow from the rest; raise `ValueError` where none can."""
+        """Return the derived metrics; raise `ValueError` if the observations are contradictory."""
         return derive(self.procedure, self.config["scale"], self.series, self.effects)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its seal."""
-        # Not of `asdict`, which copies every number first: `_finite` makes new lists and objects.
+        # Faster than `asdict`, which copies every number before `_finite` does.
         values = {item.name: _finite(getattr(self, item.name)) for item in dataclasses.fields(self)}
         return values | {SEAL: seal_of(values)}
 
     def write(self, runs: Path) -> Path:
-        """Write the record to its place under `runs`, without metrics that follow from the rest.
+        """Write the record to its path under `runs`, without derived metrics.
 
         Returns
         -------
@@ -134,9 +143,9 @@ class Record:
         Raises
         ------
         FileExistsError
-            If a record of success is there already: records are never overwritten.
+            If the run already has a record of success: records are never overwritten.
         ValueError
-            If what the run observed contradicts itself.
+            If observations contradict each other.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
         follow = self.derived() if self.ok else {}
@@ -170,7 +179,7 @@ def record_of(
     Parameters
     ----------
     sources
-        States of the source that the run's checkpoints carried; this process's are added.
+        States of the source from the run's checkpoints; those of this process are added.
     """
     start = source_at_start()
     return Record(
@@ -218,12 +227,12 @@ def record_folder(tier: str, target: str, arm: str, runs: Path) -> Path:
 
 
 def record_path(run: RunConfig, runs: Path) -> Path:
-    """Return where the record of `run` lies once it has finished."""
+    """Return the path of the record that `run` has once it has finished."""
     return record_folder(run.tier, run.target, run.arm.name, runs) / f"seed-{run.seed}.json"
 
 
 def run_folder(run: RunConfig, runs: Path) -> Path:
-    """Return the run's own working folder, for checkpoints; named by its digest, too."""
+    """Return the run's working folder, for checkpoints; its name includes the digest."""
     return record_path(run, runs).with_suffix("") / run.digest()[:12]
 
 
@@ -233,7 +242,7 @@ def find_record(run: RunConfig, runs: Path) -> Path | None:
     Raises
     ------
     RecordError
-        If a record is at its place that was made by another configuration.
+        If the record at this path was made with another configuration.
     """
     path = record_path(run, runs)
     if not path.is_file():
@@ -262,13 +271,13 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
 
 
 def read_record(path: Path) -> Record:
-    """Read one raw record, and form the metrics that follow from what it holds.
+    """Read one raw record and compute its derived metrics.
 
     Raises
     ------
     RecordError
-        If the file cannot be read, is no record of this schema, or has another seal than its
-        contents; or if no metric can be formed of what it holds.
+        If the file cannot be read, is not a record of this schema, has a seal that does not match
+        its contents, or holds contradictory observations.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -284,14 +293,14 @@ def read_record(path: Path) -> Record:
 
 
 def parse_record(raw: Any, where: str) -> Record:
-    """Return the record that JSON values stand for; `where` names their origin in errors.
+    """Convert JSON values to a record; `where` names their origin in errors.
 
-    What has its seal was written by this program, whole, so its values are not looked at.
+    Only fields and seal are checked: a matching seal means that this program wrote the values.
 
     Raises
     ------
     RecordError
-        If the values are of another schema, have other fields than a record, or another seal.
+        If the values have another schema, other fields than a record, or a wrong seal.
     """
     if not isinstance(raw, dict):
         raise RecordError(f"{where}: it holds a {type(raw).__name__}; needs an object")
@@ -323,7 +332,7 @@ def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as it would come back from JSON (tuples as lists)."""
+    """Return `value` as JSON would return it (tuples as lists)."""
     return json.loads(json.dumps(value))
 
 

@@ -1,25 +1,22 @@
-"""The store: where records come from, a folder of raw runs or the blessed ones under `expected/`.
+"""The store of records: raw runs in a folder, and blessed records in `expected/`.
 
-Blessed records lie at `expected/records/<tier>/[<device>/]<target>`, as two files of the same runs
-in the same order:
+Blessed records are at `expected/records/<tier>/[<device>/]<target>`, in two files with the same
+runs in the same order:
 
-* `.csv`: a line per run, a column per metric that the target lists. This is what a person reviews
-  in a diff. Numbers have six digits; one that was not finite is `nan`, one that the run does not
-  have is empty.
-* `.jsonl.xz`: the whole record of each run, one JSON object per line, for receipts, timed repeats
-  and pictures; behind them their series, a line per name with the values of every run (null where a
-  run has none): what is alike lies together, which makes the files smaller. The same records give
-  the same bytes.
+* `.csv`: a line per run and a column per metric of the target, for review in a diff. Numbers have
+  six digits; a value that was not finite is `nan`, a missing value is empty.
+* `.jsonl.xz`: the complete record of each run, one JSON object per line, followed by the series, a
+  line per name with the values of every run (null for a run without the series). This order
+  compresses better. The same records give the same bytes.
 
-Records are read from the second file alone, each by its seal; the first is for people, and a test
-holds the committed ones to be what their records form (`table_text`). Blessing rounds series and
-leaves some out, so a line keeps the metrics that were formed before, and is sealed again as it is
-written: those metrics are what is read.
+Records are read only from the second file, and their seals are checked. A test checks that each
+committed CSV file matches its records (`table_text`). Blessing rounds series and drops some, so a
+blessed record keeps the metrics that were computed before, and gets a new seal.
 
-`Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
-per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of
-the store has the name that its file would have among raw runs, and the same order, so that a check
-does not depend on where the records come from.
+`check` and the figures read records through a `Source`: `RunsFolder` reads raw runs (one JSON file
+per run, see `repro.evidence.record`), `Blessed` reads the store, and `Joined` reads several. A
+blessed record has the same name and order as its file among raw runs, so that a check does not
+depend on the source.
 """
 
 from __future__ import annotations
@@ -49,26 +46,26 @@ from repro.spec.whole_files import replace_files, stamp_of
 FOLDER = "records"
 HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
 WHOLE = ".jsonl.xz"
-# Keys of a line with the series of one name: the first one is also a record's own.
+# Keys of a line with the series of one name; the first is also a key of a record.
 SERIES, VALUES = "series", "values"
 _SHORT = 12
 _DIGITS = 6
-# Its dictionary of 8 MiB holds any target's records; higher presets only need more memory.
+# The dictionary of 8 MiB is larger than any target's records; higher presets only use more memory.
 PRESET = 6 | lzma.PRESET_EXTREME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A record where it lies, not yet read.
+    """A stored record that has not been read yet.
 
     Attributes
     ----------
     tier, target, arm
-        What its place says that it is of.
+        From its path.
     name
         `seed-3.json`, or `seed-3.failed-1.json`, as among raw runs.
     path
-        What messages name: the file, or the CSV file followed by arm and name.
+        For messages: the file, or the CSV file followed by arm and name.
     read
         Returns the record; raises `RecordError` if it cannot be used.
     """
@@ -87,12 +84,12 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """Whether its name says that the run finished."""
+        """Whether the run finished, according to the name."""
         return self.name == f"{self.stem}.json"
 
 
 class Source(Protocol):
-    """Where records come from."""
+    """A place that records are read from."""
 
     def targets(self) -> list[tuple[str, str]]:
         """Return (tier, target) of everything that has records, sorted."""
@@ -101,7 +98,7 @@ class Source(Protocol):
         """Return a target's records at a tier, failed ones included, by arm and name."""
 
     def place(self, tier: str, target: str) -> Path:
-        """Return what messages name for all records of a target at a tier."""
+        """Return the path that messages name for the records of a target at a tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +140,10 @@ class Blessed:
 
     Attributes
     ----------
-    expected
-        The folder of expectations.
     tier
-        Records of other tiers are not here.
+        The tier of all records.
     device
-        None where records of a tier are blessed without one.
+        None for a tier that is blessed without a device.
     """
 
     expected: Path
@@ -161,16 +156,16 @@ class Blessed:
         return [(self.tier, path.stem) for path in sorted(folder.glob("*.csv"))]
 
     def has(self, target: str) -> bool:
-        """Whether the target's own records are blessed here."""
+        """Whether this source has blessed records of the target itself."""
         return self.place(self.tier, target).is_file()
 
     def entries(self, tier: str, target: str) -> list[Entry]:
-        """Return an entry per record, none where nothing is blessed.
+        """Return an entry per record; empty if nothing is blessed.
 
         Raises
         ------
         RecordError
-            If the files cannot be read, or do not agree.
+            If the files cannot be read or contradict each other.
         """
         path = self.place(tier, target)
         if tier != self.tier or not path.is_file():
@@ -189,17 +184,17 @@ class Joined:
     Attributes
     ----------
     sources
-        The first one's entry stands for a run that several hold.
+        If several have a run, the first one's entry is taken.
     """
 
     sources: Sequence[Source]
 
     def targets(self) -> list[tuple[str, str]]:
-        """Return what any of the sources has."""
+        """Return (tier, target) of all sources, sorted."""
         return sorted({item for source in self.sources for item in source.targets()})
 
     def entries(self, tier: str, target: str) -> list[Entry]:
-        """Return the entries of all sources, those of one and the same run once.
+        """Return the entries of all sources, without duplicates of a run.
 
         Raises
         ------
@@ -229,7 +224,7 @@ class Joined:
 
 
 def source_of(runs: Path | Source) -> Source:
-    """Return a source as it is, and a folder as the raw runs in it."""
+    """Return a source unchanged, and a folder as the source of its raw runs."""
     return RunsFolder(runs) if isinstance(runs, Path) else runs
 
 
@@ -252,7 +247,7 @@ def blessed_records(
     Parameters
     ----------
     device
-        As folders spell it; None takes those of every device.
+        As in folder names; None for all devices.
     """
     return [
         entry.read()
@@ -263,12 +258,12 @@ def blessed_records(
 
 
 def stored_path(expected: Path, tier: str, target: str, device: str | None) -> Path:
-    """Return the CSV file of a target's blessed records, there or not."""
+    """Return the path of the CSV file of a target's blessed records, which may not exist."""
     return expected / FOLDER / tier / (device or "") / f"{target}.csv"
 
 
 def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
-    """Return records as entries, each named as its file would be among raw runs."""
+    """Return records as entries, named like their files among raw runs."""
     failures: Counter[tuple[str, int]] = Counter()
     entries = []
     for record in records:
@@ -290,20 +285,20 @@ def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
 
 
 def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) -> list[Path]:
-    """Write records as a CSV file and the whole records beside it; return both paths.
+    """Write records as a CSV file and a file of complete records; return both paths.
 
-    Each file is replaced in one step.
+    Each file is replaced atomically.
 
     Parameters
     ----------
     path
         Of the CSV file.
     metrics
-        Names of the target's metrics; a column each, if any of the records has it.
+        Names of the target's metrics; each is a column if any of the records has it.
     """
     ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
-    present = {name for record in ordered for name in record.metrics}
-    text = table_text([name for name in metrics if name in present], ordered)
+    columns = [name for name in metrics if any(_cell(record, name) for record in ordered)]
+    text = table_text(columns, ordered)
     whole = path.with_suffix(WHOLE)
     packed = lzma.compress(stored_text(ordered).encode(), preset=PRESET)
     replace_files({whole: packed, path: text.encode()})
@@ -311,7 +306,7 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
 
 
 def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
-    """Return the CSV of records: a line each, a column per metric."""
+    """Return the text of the CSV file: a line per record, a column per metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*HEAD, *metrics])
@@ -320,12 +315,12 @@ def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
 
 
 def read_stored(path: Path) -> tuple[Record, ...]:
-    """Return the records behind a CSV file, in the order of its lines.
+    """Return the complete records that belong to a CSV file, in the order of its lines.
 
     Raises
     ------
     RecordError
-        If the whole records beside it cannot be read; the message names file and line.
+        If they cannot be read; the message names file and line.
     """
     whole = path.with_suffix(WHOLE)
     try:
@@ -335,8 +330,7 @@ def read_stored(path: Path) -> tuple[Record, ...]:
     return _read(whole, stamps)
 
 
-# Tables and pages ask for the same records again and again, all of them in turn; a stamp tells when
-# they were changed.
+# Cached: tables and pages read the same records repeatedly. The stamp detects changed files.
 @functools.lru_cache(maxsize=256)
 def _read(whole: Path, stamps: str) -> tuple[Record, ...]:
     try:
@@ -356,14 +350,14 @@ def _row(record: Record, columns: Sequence[str]) -> list[str]:
 
 
 def _cell(record: Record, name: str) -> str:
-    if name not in record.metrics:
-        return ""
     value = record.value(name)
-    return "nan" if value is None else f"{value:.{_DIGITS}g}"
+    if value is None:
+        return "nan" if name in record.metrics else ""
+    return f"{value:.{_DIGITS}g}"
 
 
 def stored_text(records: Iterable[Record]) -> str:
-    """Return a line per record without its series, then a line per series of them all."""
+    """Return a line per record without its series, then a line per series."""
     raw = [record.to_json() for record in records]
     series = [item.pop(SERIES) for item in raw]
     names = sorted({name for curves in series for name in curves})

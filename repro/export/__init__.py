@@ -1,4 +1,4 @@
 """Checkpoint folders for other programs: `quantize` and `export`.
 
-Each compares logits (`comparing`) before a folder appears under its name.
+Both compare logits (`comparing`) before the folder gets its final name.
 """

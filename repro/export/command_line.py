@@ -130,6 +130,6 @@ def _export(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     require_asking(args)
-    from repro.evaluate.command import main_evaluate
+    from repro.evaluate.evaluate_command import main_evaluate
 
     return main_evaluate(args)

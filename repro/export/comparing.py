@@ -54,8 +54,6 @@ class Distance:
         KL(reference || model) over positions, nats.
     agreement
         Share of positions at which both hold the same token most likely.
-    positions
-        How many were compared.
     """
 
     mean: float
@@ -142,13 +140,7 @@ def rounding_of(policy: Policy, rows: Tensor, logits: Tensor) -> float:
 
 @torch.no_grad()
 def distance(reference: Tensor, other: Tensor) -> Distance:
-    """Return the distance of logits from those of the reference, both (B, T, V).
-
-    Raises
-    ------
-    DifferentError
-        When a logit is not finite, or the shapes differ.
-    """
+    """Return the distance of finite logits from the reference's, both (B, T, V)."""
     if reference.shape != other.shape:
         raise DifferentError(
             f"logits have shapes {tuple(reference.shape)} and {tuple(other.shape)}"
@@ -210,10 +202,20 @@ def stock_logits(
     device: str,
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained,
 ) -> Tensor:
-    """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V)."""
+    """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V).
+
+    Raises
+    ------
+    DifferentError
+        When it cannot read the folder.
+    """
     disable_progress_bar()
     with released():
-        model = load(str(folder), dtype=dtype, device_map=device).eval()
+        try:
+            model = load(str(folder), dtype=dtype, device_map=device).eval()
+        except (ImportError, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise DifferentError(f"transformers does not read {folder}: {said}") from error
         logits = logits_of(model, rows)
         del model
     return logits

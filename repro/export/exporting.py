@@ -65,10 +65,6 @@ class Trained:
         Mean KL from it to the same policy without its adapter, nats: what training changed.
     rounding
         Mean KL that one more rounding of each layer's output costs it, nats.
-    dtype
-        Of the activations.
-    weight_format
-        Of the base weights.
     """
 
     rows: Tensor

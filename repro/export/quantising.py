@@ -71,13 +71,7 @@ def require_sixteen_bits(source: Path) -> None:
 
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
-    """Return sentences on how a quantised folder compares with its 16-bit source.
-
-    Raises
-    ------
-    DifferentError
-        When the folder does not say what the source quantised in memory says.
-    """
+    """Return how a quantised folder compares with its source; `DifferentError` if otherwise."""
     plain, rows = _logits(source, "bf16", device)
     with released():
         policy = plain_policy(source, weight_format, device)
@@ -125,11 +119,9 @@ def _has_reader(weight_format: str) -> bool:
     return importlib.util.find_spec(READERS[weight_format][0]) is not None
 
 
-def plain_policy(
-    folder: Path, weight_format: WeightFormat, device: str, dtype: torch.dtype = DTYPE
-) -> Policy:
+def plain_policy(folder: Path, weight_format: WeightFormat, device: str) -> Policy:
     """Return the policy of a folder without an adapter."""
-    return load_policy(folder, weight_format=weight_format, compute_dtype=dtype, device=device)
+    return load_policy(folder, weight_format=weight_format, compute_dtype=DTYPE, device=device)
 
 
 def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:

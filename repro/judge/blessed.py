@@ -46,10 +46,7 @@ def _homes(target: Target) -> list[str]:
 def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:
     """Return a check of the blessed records of each target named, on each device.
 
-    Raises
-    ------
-    ValueError
-        When a name is no target's, or nothing of it is blessed, at `tier` if that is given.
+    A target of which nothing is blessed raises.
     """
     target_names = [find(name).name for name in names]
     checks = [

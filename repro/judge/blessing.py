@@ -20,13 +20,7 @@ from repro.targets import TARGETS
 
 
 def main_bless(args: argparse.Namespace) -> int:
-    """Carry out `repro bless`; return the exit status.
-
-    Raises
-    ------
-    BlessError
-        If the records of a target must not become expectations.
-    """
+    """Carry out `repro bless`; return the exit status; `BlessError` says what is not blessed."""
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
@@ -50,11 +44,7 @@ def main_bless_device(args: argparse.Namespace) -> int:
     """Bless every target that has complete records of one kind of device; say why of the others.
 
     The device is this machine's, or on a machine without a GPU the one that the records name.
-
-    Returns
-    -------
-    int
-        0 when something was blessed, else 2.
+    Returns 0 when something was blessed, else 2.
     """
     require(
         not (args.add or args.unfinished),
@@ -129,13 +119,7 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
 
 
 def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:
-    """Return the new records together with the blessed ones of the device that made them.
-
-    Parameters
-    ----------
-    evidence
-        What the new records are; they name the device.
-    """
+    """Return the new records together with the blessed ones of the device that made them."""
     # The smoke tier's records are blessed for every machine.
     device = None if tier is Tier.SMOKE else device_name(evidence)
     blessed = Blessed(expected, tier.value, device)

@@ -1,14 +1,13 @@
-"""Check: from records and expectations to verdicts. Runs nothing, needs no torch.
+"""Check: from records and expectations to verdicts. Runs nothing and does not need torch.
 
-`repro.judge.gathering` reads the records and refuses those that are not evidence. Arms that are
-compared must have seen the same inputs. Then every claim and every expectation gets its verdict, on
-the seeds that were planned: one without a record is a failed one. At the smoke tier only claims
-about the machinery are judged.
+`repro.judge.gathering` reads the records and refuses those that are not evidence. Compared arms
+must have had the same inputs. Then each claim and expectation gets a verdict on the planned seeds;
+a planned seed without a record counts as failed. At the smoke tier only claims about this suite's
+machinery are judged.
 
-The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
-contradicted, or when one of its own expectations (derived or blessed) is; else 2 when a target that
-was named has no record at all. A contradicted claim of the paper's is a finding: it leaves the
-status 0.
+The exit status is 1 if a record is refused, or if a claim about this suite's machinery or one of
+its own expectations (derived or blessed) is contradicted; else 2 if a named target has no record.
+A contradicted claim of the paper is a finding and leaves the status at 0.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Checked:
     Attributes
     ----------
     lacking
-        Where records were looked for in vain; None where there are some, failed ones included.
+        A sentence with the folder that has no records; None if there are any, even failed ones.
     """
 
     selection: Selection
@@ -55,7 +54,7 @@ class Checked:
     lacking: str | None = None
 
     def statements(self) -> Iterator[tuple[Claim, Verdict]]:
-        """Yield each claim that is judged, those about mechanisms included, with its verdict."""
+        """Yield each claim, including those about the machinery, with its verdict."""
         claims = {claim.name: claim for claim in self.selection.target.claims}
         for verdict in self.verdicts:
             if verdict.about in ("claim", "mechanism"):
@@ -63,12 +62,12 @@ class Checked:
 
     @property
     def faulty(self) -> bool:
-        """Whether something says that this suite is at fault."""
+        """Whether a record is refused or a verdict shows a fault of this suite."""
         return bool(self.evidence.refused) or any(item.own_fault for item in self.verdicts)
 
     @property
     def sound(self) -> bool:
-        """Whether there are records, and nothing says that this suite is at fault."""
+        """Whether there are records, and none shows a fault of this suite."""
         return self.lacking is None and not self.faulty
 
 
@@ -99,7 +98,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)
     for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
-        # What was blessed earlier is no decision, and is compared with the seeds that there are.
+        # Blessed values are compared with whatever seeds there are: this does not decide a claim.
         counted = expectation.source != "measured"
         verdict = judge_expectation(
             expectation,
@@ -119,7 +118,7 @@ def _judged(
     evidence: Evidence,
     absent: Mapping[str, str],
 ) -> list[Verdict]:
-    """Return a verdict per claim; at the smoke tier the paper's are not addressed."""
+    """Return a verdict per claim; claims of the paper are not addressed at the smoke tier."""
     target, smoke = selection.target, selection.tier is Tier.SMOKE
     metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
     sentence = "the smoke tier judges the machinery alone"
@@ -139,14 +138,14 @@ def _judged(
 
 
 def _labelled(verdict: Verdict, late: str) -> Verdict:
-    """Return a verdict with the reason why its rules are younger than its runs, if they are."""
+    """Mark a verdict as post hoc if its rules are newer than its runs; `late` is the reason."""
     if not late or verdict.status == "not run":
         return verdict
     return dataclasses.replace(verdict, post_hoc=late, sentence=f"{verdict.sentence}. {late}")
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
-    """Return a sentence naming the folder without any record of a selection, or None."""
+    """Return a sentence with the folder that has no record of the selection; else None."""
     if evidence.count or evidence.refused or evidence.failed:
         return None
     source, tier = selection.source, selection.tier
@@ -182,10 +181,10 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
 
 
 def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
-    """Return the first seed whose arms ran on different kinds of device; None at the smoke tier.
+    """Return a sentence on the first seed whose arms ran on different kinds of device, or None.
 
-    A card's arithmetic, and its speed, would be part of the difference. The smoke tier runs on CPUs
-    alone, whatever else a machine has.
+    The card's arithmetic and speed would be part of the difference. None at the smoke tier, which
+    runs on CPUs only.
     """
     records = [record for arm in claim.arms for record in evidence.records[arm].values()]
     mixed = None if selection.tier is Tier.SMOKE else mixed_devices(records)
@@ -193,7 +192,7 @@ def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> st
 
 
 def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
-    """Return why arms that are compared seed by seed must not be, or None."""
+    """Return a sentence on the first seed whose arms had different inputs, or None."""
     factor = set(claim.factor)
     factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
@@ -209,7 +208,7 @@ def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
 
 
 def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
-    """Return the learning rate of each trained arm of a claim; empty where nothing trains."""
+    """Return the learning rate of each trained arm of a claim; empty if none is trained."""
     scale = selection.source.scales.get(selection.tier)
     if not isinstance(scale, TrainScale):
         return {}
@@ -221,7 +220,7 @@ def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
 def _with_caveat(
     selection: Selection, claim: Claim, evidence: Evidence, verdict: Verdict
 ) -> Verdict:
-    """Say why a claim was not run, or that compared arms had learning rates of their own."""
+    """Add to a verdict why the claim was not run, or that the arms' learning rates differed."""
     if verdict.status == "not run":
         return explained(verdict, claim.metric, claim.arms, evidence.records)
     rates = learning_rates(selection, claim)
@@ -235,9 +234,9 @@ def _with_caveat(
 def _expectations(
     selection: Selection, evidence: Evidence, expected: Path, *, alone: bool
 ) -> list[Expectation]:
-    """Return what is expected of a selection; `alone` says that there is no record to judge."""
+    """Return the expectations of a selection; `alone` means that it has no records."""
     target, tier = selection.target, selection.tier
-    # Intervals of blessed values need scipy, for which a check of nothing should not wait.
+    # Blessed intervals need scipy; without records, do not spend the time to import it.
     expectations = (
         load_bars(expected, tier.value, target.name)
         if alone
@@ -255,12 +254,12 @@ def _expectations(
 
 
 def _metric_of_quantity(quantity: str, headline: str) -> str:
-    """Return the metric of a quantity in the paper's tables: the headline, or a benchmark's."""
+    """Return the metric for a quantity of the paper's tables: the headline or a benchmark."""
     return headline if quantity == "accuracy" else f"accuracy_{quantity.lower()}"
 
 
 def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:
-    """Return the interval that the paper's percentage has from its number of test problems."""
+    """Return the paper's percentage with the interval due to its number of test problems."""
     interval = wilson_interval(value / 100 * items, items)
     assert interval.low is not None
     assert interval.high is not None
@@ -274,7 +273,7 @@ def _paper_expectation(arm: str, metric: str, value: float, items: int, place: s
 
 
 def device_name(evidence: Evidence) -> str | None:
-    """Return the device that the records were made on, None without one or with several."""
+    """Return the device of the records; None for no device or several."""
     names = {
         device_of(record.environment)
         for records in evidence.records.values()

@@ -42,8 +42,6 @@ class Evidence:
         (path, sentence) of those that are not evidence.
     failed
         (path, sentence) of runs that failed and were not made good since.
-    failed_seeds
-        The seeds of those, by arm.
     planned
         The seeds that the plan of these records names.
     timed

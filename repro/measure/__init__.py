@@ -1,1 +1,1 @@
-"""Measure: what a measurement needs of its device, and what may be measured on it at all."""
+"""Measurements of time and memory: rollouts, steps, kernels, and the state of the device."""

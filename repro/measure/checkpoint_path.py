@@ -40,14 +40,13 @@ from repro.measure.step_measure import linears_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.models.shapes import shape_config
+from repro.models.random_policy import shape_config
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import Arm
-from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig, SamplingConfig, derive_seed
-from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.step_scale import CheckpointScale, StepPoint, StepScale
 
 Report = dict[str, Any]
 RunStage = Callable[..., Report]
@@ -64,22 +63,12 @@ def measure_checkpoint(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Carry a checkpoint of the scale's shape through every stage.
-
-    Raises
-    ------
-    RuntimeError
-        Without a CUDA device. What a stage raises is raised here.
-    Stopped
-        When asked to stop between two stages; nothing is kept.
-    """
+    """Carry a checkpoint of the scale's shape through every stage, on a CUDA device."""
     del threads
     if not torch.cuda.is_available():
         raise RuntimeError("checkpoint_path measures a GPU; this process has no CUDA device")
     scale: CheckpointScale = run.scale
     shape = shape_config(f"qwen2.5-{scale.model}")
-    if scale.layers:
-        shape["num_hidden_layers"] = scale.layers
     place = folder / "checkpoint"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -174,10 +163,7 @@ def build(*, source: str, shape: dict[str, Any], seed: int, device: str, held: i
 def quantise(*, source: str, quantised: str, device: str, held: int = 0) -> Report:
     """Quantise the folder `source` into `quantised`, as a user would.
 
-    Parameters
-    ----------
-    held
-        Bytes of the device that were in use before, by other processes.
+    `held`: bytes of the device in use before, by other processes.
     """
     reset_peak()
     began = time.perf_counter()

@@ -99,13 +99,7 @@ def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_clean() -> None:
-    """Return once the device's memory is free; give back what nothing refers to any more first.
-
-    Raises
-    ------
-    DeviceBusyError
-        When memory stays in use, of others or of what this process measured before.
-    """
+    """Return once the device's memory is free, the unused given back; raise if it stays in use."""
     release()
     ends = time.monotonic() + _PATIENCE_SECONDS
     reserved, other = _in_use()

@@ -18,7 +18,7 @@ from repro.models.memory_plan import (
     fit_slots,
     plan_memory,
 )
-from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
+from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, require
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
@@ -33,20 +33,13 @@ _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion_tokens": (2048, _COUNT),
     "budget": ("80GB", {"metavar": "SIZE"}),
     "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
-    "cache": ("compute", {"choices": get_args(CacheName)}),
 }
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that `80GB`, `40 GiB` or a plain number stands for.
-
-    Raises
-    ------
-    ValueError
-        If the text is no size, or not above zero.
-    """
+    """Return the bytes of `80GB`, `40 GiB` or a plain number; `ValueError` for anything else."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError(f"--budget {text}: needs a size such as 80GB or 40GiB")
@@ -71,12 +64,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 def asks_for_bytes(args: argparse.Namespace) -> bool:
     """Whether `plan` is to print the bytes of a step rather than a target's runs.
 
-    `memory` is a target, too; with `--model` its plan is that of a model's size.
-
-    Raises
-    ------
-    ValueError
-        If flags of the one are given with the other.
+    `memory` is a target, too; with `--model` its plan is that of a model's size. Flags of the one
+    with the other raise.
     """
     asks = args.targets == ["memory"] and args.model is not None
     given = [name for name, value in vars(args).items() if value is not None and value is not False]

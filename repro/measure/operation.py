@@ -36,7 +36,7 @@ from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.spec.config import OperationScale, RunConfig, derive_seed
-from repro.targets.kernels import (
+from repro.targets.kernel_speed import (
     FORMATS,
     PORTABLE_ROWS,
     adapter_name,
@@ -97,15 +97,7 @@ def measure_operations(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Time the arm's operations.
-
-    Raises
-    ------
-    RuntimeError
-        Without a Hopper GPU.
-    Stopped
-        When asked to stop; nothing is kept, a run takes a minute.
-    """
+    """Time the arm's operations, on a Hopper GPU."""
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         raise RuntimeError("the kernels target needs a Hopper GPU (compute capability 9.0)")

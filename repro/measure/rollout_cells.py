@@ -42,7 +42,7 @@ from repro.models.lora import base_linear
 from repro.rollout.engine import Engine
 from repro.rollout.step_timing import fill_rows, time_steps
 from repro.spec.config import SamplingConfig, derive_seed
-from repro.spec.throughput import ThroughputPoint
+from repro.spec.throughput_scale import ThroughputPoint
 
 _HOW = "one rollout between device events"
 # Steps between two readings of a bare step's time.
@@ -67,13 +67,7 @@ def timed(
     *,
     first_seed: int = 0,
 ) -> float:
-    """Return the seconds of one rollout between two device events; rows' seeds follow one another.
-
-    Raises
-    ------
-    RuntimeError
-        When another number of tokens was drawn than the protocol has.
-    """
+    """Return the seconds of one rollout between two device events; rows' seeds are consecutive."""
     rows = len(prompts)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -274,11 +268,6 @@ def time_batch(
     -------
     int
         How often the allocator retried after the untimed start.
-
-    Raises
-    ------
-    Stopped
-        When asked to stop between two seeds.
     """
     decoder: Any = engine.policy.decoder
     prefill, before = 0.0, 0

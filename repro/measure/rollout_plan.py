@@ -15,7 +15,7 @@ from repro.evidence.not_run import needs
 from repro.models.memory_plan import StepShape, plan_memory
 from repro.spec.arm import Arm
 from repro.spec.shapes import shape_named
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 _BLOCK = 32
 _SOURCE = "by the plan"
@@ -27,13 +27,7 @@ def cell_of(point: ThroughputPoint, batch: int) -> str:
 
 
 def planned_bytes(point: ThroughputPoint, batch: int, arm: Arm) -> int:
-    """Return the peak bytes of an engine of `batch` slots on the arm's model.
-
-    Raises
-    ------
-    ValueError
-        When the point's shape is no size of Qwen2.5.
-    """
+    """Return the peak bytes of an engine of `batch` slots on the arm's model."""
     decoder = shape_named(point.shape.removeprefix("qwen2.5-"))
     row = point.prompt_tokens + point.new_tokens
     step = StepShape(
@@ -57,13 +51,7 @@ def planned_bytes(point: ThroughputPoint, batch: int, arm: Arm) -> int:
 
 
 def not_fitting(scale: ThroughputScale, arm: Arm, total_bytes: int) -> dict[str, str]:
-    """Return the batches of a scale's points that an arm does not fit, each with why.
-
-    Parameters
-    ----------
-    total_bytes
-        Of the device, all of which must be free.
-    """
+    """Return the batches of a scale's points that an arm does not fit an empty device, with why."""
     planned = {
         cell_of(point, batch): planned_bytes(point, batch, arm)
         for point in scale.points

@@ -46,7 +46,7 @@ from repro.models.memory_plan import (
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
@@ -74,10 +74,6 @@ class Bench:
         Is given a line for each timed step.
     product_rate
         FLOP per second of a large product on the device; None where none was measured.
-    failures
-        Of points, what went wrong.
-    results
-        What was measured, by point and way.
     timed_retries
         By point and way: how often the allocator retried under the clock, where it was free to take
         the whole device. Within a budget retries are how a step is made to fit.
@@ -124,9 +120,8 @@ def step_shape(
     """
     # Few spread rows are twice as long as the mean, and all share the cache.
     planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
-    shape = shape_named(point.model)
     step = StepShape(
-        shape=shape,
+        shape=shape_named(point.model),
         weight_format=weight_format,
         rank=rank,
         prompts=point.prompts,
@@ -134,10 +129,8 @@ def step_shape(
         prompt_tokens=point.prompt_tokens,
         completion_tokens=planned_tokens,
         slots=point.slots or point.rows,
-        cache=point.cache,
         micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
         optimizer=scale.optimizer,
-        kept_blocks=0 if point.checkpointing else shape.layers,
     )
     if not fitted:
         return step
@@ -147,8 +140,7 @@ def step_shape(
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:
         return step
-    kept = None if keeps and point.checkpointing else step.kept_blocks
-    return fit_update(step, int(budget * FILLED_SHARE), kept=kept)
+    return fit_update(step, int(budget * FILLED_SHARE), kept=None if keeps else 0)
 
 
 def first_wave(point: StepPoint, planned: StepShape) -> tuple[StepPoint, StepShape]:
@@ -213,13 +205,7 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
 
 
 def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
-    """Record what went wrong with a point, so that the others can go on.
-
-    Raises
-    ------
-    RuntimeError
-        When the device itself no longer answers.
-    """
+    """Record what went wrong with a point; raise where the device itself no longer answers."""
     traceback.print_exception(error)
     message = (str(error).splitlines() or [""])[0]
     bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {message}")
@@ -282,13 +268,7 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
 def _measure(
     bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: Entry
 ) -> bool:
-    """Warm up and measure the repeats of a point into its entry; return False when stopped.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        When a step does not fit, even by single rows.
-    """
+    """Warm up and measure the repeats of a point into its entry; return False when stopped."""
     scale = bench.scale
     own = arm.linears == "kernels" and arm.training == "lora"
     rank = rank_of(arm, point)
@@ -379,7 +359,6 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
     """Return an engine of the planned size whose rows end at their limit alone."""
     return EngineConfig(
         slots=planned.slots,
-        cache_format=planned.cache,
         max_positions=point.row_tokens,
         max_new_tokens=point.completion_tokens,
         cache_blocks=planned.cache_blocks,

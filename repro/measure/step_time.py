@@ -37,18 +37,7 @@ def measure_steps(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Measure every point of the run's scale.
-
-    Raises
-    ------
-    RuntimeError
-        Without a CUDA device, without the library that the arm multiplies by, or when every point
-        failed.
-    Stopped
-        When asked to stop between two steps; nothing is kept.
-    DeviceBusyError
-        When the device's memory is not free for the next model.
-    """
+    """Measure every point of the run's scale on a CUDA device; raise if every one failed."""
     if not torch.cuda.is_available():
         raise RuntimeError("step_time measures a GPU; this process has no CUDA device")
     own = run.arm if isinstance(run.arm, StepArm) else step_arm(run.arm)

@@ -36,7 +36,7 @@ from repro.rl.collect import Asked, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
@@ -100,8 +100,7 @@ def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
     return TrainScale(
         checkpoint=f"random weights, {point.model}",
         data=DataConfig(train_problems=point.prompts),
-        steps=(scale.warm_up + scale.steps) * scale.updates,
-        updates_per_rollout=scale.updates,
+        steps=scale.warm_up + scale.steps,
         prompts_per_rollout=point.prompts,
         group_size=point.group,
         max_prompt_tokens=point.prompt_tokens,
@@ -187,15 +186,7 @@ def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
 
 
 class RandomPrompts:
-    """Prompts of random tokens in place of generated problems, whose answers are the golds.
-
-    Parameters
-    ----------
-    policy
-        Gives the vocabulary.
-    point
-        Gives the prompts' number and length.
-    """
+    """Prompts of random tokens in place of generated problems, whose answers are the golds."""
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
         self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")

@@ -43,12 +43,12 @@ from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
@@ -79,10 +79,6 @@ def measure_seeds(
     ------
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
-    Stopped
-        When asked to stop; nothing is kept.
-    DeviceBusyError
-        When the device's memory is in use.
     """
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
@@ -212,10 +208,9 @@ def _point(
     arm: _ArmAtHand,
     should_stop: Callable[[], bool],
 ) -> None:
-    repeats = [repeat for repeat in arm.repeats if point.timed_by(repeat.seed)]
-    batches = arm.fitting(point)
+    repeats, batches = arm.repeats, arm.fitting(point)
     engine: Engine | None = None
-    while repeats and batches and engine is None:
+    while batches and engine is None:
         with arm.fit_or_left_out(cell_of(point, max(batches))):
             engine = _engine(point, max(batches), policy, arm.products)
             if point.windows:

@@ -1,16 +1,16 @@
-"""`python -m repro tune-steps`: layers with an adapter, chosen by what a whole decode step takes.
+"""`python -m repro tune-steps`: choose layers with an adapter by the time of a whole decode step.
 
-`kernels.tune` times a layer by itself. In a step the launch behind it begins before it has ended
-(programmatic dependent launch), in the registers and shared memory that it leaves free, so what is
-fastest alone need not be fastest in its place. Here every candidate of `kernels.tune`
-stands in the engine's own captured step, of a model with a few layers of the real shape and a small
-vocabulary, so that little else is timed. The products are gone through one after another, each with
-the others as chosen so far; those that come out best are timed again in turn with what the table
-gives, which stays unless one of them is faster. A second round tries each product's best again, for
-the others have changed since. What comes out is for these sizes alone, and for ranks up to that of
-the adapter here: neighbouring sizes and larger ranks have lost by it.
+`kernels.tune` times a layer in isolation. In a step the next launch begins before the layer has
+ended (programmatic dependent launch), with the registers and shared memory that the layer leaves
+free; so the fastest candidate in isolation need not be the fastest in a step. Here the candidates
+of `kernels.tune` are timed in the engine's captured step, of a model with a few layers of the real
+shape and a small vocabulary, so that little else is timed. Products are chosen one after another,
+with the current choices for the others. The best candidates and the current choice are timed again
+in turn; the current choice stays unless another is faster. A second round repeats this with each
+product's best candidates, because the other choices have changed. Results apply only to the sizes
+tuned and to ranks up to the adapter's: they made neighbouring sizes and larger ranks slower.
 
-Easy to get wrong: a step that is captured once goes on with the launches it was captured with.
+Easy to get wrong: a captured step keeps the launches that it was captured with.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ import torch
 
 from kernels import tune, tuning
 from kernels.cuda import driver
-from kernels.cuda.fused_adapter import Joining
-from kernels.cuda.hopper import Choice
-from repro.models.shapes import random_policy, shape_config
+from kernels.tuning import Way
+from repro.models.random_policy import random_policy, shape_config
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.arm import require
 from repro.spec.shapes import shape_named
 
-Way = tuple[Choice, Joining]
 Key = tuple[int, int, int]
 Clock = Callable[[Mapping[Key, Way]], float]
 
@@ -46,17 +44,17 @@ MODELS = ("3b", "7b", "14b", "32b")
 _POSITION, _POSITIONS = 384, 512
 _LAYERS, _VOCABULARY = 6, 2048
 _STEPS = 48
-# Candidates that are timed again, and how often; those that the second round tries.
+# Number of candidates that are timed again, how often, and number for the second round.
 _FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
 
 
 def main_tune_steps(args: argparse.Namespace) -> int:
-    """Choose what this device's table lacks of the models and rows; return 0.
+    """Choose the layers that this device's table lacks for the models and rows; return 0.
 
     Raises
     ------
     ValueError
-        Without a Hopper GPU or a table of it by these versions, or when names are unknown.
+        Without a Hopper GPU or a table of it made with these versions, or for unknown names.
     """
     models = _listed(args.models, "--models", MODELS)
     rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]
@@ -99,7 +97,7 @@ def _listed(text: str, flag: str, known: Iterable[str]) -> list[str]:
 
 
 def check_head(path: Path, table: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless a table was made on this device by these versions."""
+    """Raise `ValueError` unless the table was made on this device with these versions."""
     import triton
 
     here = {
@@ -112,7 +110,7 @@ def check_head(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.Entry]:
-    """Return the products of a model's block, with an adapter, that no step has chosen."""
+    """Return the products of a model's block, with an adapter, that have not been chosen yet."""
     chosen = {_key(entry) for entry in table.get("in_steps", ())}
     shape = shape_named(model)
     width, inner, queries = shape.hidden, shape.intermediate, shape.query_size
@@ -173,16 +171,16 @@ def _choose_on_device(
 def choose_by_steps(
     present: Mapping[Key, Way], candidates: Mapping[Key, Sequence[Way]], clock: Clock
 ) -> dict[Key, Way]:
-    """Return the ways with which a step takes least time, product by product.
+    """Return the ways that make a step fastest, chosen product by product.
 
     Parameters
     ----------
     present
-        What the table has; it stays where nothing is faster.
+        The ways of the table, kept unless another one is faster.
     candidates
-        What is worth trying of each product.
+        Candidates for each product.
     clock
-        Microseconds of a step by the ways given. One that cannot be launched raises RuntimeError.
+        Microseconds of a step with the given ways; RuntimeError if one cannot be launched.
     """
     chosen = dict(present)
     worth_trying = {key: list(ways) for key, ways in candidates.items()}
@@ -196,7 +194,7 @@ def choose_by_steps(
             for _ in range(_READINGS):
                 for way in finalists:
                     readings[way].append(_timed(clock, chosen | {key: way}))
-            # The first of equals is what was chosen before.
+            # If times are equal, the first wins: the current choice.
             chosen[key] = min(finalists, key=lambda way: median(readings[way]))
     return chosen
 

@@ -336,8 +336,6 @@ def write_description(
         SHA-256 by name.
     quantization
         The config's `quantization_config`; None for 16 bits.
-    made
-        What made the folder.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     for key in ("torch_dtype", "quantization_config"):
@@ -350,21 +348,15 @@ def write_description(
     write_json(target / MANIFEST, {"schema": MANIFEST_SCHEMA, **made, "sha256": sums})
 
 
-def verify(folder: Path, *, workers: int = 4) -> str | None:
-    """Compare a folder's files with its manifest's sums; return the sums' digest, None without one.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first file that is missing or differs.
-    """
+def verify(folder: Path) -> str | None:
+    """Compare files with the manifest's sums; return the sums' digest, None without a manifest."""
     expected = _manifest_sums(folder)
     if expected is None:
         return None
     for name in expected:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; {MANIFEST} lists it")
-    computed = _sums(folder, expected, workers)
+    computed = _sums(folder, expected)
     for name, value in expected.items():
         if computed[name] != value:
             raise CheckpointError(
@@ -385,9 +377,9 @@ def _manifest_sums(folder: Path) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in sums.items()}
 
 
-def _sums(folder: Path, names: Collection[str], workers: int = 4) -> dict[str, str]:
+def _sums(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Return the SHA-256 of files by their names in a folder."""
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool:
         return dict(zip(names, pool.map(sha256_of, (folder / n for n in names)), strict=True))
 
 

@@ -74,13 +74,7 @@ def is_projection(module_name: str) -> bool:
 
 
 def fused_members(module_name: str) -> tuple[str, ...]:
-    """Return the names of the projections that share `module_name`'s global scale, itself included.
-
-    Raises
-    ------
-    ValueError
-        When the name is not that of a projection.
-    """
+    """Return the projections that share a projection's global scale, itself among them."""
     match = _PROJECTION.match(module_name)
     if match is None:
         raise ValueError(
@@ -147,6 +141,8 @@ def require_plain(config: Any, where: object) -> None:
     theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
     require(theta is not None and 0 < theta < math.inf, "rope_theta", theta, "a number above 0")
     require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))
+    kept = getattr(config, "return_dict", True)
+    require(kept is True, "return_dict", kept, "true, or nothing")
     chunks = getattr(config, "dual_chunk_attention_config", None)
     require(not chunks, "dual_chunk_attention_config", chunks, "none")
 

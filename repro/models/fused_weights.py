@@ -1,15 +1,15 @@
-"""4-bit projections as the device's kernels read them: packed once, at loading, fused by input.
+"""4-bit projections in the layout that the kernels read: packed at loading, fused by input.
 
     q, k, v   ->  one matrix of (Nq + Nk + Nv) rows       gate, up  ->  one matrix
 
-Where `kernels.dispatch.reads_packed` says that a device's kernels read packed weights, loading ends
-with `pack_projections`: each group of projections that share an input becomes one packed matrix,
-and every module keeps its own rows of it as a view (rows of a packed weight are whole tiles, so a
-range of tiles is a weight). Trainer and engine multiply by the same tensors; the engine asks for
-the fused matrix by `fused_weight` and never makes one.
+If the device's kernels read packed weights (`kernels.dispatch.reads_packed`), loading ends with
+`pack_projections`: projections with the same input become one packed matrix, and each module has a
+view of its own rows (which are whole tiles, so that a range of tiles is a valid weight). Trainer
+and engine multiply with the same tensors; the engine gets the fused matrix from `fused_weight`.
 
-Easy to get wrong: NVFP4's parts must share their global scale, or no one factor serves the fused
-sum; MXFP4's stored exponents are relative to the fused matrix's largest, not to each part's.
+Easy to get wrong: NVFP4's parts must share their global scale, because the fused product has a
+single factor; MXFP4's stored exponents are relative to the largest of the fused matrix, not of
+each part.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from repro.models.quantized_linear import QuantizedLinear
 
 @torch.no_grad()
 def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
-    """Pack the 4-bit projections of a decoder where its device's kernels read them so.
+    """Pack the 4-bit projections of a decoder if its device's kernels read packed weights.
 
-    With or without an adapter; `dtype` is that of the activations. Returns the number packed: all,
-    or 0 where the kernels read the codes as they are.
+    Works with and without an adapter; `dtype` is that of the activations. Returns the number of
+    packed projections: all of them, or 0.
     """
     decoder = causal_lm(model)
     layers = {
@@ -51,7 +51,7 @@ def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
-    """Tell whether rows are whole tiles that share their global scale, if there is one."""
+    """Return whether the rows are whole tiles with the same global scale, if the format has one."""
     scales = [getattr(layer.weight, "encode_scale", None) for layer in group]
     first = scales[0]
     same = all(
@@ -97,7 +97,7 @@ def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
 
 
 def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
-    """Return the matrix whose rows the layers keep as views; None where they are not packed."""
+    """Return the fused matrix that the layers have views of; None if they are not packed."""
     weights = [cast(Any, layer).weight for layer in layers]
     if not all(isinstance(weight, PackedWeight) for weight in weights):
         return None
@@ -117,7 +117,7 @@ def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
 
 
 def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return dense weights (Ni, K) as one matrix if they lie so in memory, else as they are."""
+    """Return dense weights (Ni, K) as one matrix if they are adjacent in memory, else unchanged."""
     first = weights[0]
     at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for weight in weights:
@@ -130,7 +130,7 @@ def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
-    """Return the biases one after another, and `below` zeros; None where there is none."""
+    """Return the biases concatenated, followed by `below` zeros; None if there are none."""
     if all(bias is None for bias in biases):
         return None
     present = [bias for bias in biases if bias is not None]

@@ -41,6 +41,7 @@ from repro.models.quantized_linear import QuantizedLinear, relative_error
 
 # Beside the weights of a policy pre-trained here: recipe, seed, loss and quality.
 SUMMARY_FILE = "pretraining.json"
+_CONFIG_FAULTS = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
 _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
@@ -126,15 +127,22 @@ def read_description(folder: Path) -> ModelDescription:
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
     """Return transformers' config of the values of `config.json`, validated by it."""
-    faults = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
     try:
         return AutoConfig.for_model(**raw)
-    except faults as error:
-        lines = str(error).split("\n")
-        named = re.fullmatch(r"Validation error for field '(\w+)':", lines[0])
-        field = f"field {named[1]} is {reprlib.repr(raw.get(named[1]))}; " if named else ""
-        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", lines[-1])
+    except _CONFIG_FAULTS as error:
+        named = next((name for name in raw if _builds(raw, name)), None)
+        field = f"field {named} is {reprlib.repr(raw[named])}; " if named else ""
+        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", str(error).split("\n")[-1])
         raise CheckpointError(f"{path}: {field}{fault}") from error
+
+
+def _builds(raw: Mapping[str, Any], name: str) -> bool:
+    """Say whether a config that does not build is one without this field."""
+    try:
+        AutoConfig.for_model(**{key: value for key, value in raw.items() if key != name})
+    except (ValueError, *_CONFIG_FAULTS):
+        return False
+    return name != "model_type"
 
 
 def stored_ends(path: Path) -> list[int] | None:
@@ -272,13 +280,7 @@ class SharedScales:
 def quantize_projection(
     dense: Tensor, projection: str, weight_format: str, scales: SharedScales
 ) -> QuantizedWeight:
-    """Quantise a projection's (N, K) weight, with the global scale that its engine-mates share.
-
-    Raises
-    ------
-    ValueError
-        When K is not a multiple of the format's block, naming the projection.
-    """
+    """Quantise an (N, K) weight with the scale that its engine-mates share; K in whole blocks."""
     scale = scales.of(projection) if weight_format == "nvfp4" else None
     with _naming(scales.source.where(f"{projection}.weight")):
         return dispatch.quantize(dense, weight_format, global_scale=scale, recipe=scales.recipe)
@@ -294,13 +296,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return a 16- or 32-bit tensor rounded to bfloat16, on the CPU, checked.
-
-    Raises
-    ------
-    CheckpointError
-        When it is missing, of another shape, not floating point, or holds NaN or infinity.
-    """
+    """Return a finite 16- or 32-bit tensor rounded to bfloat16, on the CPU; others raise."""
     spec = source.spec(name)
     if spec.dtype not in _FLOATS:
         raise CheckpointError(
@@ -337,13 +333,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
 
 
 def require_same_names(model: nn.Module, source: WeightSource, stored_format: str | None) -> None:
-    """Raise unless `source` holds exactly the tensors that the model of its config needs.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first tensor that is missing or superfluous.
-    """
+    """Raise `CheckpointError` unless `source` holds exactly the tensors that the model needs."""
     present = {name for name in source.names() if not _COMPUTED.search(name)}
     expected: Mapping[str, Any] = expected_specs(model, stored_format)
     missing = sorted(expected.keys() - present)

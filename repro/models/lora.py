@@ -108,10 +108,7 @@ def attach_adapter(
 ) -> PeftModel:
     """Wrap `model` with a fresh adapter on every projection: A random from `seed`, B zero.
 
-    Raises
-    ------
-    ValueError
-        When the rank is below 1, or a projection ends up without an adapter.
+    A projection without an adapter raises.
     """
     if rank < 1:
         raise ValueError(f"LoRA rank is {rank}; it must be 1 or more")

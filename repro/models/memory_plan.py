@@ -38,7 +38,6 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import (
-    CacheName,
     OptimizerName,
     WeightFormat,
     require,
@@ -92,10 +91,6 @@ class StepShape:
 
     Attributes
     ----------
-    shape
-        The decoder.
-    weight_format, rank
-        Base weights and LoRA rank.
     prompts, group
         P prompts with G completions each.
     prompt_tokens, completion_tokens
@@ -104,8 +99,8 @@ class StepShape:
         Rows sampled at once.
     micro_tokens
         Tokens of a micro-batch, prompts included; one row at least.
-    optimizer, cache
-        `adamw` or `adamw_8bit`; `compute` (16 bits) or `float8`.
+    optimizer
+        `adamw` or `adamw_8bit`.
     kept_blocks
         The last blocks, so many, whose activations are kept for backward; 0 to all.
     keep_cache
@@ -127,7 +122,6 @@ class StepShape:
     slots: int = 8
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"
-    cache: CacheName = "compute"
     kept_blocks: int = 0
     keep_cache: bool = True
     shares_prompts: bool = True
@@ -136,7 +130,6 @@ class StepShape:
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
         require_choice("optimizer", self.optimizer, OptimizerName)
-        require_choice("cache", self.cache, CacheName)
         for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
@@ -229,8 +222,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     """Return the bytes of a step by part."""
     shape = step.shape
     adapter = shape.adapter_parameters(step.rank)
-    element = 1 if step.cache == "float8" else 2
-    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * element
+    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * 2
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
@@ -266,22 +258,13 @@ def plan_memory(step: StepShape) -> MemoryPlan:
 def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
     """Return the peak of a training run whose cache is capped by what its device has free.
 
-    Parameters
-    ----------
-    more
-        Bytes that training holds beyond the step's own plan.
+    `more`: bytes that training holds beyond the step's own plan.
     """
     return plan_memory(step).peak - _beyond_cap(step, device_bytes, more) + more
 
 
 def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return the step of a training run with the micro-batches and kept blocks that fit.
-
-    Parameters
-    ----------
-    device_bytes, more
-        See `peak_within`.
-    """
+    """Return a training run's step with the micro-batches and kept blocks that fit."""
     beyond = _beyond_cap(step, device_bytes, more)
     room = int(device_bytes * FILLED_SHARE) - more + beyond
     return fit_update(step, room, kept=0 if more else None,
@@ -376,8 +359,6 @@ def fit_update(
     kept
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
-    most
-        Tokens of a micro-batch.
     """
     layers = step.shape.layers
     least = math.inf
@@ -431,7 +412,6 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
 
     offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
     offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
-    offer("keys and values in float8", cache="float8")
     offer("the cache given back during the update", keep_cache=False)
     offer("blocks computed again in backward", kept_blocks=0)
     offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
@@ -440,10 +420,9 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
     if step.weight_format == "bf16":
         offer("4-bit weights (nvfp4)", weight_format="nvfp4")
     offer(
-        "one row at once, 8-bit moments, float8 cache, micro-batches of one row",
+        "one row at once, 8-bit moments, micro-batches of one row",
         slots=1,
         optimizer="adamw_8bit",
-        cache="float8",
         micro_tokens=step.row_tokens,
         kept_blocks=0,
     )

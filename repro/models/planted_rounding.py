@@ -42,13 +42,7 @@ class RoundedSource(SourceAround):
         self._changes: dict[str, float] = {}
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor on the CPU; a projection's (N, K) weight in bfloat16, with its error.
-
-        Raises
-        ------
-        ValueError
-            If K is not a multiple of the format's block, or the rounding changes nothing.
-        """
+        """Return a tensor on the CPU; a projection's (N, K) weight in bfloat16, with its error."""
         module, _, kind = name.rpartition(".")
         if kind != "weight" or not is_projection(module):
             return self._source.read(name)

@@ -75,10 +75,6 @@ class Policy:
         dropout exists to switch on).
     tokenizer
         None when the folder has none, as shapes with random weights do not.
-    weight_format, training
-        As asked for.
-    compute_dtype
-        Of activations.
     checkpoint, folder
         What `load_policy` was asked for, and the local folder that it read; empty and None for a
         policy made otherwise.
@@ -133,8 +129,6 @@ def load_policy(
     ----------
     checkpoint
         `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name.
-    revision
-        Branch, tag or commit of a hub name.
     weight_format, training
         See the table above. Stored NVFP4 codes are loaded as they are, never requantised.
     lora_rank, lora_alpha, rslora
@@ -142,8 +136,6 @@ def load_policy(
         training uses none of them.
     norms_trained
         Also train the gains of both block norms, as the released code does.
-    compute_dtype
-        `float32`, `bfloat16` or `float16`, or the torch dtype.
     seed
         Of A; the same A for every weight format, and unused unless `lora`.
     device
@@ -240,13 +232,7 @@ def _load_base(
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the float32 masters that an optimiser updates, by name.
-
-    Raises
-    ------
-    ValueError
-        When a policy that should train has none, or one is not float32.
-    """
+    """Return the float32 masters that an optimiser updates, by name; `ValueError` without any."""
     trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     if not trainable and policy.training != "none":
         raise ValueError(f"training is {policy.training!r} and no parameter is trainable")
@@ -267,26 +253,14 @@ def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
 
 
 def device_named(named: str | None) -> str:
-    """Return the device that is named: by default `cuda` where there is one, else `cpu`.
-
-    Raises
-    ------
-    ValueError
-        When it names a device that is not there.
-    """
+    """Return the device named, by default `cuda` where there is one; `ValueError` if absent."""
     present = torch.cuda.is_available()
     require(named != "cuda" or present, "--device cuda: torch finds no CUDA device; needs cpu")
     return named or ("cuda" if present else "cpu")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none.
-
-    Raises
-    ------
-    CheckpointError
-        When a file of it is broken, naming the file.
-    """
+    """Return a folder's tokenizer, None without one; `CheckpointError` names a broken file."""
     vocabulary, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not (vocabulary.is_file() or config.is_file()):
         return None
@@ -294,7 +268,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         read_object(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)
+        ids = tokenizer("1 + 1 = 2")["input_ids"]
+        require(bool(ids), "it has no vocabulary")
+        tokenizer.batch_decode([ids], skip_special_tokens=True)
     except Exception as error:  # tokenizers raises bare exceptions, transformers what it meets
         broken, said = folder, error
         if vocabulary.is_file():

@@ -72,13 +72,7 @@ class QuantizedLinear(nn.Module):
         return unpack(weight) if isinstance(weight, PackedWeight) else weight
 
     def take_packed(self, weight: PackedWeight) -> None:
-        """Keep, in place of the codes, the same weight in the layout that the kernels read.
-
-        Raises
-        ------
-        ValueError
-            When the shape or the format is another.
-        """
+        """Keep, in place of the codes, the same weight in the layout that the kernels read."""
         if weight.shape != self._weight.shape or weight.format != self._weight.format:
             raise ValueError(
                 f"the packed weight is {weight.format} of shape {weight.shape}; this layer is "
@@ -87,13 +81,7 @@ class QuantizedLinear(nn.Module):
         self._weight = weight
 
     def give_up_codes(self) -> None:
-        """Keep shape and format of the weight alone, once `product` holds the values its own way.
-
-        Raises
-        ------
-        ValueError
-            When there is no product.
-        """
+        """Keep the weight's shape and format alone, once `product` holds its values."""
         if self.product is None:
             raise ValueError("only a layer with a product of its own can give up its codes")
         self._weight = self.codes().to("meta")

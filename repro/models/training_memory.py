@@ -23,6 +23,8 @@ from repro.spec.shapes import shape_of_checkpoint
 
 # Rows that a training run's engine samples at once.
 MOST_SLOTS = 256
+# What vLLM is given beside weights and cache: activations, captured graphs, draws. An estimate.
+_SERVING_BYTES = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +37,37 @@ class TrainingMemory:
         With micro-batches of one row.
     more
         Bytes beyond the step's own plan.
+    served
+        Bytes of vLLM beside them, its copy of the base among them; its cache is in the plan.
     """
 
     step: StepShape
     more: int
+    served: int = 0
 
     @property
     def least(self) -> int:
         """Bytes with one row at once, in the rollout and in the update."""
-        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.more
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.more + self.served
 
     def fitting(self, device_bytes: int) -> StepShape:
         """Return the step with micro-batches and kept blocks for a device of so many bytes."""
-        return fit_training(self.step, device_bytes, self.more)
+        return fit_training(self.step, device_bytes - self.served, self.more)
+
+    def served_share(self, device_bytes: int) -> float:
+        """Return the part of a device that vLLM takes: what is served, and the cache."""
+        plan = plan_memory(self.step)
+        beyond = plan.peak - peak_within(self.step, device_bytes - self.served)
+        return (self.served + plan.rollout["cache"] - beyond) / device_bytes
 
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""
         if device_bytes is None:
             rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
             whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
-            return plan_memory(whole).peak + self.more
-        return peak_within(self.fitting(device_bytes), device_bytes, self.more)
+            return plan_memory(whole).peak + self.more + self.served
+        room = device_bytes - self.served
+        return peak_within(self.fitting(device_bytes), room, self.more) + self.served
 
 
 def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
@@ -80,4 +92,8 @@ def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
         filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
     )
     more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
-    return TrainingMemory(step=step, more=more)
+    served = 0
+    if scale.sampler == "vllm":
+        plan = plan_memory(step).rollout
+        served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
+    return TrainingMemory(step=step, more=more, served=served)

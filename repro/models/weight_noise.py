@@ -51,13 +51,7 @@ class MatchedNoise:
 
 
 def base_projections(policy: Policy) -> dict[str, nn.Linear]:
-    """Return the dense projections of a policy by name, adapters taken off.
-
-    Raises
-    ------
-    TypeError
-        If one is quantised: noise stands in for rounding and does not go on top of it.
-    """
+    """Return the dense projections by name, adapters off; `TypeError` if one is quantised."""
     projections = {}
     for name, module in policy.decoder.named_modules():
         if is_projection(name) and isinstance(module, nn.Linear | AdapterLinear):
@@ -134,13 +128,7 @@ class PlantedNoise:
 
     @torch.no_grad()
     def scale(self, sigma: float) -> None:
-        """Let every projection carry sigma * rms(W) * N(0, I).
-
-        Raises
-        ------
-        ValueError
-            If one is as it was without.
-        """
+        """Let every projection carry sigma * rms(W) * N(0, I); `ValueError` if it moves none."""
         for name, linear in self.projections.items():
             clean = self._clean[name]
             weight = clean.float()
@@ -202,10 +190,7 @@ def mean_kl(
 ) -> float:
     """Return the mean over positions of KL(clean || changed), in nats.
 
-    Parameters
-    ----------
-    first, second
-        What the policies' `last_hidden` gives, (S, H) per row, or the same positions of both.
+    Both are what `last_hidden` returns: (S, H) per row.
     """
     total, positions = 0.0, 0
     for a, b in zip(

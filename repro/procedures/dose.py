@@ -50,7 +50,7 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.dose import completions_of
+from repro.measure.noise_dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy
 from repro.models.weight_noise import logprobs
@@ -95,7 +95,7 @@ def measure_dose(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Measure what an arm's policy is before training; see `repro.procedures.Procedure`."""
+    """Measure an arm's policy before training; see `repro.evidence.procedure.Procedure`."""
     del folder
     torch.set_num_threads(threads)
     scale: TrainScale = run.scale
@@ -257,13 +257,7 @@ def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Ten
 
 
 def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[float]:
-    """Return the mean over each prompt's tokens, row by row in `values`; NaN without any.
-
-    Parameters
-    ----------
-    finished
-        Whether only rows count that ended by themselves.
-    """
+    """Return means over prompts' tokens, row by row in `values`, perhaps of finished rows alone."""
     prompts = rows.prompt_of_row[:, None].expand_as(rows.mask)[rows.mask]
     values = values.double().cpu()
     if finished:

@@ -1,8 +1,8 @@
-"""What one run and many have in common: what they are asked, what training is told, the outcome.
+"""Shared by single runs and ensembles: problems, evaluation, training hooks and the result.
 
-One run by its own policy (`repro.procedures.train`) is a list of one; the runs of a batched model
-(`repro.procedures.together`) are many. Their problems, the hooks of their training and the
-assembly of what was measured stand here once, so that both leave the same record.
+A single run (`repro.procedures.train`) is a list of one; an ensemble (`repro.procedures.together`)
+is a list of several runs that are computed as one batched model. Both load problems, evaluate and
+assemble their results with the code of this module, so that their records have the same contents.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
@@ -47,7 +47,7 @@ class ProblemSets:
     train, development
         Empty where nothing is trained; `development` also where training is not evaluated.
     test
-        Those behind `accuracy`: the test split's, or those of all further sets.
+        Problems that `accuracy` is computed on: the test split, or all further sets together.
     further
         The further test sets, by name.
     """
@@ -59,7 +59,7 @@ class ProblemSets:
 
     @classmethod
     def of(cls, scale: TrainScale, *, trains: bool) -> ProblemSets:
-        """Load a scale's problems, those of training where something is trained."""
+        """Load a scale's problems; the training problems only if `trains`."""
         further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
         return cls(
@@ -73,27 +73,27 @@ class ProblemSets:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Digests of the sets that are asked, by the record's names."""
+        """Digests of the test sets, by their names in a record."""
         further = {f"test_problems_{name}": problems for name, problems in self.further.items()}
         every = {"test_problems": self.test, **further}
         return {name: digest_of_problems(problems) for name, problems in every.items()}
 
     @cached_property
     def train_digest(self) -> str:
-        """Digest of the problems of training."""
+        """Digest of the training problems."""
         return digest_of_problems(self.train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingOutcome:
-    """What training made of one run.
+    """The result of training one run.
 
     Attributes
     ----------
     start
-        Its greedy answers before.
+        Its greedy answers before training.
     change_l2
-        L2 norm of what was trained less what it was.
+        L2 norm of the change of the trained parameters.
     """
 
     start: Answers
@@ -103,25 +103,25 @@ class TrainingOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedRuns:
-    """Loaded runs of one scale with all that asking and training them needs.
+    """Loaded runs of one scale, with everything that their training and evaluation need.
 
     Attributes
     ----------
     loaded
-        The one run's policy, or the stack of several.
+        The policy of a single run, or the stack of an ensemble.
     evaluation, tallies
-        Of the runs, in their order.
+        For all runs, in their order.
     effects
-        Per run, what loading did: `Policy.effects`.
+        What loading did, per run: `Policy.effects`.
     receipts
-        Further effects of every run, by how they are carried out.
+        Further effects, the same for every run.
     during
-        What the peak of memory is over, in words.
+        What the process was doing while its peak memory was measured, for the record.
     """
 
     runs: Sequence[RunConfig]
     loaded: Policy | Stack
-    sampler: Sampler | StackSampler
+    sampler: Sampler | StackedSampler
     problems: ProblemSets
     evaluation: ScaleEvaluator
     tallies: Sequence[RunTally]
@@ -130,7 +130,7 @@ class LoadedRuns:
     during: str = "the run"
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
-        """Return the hooks of training: held-out questions, progress, when to stop."""
+        """Return the training hooks: evaluation on held-out problems, progress, stopping."""
 
         def on_step(step: int, values: StepValues) -> None:
             numbers = {"step": float(step), "steps": float(self.evaluation.scale.steps)}
@@ -154,13 +154,13 @@ class LoadedRuns:
         )
 
     def final(self, alive: Alive = None) -> FinalAnswers:
-        """Ask the runs that are alive as they are at the end; by metric, each run's answers."""
+        """Evaluate the runs that are alive; return the answers of each run by metric."""
         return self.evaluation.final(self.problems.test, self.problems.further, alive)
 
     def outcome(
         self, number: int, final: FinalAnswers, trained: TrainingOutcome | None = None
     ) -> Measured:
-        """Put together what was measured of one run; `trained` is None where nothing was."""
+        """Assemble the measurements of run `number`; `trained` is None for untrained arms."""
         run, problems, tally = self.runs[number], self.problems, self.tallies[number]
         metrics = mean_tokens(final, number)
         metrics["peak_bytes"] = Estimate(
@@ -169,7 +169,7 @@ class LoadedRuns:
             method=f"peak of the process during {self.during}",
         )
         effects = {**self.effects[number], **self.receipts}
-        if self.loaded.device.type != "cpu":
+        if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
             effects["sampler"] = type(self.sampler).__name__
         effects |= {
             "test_sets_left_out": [
@@ -191,7 +191,7 @@ class LoadedRuns:
         return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
 
     def _inputs(self, number: int) -> dict[str, str]:
-        """Return the digests of what went into a run: checkpoint, problems, prompt template."""
+        """Return the digests of a run's inputs: checkpoint, problems, prompt template."""
         scale: TrainScale = self.evaluation.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
@@ -203,6 +203,6 @@ class LoadedRuns:
 
 
 def digests_at_start(effects: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
-    """Return the digests that a run which goes on from a checkpoint must find again, by name."""
+    """Return the digests, by name, that must be unchanged when a run resumes from a checkpoint."""
     own = problems.digests | {"train_problems": problems.train_digest}
     return {**effects["checkpoint_files"], **own}

@@ -12,7 +12,7 @@ import dataclasses
 
 from repro.data.load import load_problems
 from repro.data.prompts import render
-from repro.measure.dose import own_completions
+from repro.measure.noise_dose import own_completions
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import plant_matched_noise
 from repro.spec.config import RunConfig, TrainScale

@@ -1,15 +1,15 @@
-"""Pre-train the tiny policy from nothing, in minutes on two cores: `run pretrain-tiny`.
+"""Pre-train the tiny policy from scratch, in minutes on two cores: `run pretrain-tiny`.
 
 Next-token prediction over whole documents (`repro.data.tiny_corpus`). The number of steps is fixed
-and the schedule depends on the step alone, so that the policy is a function of recipe, seed and
-threads. A run that is stopped begins again.
+and the schedule depends only on the step, so that the policy is a function of recipe, seed and
+number of threads. An interrupted run starts over.
 
-Beside the record stays `policy`, in bfloat16 with its tokenizer; the package's policy is such a
-folder. What it is worth, `python -m repro evaluate FOLDER --template tiny` says: one that is worth
-training solves some problems, and most of them where it writes its working.
+The folder `policy` next to the record has the policy in bfloat16 and its tokenizer; the policy of
+this package was made so. `python -m repro evaluate FOLDER --template tiny` measures it: a policy
+that is worth training solves some problems, most of them with its working written out.
 
 Easy to get wrong: judging by the loss, which is flat for a long time while greedy accuracy rises
-from nothing to its end value; taking the float32 masters for the policy.
+from zero to its final value; taking the float32 master weights for the policy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from repro.spec.config import (
 )
 from repro.spec.whole_files import appearing, replace_text
 
-# Documents that are sorted together, and steps whose mean loss is recorded.
+# Documents that are sorted by length together, and steps per recorded mean loss.
 _POOL_DOCUMENTS, _STRETCH = 4096, 50
 _IGNORED = -100
 
@@ -147,7 +147,7 @@ def pretrain_policy(
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """Return a freshly initialised float32 model for the tokenizer's vocabulary."""
+    """Return a new float32 model for the tokenizer's vocabulary."""
     shape = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -163,7 +163,7 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    # transformers initialises from the global generator; keep that from leaking either way.
+    # transformers initialises with the global generator; isolate and restore its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
         return Qwen2ForCausalLM(shape).float()
@@ -172,9 +172,9 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
 def batches_of(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> Iterator[list[list[int]]]:
-    """Yield batches of documents' token ids, each with its end token, without end.
+    """Yield endless batches of documents' token ids, each with its end token.
 
-    Documents of like length share a batch, so that little is padded.
+    Documents of similar length share a batch, so that there is little padding.
     """
     documents = iterate_documents(derive_seed(seed, "corpus"), recipe.corpus)
     rng = random.Random(derive_seed(seed, "batches"))
@@ -205,7 +205,7 @@ def train(
     Raises
     ------
     Stopped
-        When asked to stop.
+        If `should_stop` returned true.
     FloatingPointError
         When a loss is not finite.
     """
@@ -242,7 +242,7 @@ def train(
 
 def mean_loss(model: Qwen2ForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
     """Return the mean next-token loss of documents, (), float32, nats, by transformers' pass."""
-    # Padding stands on the right, where causal attention cannot see it, and needs no mask.
+    # Padding is on the right, where causal attention does not see it, and needs no mask.
     targets = pad_sequence(
         [torch.tensor(row) for row in rows], batch_first=True, padding_value=_IGNORED
     )  # (B, T)
@@ -253,7 +253,7 @@ def mean_loss(model: Qwen2ForCausalLM, rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the model in bfloat16 with its tokenizer, in place of what is there."""
+    """Write the model in bfloat16 with its tokenizer, replacing an existing folder."""
     shutil.rmtree(folder, ignore_errors=True)
     with appearing(folder) as partial:
         rounded: Any = copy.deepcopy(model).eval()
@@ -265,7 +265,7 @@ def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTok
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads, and as many as before afterwards."""
+    """Let torch use `count` threads inside a `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -2,7 +2,7 @@
 
 Grades, killed graders and peak memory are counters of the process; a run that is stopped and goes
 on in another would show those of its last start alone. So they are read into each checkpoint
-(`repro.rl.receipts.Tally`) and counted on from it.
+(`repro.rl.rollout_receipts.Tally`) and counted on from it.
 
 Easy to get wrong: adding a checkpoint's grades to those of the new process. A start asks the policy
 before training again; that was counted when the checkpoint was written, so its grades take the
@@ -25,12 +25,6 @@ class RunTally:
 
     Parameters
     ----------
-    evaluation
-        Asks and grades the run.
-    pool
-        Grades for the evaluation.
-    number
-        Of the run in the evaluation.
     inputs
         Digests of what the run is made of, by name; every start must have the same.
     """
@@ -73,13 +67,7 @@ class RunTally:
         return counts | ({"inputs": self._inputs} if self._inputs else {})
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from what an earlier start had counted.
-
-        Raises
-        ------
-        ValueError
-            When the earlier start was on other files or problems, naming the first.
-        """
+        """Count on from an earlier start; `ValueError` if that was on other files or problems."""
         _require_same(counts.get("inputs") or self._inputs, self._inputs)
         self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]

@@ -1,14 +1,13 @@
-"""Train and evaluate many small runs at once on one device; each yields what it would alone.
+"""Train and evaluate many small runs at once on one device, with the results of separate runs.
 
 `train_together` sorts runs into ensembles (`repro.rl.stacked.grouping`), loads each run's policy as
-`repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
-comes back as `FailedRun`; the others of its ensemble go on.
+`repro.procedures.train` does, and evaluates it with the same evaluator on the same problems. A run
+that fails is returned as a `FailedRun`; the other runs of its ensemble continue.
 
-What is shared is said in each record: `effects["together"]` holds how many runs there were, the
-seconds that the ensemble took before, during and after training, and of its memory the tokens that
-a pass might take, the most that was in tensors, and how often the allocator had to give blocks back
-and ask again; those in `seconds` are the run's share, and `peak_bytes` is of the process that held
-them all.
+Each record says what the runs shared. `effects["together"]` holds the number of runs, the seconds
+of the ensemble before, during and after training, the tokens that one pass may take, the peak of
+the memory in tensors, and how often the allocator had to free cached blocks and retry. The record's
+`seconds` are the run's share; `peak_bytes` is the peak of the whole process.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from repro.procedures.train import load_arm, train_runs
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
-from repro.rl.stacked.policies import StackedPolicies
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.stacked.stacked_policies import StackedPolicies
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
@@ -68,22 +67,22 @@ def train_together(
     done: Done | None = None,
     folder_of: FolderOf | None = None,
 ) -> list[Outcome]:
-    """Carry out runs of `train` and `evaluate`, as many at once as memory allows.
+    """Carry out runs of the procedures `train` and `evaluate`, as many at once as fit in memory.
 
     Parameters
     ----------
     runs
-        With a `TrainScale` each.
+        Each with a `TrainScale`.
     device
         `cpu`, `cuda` or `cuda:<n>`.
     folder
-        Of the ensembles' checkpoints; the same call goes on from them.
+        For the checkpoints of ensembles; the same call resumes from them.
     threads
-        Of torch, and workers that grade.
+        Threads of torch, and number of grader processes.
     done
         Called with each run and its outcome, as soon as its ensemble is done.
     folder_of
-        A run's own folder, for its steps and completions; None keeps neither.
+        Returns a run's folder, for the log of its steps and completions; None logs neither.
 
     Returns
     -------
@@ -93,11 +92,11 @@ def train_together(
     Raises
     ------
     Stopped
-        When asked to stop; the ensemble at hand leaves a checkpoint.
+        If `should_stop` returned true; the current ensemble has written a checkpoint.
     """
     torch.set_num_threads(threads)
     target, memory = torch.device(device), _HOST_BYTES
-    if target.type == "cuda":  # on the current device graphs are captured
+    if target.type == "cuda":  # CUDA graphs are captured on the current device
         torch.cuda.set_device(target.index or 0)
         memory = int(torch.cuda.get_device_properties(target).total_memory)
     outcome_of: dict[str, Outcome] = {}
@@ -111,7 +110,7 @@ def train_together(
                 if done is not None:
                     done(run, outcome)
             shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
-            # Captured graphs keep their memory until the last reference, cycles included, is gone.
+            # Captured graphs keep their memory as long as anything refers to them, cycles included.
             gc.collect()
             if target.type == "cuda":
                 torch.cuda.empty_cache()
@@ -128,7 +127,7 @@ def _carry_out(
     should_stop: Callable[[], bool],
     folder_of: FolderOf | None,
 ) -> list[Outcome]:
-    """Return the outcome of each run of one ensemble; runs that cannot be loaded have failed."""
+    """Return the outcome of each run of one ensemble; a run that cannot be loaded has failed."""
     reset_peak()
     began = time.perf_counter()
     progress("loading", {"runs": float(len(group))})
@@ -155,7 +154,7 @@ def _folder_of(group: Sequence[RunConfig], folder: Path) -> Path:
 
 
 class _Ensemble:
-    """The runs of one batched model, from loading to the outcome of each."""
+    """The runs that are computed as one batched model, and their outcomes."""
 
     def __init__(
         self,
@@ -173,11 +172,11 @@ class _Ensemble:
         problems = ProblemSets.of(scale, trains=stack.masters is not None)
         longest = _longest_prompt(problems, scale, stack)
         positions = longest + OPENING_TOKENS + scale.longest_completion
-        self.sampler = StackSampler(stack, positions)
+        self.sampler = StackedSampler(stack, positions)
         share = evaluation_share(memory)
         self.tokens_at_once = footprint(runs, longest, share).tokens_at_once(len(runs), memory)
         self._retries = retries()
-        # Of the whole ensemble, by what it did.
+        # Of the whole ensemble, by phase.
         self.seconds: dict[str, float] = {}
         asker = StackAsker(self.sampler, share=share)
         evaluation = ScaleEvaluator(runs, asker, stack.tokenizer, pool)
@@ -201,7 +200,7 @@ class _Ensemble:
         return [failure is None for failure in self.failures]
 
     def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Outcome]:
-        """Train where there is something to train, and measure."""
+        """Train the runs if they train anything, and evaluate them."""
         masters, loaded_runs = self.stack.masters, self.loaded_runs
         if masters is None:
             if should_stop():
@@ -223,7 +222,7 @@ class _Ensemble:
         policies.refresh()
 
         def trained(number: int) -> TrainingOutcome:
-            result = cast(TrainResult, results[number])  # asked of runs that are alive
+            result = cast(TrainResult, results[number])  # only called for runs that are alive
             return TrainingOutcome(
                 start=cast(Answers, start[number]),
                 result=result,
@@ -235,7 +234,7 @@ class _Ensemble:
     def _train(
         self, policies: StackedPolicies, folder: Path, should_stop: Callable[[], bool]
     ) -> list[TrainResult | FailedRun]:
-        """Train and note who failed; raise `Stopped` when not finished."""
+        """Train, and note which runs failed; raise `Stopped` if training was stopped."""
         hooks = self.loaded_runs.hooks(self._show, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
@@ -249,7 +248,7 @@ class _Ensemble:
         return results
 
     def _outcomes(self, trained: Callable[[int], TrainingOutcome | None]) -> list[Outcome]:
-        """Ask the final policies, and put together the outcome of each run."""
+        """Evaluate the final policies and return the outcome of each run."""
         self._show("evaluating", {})
         began = time.perf_counter()
         if not any(self.alive):
@@ -283,7 +282,7 @@ class _Ensemble:
 
 
 def _longest_prompt(problems: ProblemSets, scale: TrainScale, stack: Stack) -> int:
-    """Return the tokens of the longest prompt of all; what exceeds the scale's limit raises."""
+    """Return the tokens of the longest prompt, at most the scale's limit."""
     every = [problems.train, problems.development, problems.test, *problems.further.values()]
     template, tokenizer = scale.prompt_template, stack.tokenizer
     lengths = [len(render(p, template, tokenizer)) for problems in every for p in problems]
@@ -291,7 +290,7 @@ def _longest_prompt(problems: ProblemSets, scale: TrainScale, stack: Stack) -> i
 
 
 def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun]:
-    """Return the runs' policies, or why there is none; runs that start alike share one."""
+    """Return each run's policy or its failure; runs with equal initial weights share a policy."""
     loaded: dict[str, Policy | FailedRun] = {}
     policies = []
     for run in runs:

@@ -1,18 +1,18 @@
 """Train an arm and evaluate it, or evaluate an untrained one: the rows of an accuracy table.
 
-Both ask the same questions with the same evaluator (`repro.evaluate.scale_evaluator`). A trained
-arm is asked greedily before training too, with its own quantised weights, so that its gain is its
-own.
+Both use the same problems and the same evaluator (`repro.evaluate.scale_evaluator`). A trained arm
+is also evaluated before training, greedily and with its own quantised weights, so its gain does not
+include the effect of quantisation.
 
-A run can be stopped between rollouts; it leaves a checkpoint and the next start goes on from it,
-to the same numbers.
+A run can be stopped between rollouts. It then writes a checkpoint; resumed from it, the run gives
+the same numbers as without the interruption.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -44,10 +44,11 @@ from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.policy import SinglePolicy, single_policy
 from repro.rl.single_run.ranks import Ranks
+from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
+from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -56,7 +57,7 @@ from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 def train_runs(
     loaded_runs: LoadedRuns, policies: Policies, hooks: Hooks, folder: Path
 ) -> list[TrainResult | FailedRun]:
-    """Train every run by rewards, or go on from a checkpoint in `folder`."""
+    """Train all runs on rewards, resuming from a checkpoint in `folder` if there is one."""
     problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
     prompts = dict[str, list[int]]()
     sources = [PromptSource(problems, tokenizer, run, prompts) for run in loaded_runs.runs]
@@ -65,7 +66,7 @@ def train_runs(
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
-    """Return a score that raises `ValueError` where ranks reward the same completions unlike."""
+    """Return a score that raises `ValueError` if ranks give one completion different rewards."""
     if ranks.world == 1:
         return score
 
@@ -91,10 +92,10 @@ def train_and_evaluate(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Train `run`'s arm and measure it; keep what was trained in `folder`.
+    """Train and evaluate the arm of `run`, and save the trained weights in `folder`.
 
-    Of several ranks the first alone writes, and all stop after the same step. See
-    `repro.procedures.Procedure`.
+    With several ranks only the first writes, and all stop after the same step. See
+    `repro.evidence.procedure.Procedure`.
     """
     ranks = Ranks.joined()
     options = LogOptions.from_environment() if ranks.first else LogOptions()
@@ -104,7 +105,7 @@ def train_and_evaluate(
     ):
         policy = cast(Policy, loaded_runs.loaded)
         parameters = trainable_parameters(policy)
-        # Off the device: under full training they would take as much of it as the masters.
+        # On the CPU: in full training they need as much memory as the master weights.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
         (start,) = loaded_runs.evaluation.greedy(loaded_runs.problems.test)
@@ -135,7 +136,7 @@ def evaluate_untrained(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Measure an untrained arm; see `repro.procedures.Procedure`."""
+    """Evaluate an untrained arm; see `repro.evidence.procedure.Procedure`."""
     del folder
     with loaded(run, progress, threads) as loaded_runs:
         if Ranks.joined().any(should_stop()):
@@ -145,7 +146,7 @@ def evaluate_untrained(
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
-    """Return the policy of a run's arm as it starts, weight noise planted where the arm has any."""
+    """Return the initial policy of a run's arm, with the arm's weight noise if it has any."""
     scale: TrainScale = run.scale
     arm = run.arm
     policy = load_policy(
@@ -168,20 +169,22 @@ def load_arm(run: RunConfig, device: str) -> Policy:
 
 @contextmanager
 def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedRuns]:
-    """Load a run's policy and all that asking it needs; the graders end with the context."""
+    """Load a run's policy and its evaluator; leaving the context stops the graders."""
     torch.set_num_threads(threads)
-    release()  # what the process's last run leaves reserved is not this one's
+    release()  # memory that the process's previous run left reserved
     reset_peak()
     ranks = Ranks.joined()
     with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
-        yield _loaded_runs(run, pool)
+        made = _loaded_runs(run, pool)
+        with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():
+            yield made
 
 
 def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    sampler = _sampler(policy, scale)
+    sampler = _sampler(policy, run)
     ranks = Ranks.joined()
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
@@ -196,18 +199,19 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
-        | ({"ranks": ranks.world} if ranks.world > 1 else {}),
+        | ({"ranks": ranks.world} if ranks.world > 1 else {})
+        | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )
 
 
 def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
-    """Return the one loaded run's policy as it trains by itself."""
+    """Return the single loaded run in the form that the trainer takes."""
     (run,), policy, sampler = (
         loaded_runs.runs,
         cast(Policy, loaded_runs.loaded),
         cast(Sampler, loaded_runs.sampler),
     )
-    # A CPU has room for all that it computes.
+    # There is no memory plan for a CPU; it keeps all activations.
     unplanned = (None, None if policy.device.type == "cpu" else 0)
     micro_tokens, kept = fitting_update(run, policy.device) or unplanned
     return single_policy(
@@ -225,39 +229,48 @@ _FITTED = ("micro_tokens", "kept_blocks")
 
 
 def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | None:
-    """Return the packed tokens of a micro-batch and the kept blocks that a device has room for.
+    """Return the tokens of a micro-batch, and of how many blocks the device can keep activations.
 
-    None takes the scale's rows and keeps none.
+    None where memory is not planned: the scale then sets the rows, and no activations are kept.
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
     memory = training_memory(run.arm, run.scale)
     if memory is None:
         return None
-    # Of ranks on unlike cards the smallest counts.
+    # With different cards, the smallest one decides for all ranks.
     room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
     step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
 
-def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
-    """Return the sampler of rollouts and questions alike."""
+def _sampler(policy: Policy, run: RunConfig) -> Sampler:
+    """Return the sampler, which serves both rollouts and evaluation."""
+    scale: TrainScale = run.scale
     longest = scale.longest_completion
+    positions = scale.longest_prompt + OPENING_TOKENS + longest
+    if scale.sampler == "vllm":
+        memory = training_memory(run.arm, scale)
+        if memory is None or policy.device.type == "cpu":
+            return VllmSampler(policy, max_positions=positions)
+        whole = torch.cuda.get_device_properties(policy.device).total_memory
+        share = memory.served_share(whole)
+        return VllmSampler(policy, max_positions=positions, memory_share=share)
     return sampler_for(
         policy,
         rows=scale.prompts_per_rollout * scale.group_size,
         max_new_tokens=longest,
-        max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
+        max_positions=positions,
     )
 
 
 def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
-    """Return the one run's result.
+    """Return the result of the single run.
 
     Raises
     ------
     Stopped
-        When it was stopped before its last step.
+        If it was stopped before its last step.
     """
     (result,) = results
     assert isinstance(result, TrainResult)  # a failure of the one run has raised
@@ -267,14 +280,14 @@ def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
 
 
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
-    """Return the L2 norm of what is trained less its copies from the start."""
+    """Return the L2 norm of the change of the trained parameters since `start`."""
     now = trainable_parameters(policy)
     squares = [(now[name].detach().cpu() - start[name]).double().square().sum() for name in start]
     return float(torch.stack(squares).sum().sqrt())
 
 
 def keep_policy(policy: Policy, folder: Path) -> None:
-    """Write what was trained to `folder`, in place of what is there: `adapter/`, or `model/`."""
+    """Save the trained weights as `adapter/` (LoRA) or `model/` in `folder`, replacing old ones."""
     if policy.training == "lora":
         shutil.rmtree(folder / "adapter", ignore_errors=True)
         save_adapter(policy, folder / "adapter")

@@ -1,5 +1,5 @@
-"""Whether new records are worse than old ones: `compare` and `regress`.
+"""The commands `compare` and `regress`: whether new records are worse than old ones.
 
 `sides` gathers the two sets of records, `repro.evidence.verdicts.compare` judges them, `render`
-writes the judgement down, and `command` is what the command line calls.
+formats the result, and `regression_commands` has the commands.
 """

@@ -33,8 +33,6 @@ def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected:
     ----------
     old
         A folder of runs, or `blessed` for the blessed records of the device of the new ones.
-    new
-        A folder of runs.
     names
         Targets; with none, all that either folder has records of.
     tier

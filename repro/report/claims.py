@@ -15,7 +15,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import device_heads
 from repro.report.tables import NOTHING, device_of, plain
 from repro.report.tidy import Row, grouped_by, rendered, statements
-from repro.report.verdicts import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
+from repro.report.verdict_words import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
 
 KINDS = (*CLAIMS, Kind.BAR)
 # What needs no reason beside it.

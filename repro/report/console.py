@@ -19,7 +19,7 @@ from repro.judge.check import Checked, check_selection, checked_json, device_nam
 from repro.report.numbers import device_title
 from repro.report.run_report import recorded_selections
 from repro.report.tidy import require_table_file, write_table
-from repro.report.verdicts import Kind, about, counted, kind_of, labelled, of_kind, to_show
+from repro.report.verdict_words import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, selections_of
 from repro.spec.arm import require

@@ -18,7 +18,7 @@ from repro.report.readme import answer_sentence, answers
 from repro.report.reported import Report
 from repro.report.tables import device_of
 from repro.report.tidy import Row, grouped_by, statements, templates, values
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 

@@ -11,7 +11,7 @@ from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import claims_rows, count_rows
-from repro.report.kernels import kernel_rows
+from repro.report.kernel_tables import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
 from repro.report.readme import answer_rows
 from repro.report.reported import REPORTED, reported_rows
@@ -49,13 +49,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
 
 
 def renewed_readme(readme: Path, expected: Path) -> str:
-    """Return a file's text with its blocks written from the blessed records.
-
-    Raises
-    ------
-    ValueError
-        As `renew_blocks` does; the message names the file.
-    """
+    """Return a file's text with its blocks written from the blessed records; see `renew_blocks`."""
 
     @cache
     def judged() -> list[Checked]:

@@ -1,8 +1,8 @@
-"""README's face: seven questions, each with the paper's value, ours, and the verdict in a word.
+"""The table at the top of README: questions with the paper's value, ours, and a one-word verdict.
 
-All are always there: a number that nobody has measured is an answer, too. Their words stand in
-`templates/questions.json`. What is measured names the statements that decide a question; its word
-is theirs, and the sentence above the rows says the words again.
+Questions without measurements are also shown. Their texts are in `templates/questions.json`. The
+word for a question follows from the verdicts on certain claims and bars, and the sentence above
+the table repeats the words.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import Comparison, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import rendered
-from repro.report.verdicts import Kind, of_kind, stated_bars
+from repro.report.verdict_words import Kind, of_kind, stated_bars
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
 # The checks of one device at one tier, by target.
 Checks = Mapping[str, Checked]
-# What was measured, in words, and the statements that decide.
+# The measured values as text, and the verdicts that decide the question.
 Measured = tuple[str, Sequence[Verdict]]
 HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = WORDS = (
     "holds",
@@ -45,9 +45,9 @@ _SIDES = {
 
 
 def short_word(verdicts: Sequence[Verdict]) -> str:
-    """Return the word of statements that decide a question together, *post hoc* with it.
+    """Return the word for several verdicts, with ", post hoc" if it applies to any of them.
 
-    Those that were not run are left out, unless none was.
+    Statements that were not run do not count, unless none was run.
     """
     run = [item for item in verdicts if item.status != "not run"]
     sides = {_SIDES.get(item.status, UNDECIDED) for item in run}
@@ -60,13 +60,13 @@ def short_word(verdicts: Sequence[Verdict]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A question with, by device, what was measured and what decides.
+    """A question with its measured values and deciding verdicts by device.
 
     Attributes
     ----------
     asked
-        Its words: `text` in the row, `subject` in the sentence, `paper` its value, `run_with` the
-        model and whose kernels multiplied, `place` where the exact verdicts stand.
+        Its texts: `text` for the row, `subject` for the sentence, `paper` the paper's value,
+        `run_with` the models and kernels, `place` a link to the exact verdicts.
     """
 
     asked: Mapping[str, str]
@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def words(self) -> dict[str, str]:
-        """The verdict's word by device; one without a name where none has measured it."""
+        """The verdict's word by device; a single unnamed one without measurements."""
         return {name: short_word(of) for name, of in self.verdicts.items()} or {"": NOT_TESTED}
 
     @property
@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The subject, with the ratios on the first device where ratios were measured."""
+        """The subject, with the measured ratios of the first device if there are any."""
         first = next(iter(self.measured.values()), "")
         return (
             f"{self.asked['subject']} ({first})" if first.endswith(" x") else self.asked["subject"]
@@ -93,7 +93,7 @@ class Answer:
 
 
 def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
-    """Return the questions with what was measured; empty without records above the smoke tier."""
+    """Return the questions with their answers; empty without records above the smoke tier."""
     devices: dict[str, dict[str, dict[str, Checked]]] = {}
     for checked in checks:
         tier = checked.selection.tier
@@ -120,7 +120,7 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
 
 
 def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the sentence and the rows; a cell has a line for each device that has measured it."""
+    """Return the sentence and the rows; a cell has a line per device with measurements."""
     found = answers(checks, expected)
     if not found:
         return NOTHING
@@ -128,12 +128,12 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 
 def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
-    """Return the answers in one sentence: what holds, what does not, what nobody knows yet.
+    """Return the answers in one sentence: what holds, what does not, what is undecided.
 
     Parameters
     ----------
     absent
-        How to say that a question has no records.
+        The words for a question without records.
     """
     parts = []
     for word in WORDS:
@@ -185,7 +185,7 @@ def _accuracy(checks: Checks, expected: Path) -> Measured:
 
 
 def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> Measured:
-    """Return the effects of claims, by what they are called, and their verdicts."""
+    """Return the effects of claims, each with a label, as text, and their verdicts."""
     measured, verdicts = [], []
     for checked in checks.values():
         by_name = {verdict.name: verdict for verdict in checked.verdicts}

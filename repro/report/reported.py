@@ -15,7 +15,7 @@ from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title
 from repro.report.tables import plain, table
 from repro.report.tidy import Row, statements
-from repro.report.verdicts import Kind, counted, of_kind
+from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import PACKAGE
 
 REPORTED = PACKAGE.parent / "reported"

@@ -17,13 +17,12 @@ from repro.report.claims import KINDS, counts_of
 from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
-from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
+from repro.report.verdict_words import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
-from repro.targets.paper_tier import BENCHMARKS
 
 # The flags that write one page: what they write, and the flags that they read.
 _READ = {
@@ -68,30 +67,15 @@ def _headline_table(checked: Checked, expected: Path) -> str:
     return "\n".join(arms_table(target, columns, [(head, checked, metric)]))
 
 
-_DETAILS = (
-    "accuracy_greedy_start",
-    "accuracy_greedy",
-    "gain_greedy",
-    "accuracy_forced_working",
-    "accuracy_lenient",
-    *(f"accuracy_{item.name}" for item in BENCHMARKS),
-    "working_rate",
-    "format_rate",
-    "truncation_rate",
-    "train_reward_mean",
-    "entropy_first",
-    "entropy_last",
-)
-
-
 def _details_table(checked: Checked) -> str:
-    """Return the table of what stands beside the headline; empty without any of it."""
+    """Return the table of a training target's metrics besides the headline; empty without any."""
     target = checked.selection.target
-    known = {metric.name: metric for metric in target.metrics_at(checked.selection.tier)}
+    if target.procedure != "train":
+        return ""
     shown = [
-        (f"{known[name].title} ({known[name].unit})", checked, known[name])
-        for name in _DETAILS
-        if name in known and checked.evidence.values(name)
+        (f"{metric.title} ({metric.unit})", checked, metric)
+        for metric in target.metrics_at(checked.selection.tier)
+        if metric.name != target.headline and checked.evidence.values(metric.name)
     ]
     return "\n".join(arms_table(target, {}, shown, n=False)) if shown else ""
 

@@ -25,7 +25,15 @@ from repro.report.tables import (
     side_by_side,
 )
 from repro.report.tidy import rendered
-from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
+from repro.report.verdict_words import (
+    CLAIMS,
+    Kind,
+    all_bars,
+    counted,
+    kind_of,
+    of_kind,
+    stated_bars,
+)
 from repro.spec.tier import Tier
 
 # The paper's card; what others measured is in the table that `check --table` writes.
@@ -62,17 +70,17 @@ BLOCKS = {
     "rollout": Block(asks="rollout of up to 256 rows", targets=("rollout",), written=rate_table,
                      picture="rollout_throughput", shown=True),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
-                   written=rate_table, picture="rollout_ranks"),
+                   written=rate_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps"),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
-                      written=step_table, picture="rl_steps"),
+                      written=step_table),
     "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
                            targets=("step_lengths", "step_lengths_32b", "table3_spread")),
     "steps_arms": Block(asks="GRPO step, other formats and products", targets=("table3_arms",),
-                        written=step_table, picture="arms_steps"),
+                        written=step_table),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
-                        written=step_table, picture="full_steps"),
+                        written=step_table),
     "memory": Block(asks="memory of a GRPO step", written=_bars, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",

@@ -20,7 +20,7 @@ from repro.report.systems_rates import (
     rank_of,
 )
 from repro.report.tables import bar_rows, bars_table, table
-from repro.report.verdicts import Bar, labelled, stated_bars
+from repro.report.verdict_words import Bar, labelled, stated_bars
 
 # Tokens per second from which digits behind the point say nothing.
 _WHOLE_FROM = 1000

@@ -13,7 +13,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
-from repro.report.verdicts import Bar, counted, labelled, stated_bars
+from repro.report.verdict_words import Bar, counted, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
 # A row: cells that all devices share, which say what it is about, and those of one device.
@@ -154,13 +154,7 @@ def bar_rows(checked: Checked, expected: Path) -> list[str]:
 
 
 def bars_table(checks: Sequence[Checked], expected: Path, *statuses: str) -> list[str]:
-    """Return the stated bars that have one of these statuses (all by default), and by how much.
-
-    Parameters
-    ----------
-    checks
-        Of one target, one per device.
-    """
+    """Return a target's bars of some statuses (all by default), and by how much they are met."""
     lines = {
         device_of(checked): [
             ((bar.title, bar_text(bar.expectation, bar.unit)), _bar_cells(bar))

@@ -25,7 +25,7 @@ from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import Comparison, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
-from repro.report.verdicts import Bar, Kind, kind_of, labelled, stated_bars
+from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.spec.arm import require
 from repro.spec.config import TrainScale
 from repro.spec.whole_files import replace_text
@@ -43,7 +43,7 @@ class Row:
     device
         As folders spell it; `cpu` where records name no GPU.
     kind
-        What the statement is about, in the words of `repro.report.verdicts.Kind`.
+        What the statement is about, in the words of `repro.report.verdict_words.Kind`.
     verdict
         The status in the words of its kind, *post hoc* and q with it.
     treatment

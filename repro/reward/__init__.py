@@ -1,7 +1,7 @@
-"""What a completion earns: extraction of its answer, grading by math-verify, and the reward.
+"""Rewards: extraction of a completion's answer, grading with math-verify, and the reward.
 
-What counts as equal is a table (docs/grading.md). `answers` reads a completion's text;
-`quantities`, `units` and `expression` say which answers may be compared at all, `finished` which
-equal answers are paid; `verifier` is the worker process and the only module that imports
-`math_verify`, `grader` the pool of such workers, and `score` turns grades into rewards.
+docs/grading.md has a table of the answers that count as equal. `answers` extracts the answer from a
+text; `quantities`, `units` and `expression` decide which answers may be compared, and `finished`
+which equal answers are rewarded; `verifier` is the worker process and the only module that imports
+`math_verify`, `grader` the pool of these workers, and `score` turns grades into rewards.
 """

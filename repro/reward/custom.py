@@ -29,6 +29,7 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -67,13 +68,7 @@ def reward_named(named: str) -> RewardFunction:
 
 
 def load_reward(stated: RewardFunction) -> CustomReward:
-    """Return the function that a configuration names.
-
-    Raises
-    ------
-    ValueError
-        When it is not there, or its module has changed since the configuration was made.
-    """
+    """Return the function that a configuration names; `ValueError` if it is gone or has changed."""
     module = _imported(stated.module)
     digest = source_digest(module)
     require(
@@ -87,16 +82,10 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 def pay(
     function: CustomReward, completions: Sequence[str], answers: Sequence[str], named: str
 ) -> list[float | None]:
-    """Call a user's reward and check what it returns.
-
-    Raises
-    ------
-    ValueError
-        When it raises, or does not return one finite number or None for each completion.
-    """
+    """Call a user's reward; it must return one finite number or None for each completion."""
     try:
         returned: Any = function(completions=list(completions), answers=list(answers))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
     is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str)
     require(
@@ -122,7 +111,7 @@ def _imported(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"reward module {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -148,8 +137,9 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
+    with suppress(OverflowError):
+        if isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
     raise ValueError(f"reward {named} returned {_shown(value)}; needed is a finite number or None")
 
 

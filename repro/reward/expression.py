@@ -136,10 +136,7 @@ def _number_in_words(text: str) -> str:
 def comparable(gold: str, answer: str) -> Forms | None:
     """Return gold and answer in the forms to compare, or None if they may not be compared.
 
-    Parameters
-    ----------
-    gold, answer
-        Tidied texts. A gold that may not be compared with itself can never be paid.
+    Both are tidied. A gold that may not be compared with itself can never be paid.
     """
     if not (_is_clean(gold) and _is_clean(answer)):
         return None

@@ -68,15 +68,7 @@ class GraderError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """Result of grading one pair.
-
-    Attributes
-    ----------
-    status
-        One of the five statuses.
-    answer
-        The answer that was compared, or None if there was none.
-    """
+    """Result of grading one pair, with the answer that was compared, if any."""
 
     status: Status
     answer: str | None
@@ -108,8 +100,6 @@ class GraderPool:
 
     Parameters
     ----------
-    workers
-        How many processes at most.
     seconds_per_item
         Processor time of a worker that one pair may take.
     among
@@ -175,13 +165,7 @@ class GraderPool:
                 self._places.put(None)
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
-        """Grade `(gold, answer)` pairs, an answer of None being wrong unless the gold is at fault.
-
-        Raises
-        ------
-        GraderError
-            If the pool is closed or a worker does not start.
-        """
+        """Grade `(gold, answer)` pairs; an answer of None is wrong unless the gold is at fault."""
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
         asked = [_form_of(gold, answer) for gold, answer in pairs]

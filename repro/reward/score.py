@@ -80,20 +80,12 @@ def score(
     ----------
     texts
         Completions, without the prompt and without the end token's text.
-    golds
-        The gold answer of each completion's problem.
-    kind
-        `task`, `finished`, `random` or `format`.
     format_reward
         What the strict format adds under `task`.
-    pool
-        Grades the answers.
     seeds
         One per completion; needed for `random`, where the reward depends on nothing else.
     own
         A user's function that pays instead of `kind`.
-    reads
-        The strict reading, in `READINGS`.
     truncated
         Whether each completion was cut at the length limit; needed for `finished`.
 

@@ -64,8 +64,6 @@ def group_advantages(
         B rewards; None where none could be computed.
     group_ids
         (B,) int; rows of equal id form a group, in any order.
-    scale_by_std, epsilon
-        See the module docstring.
 
     Raises
     ------
@@ -114,8 +112,6 @@ def overlong_penalty(length: int, *, max_new_tokens: int, buffer: float) -> floa
     ----------
     length
         Tokens of the completion, its end token included.
-    max_new_tokens
-        The length limit.
     buffer
         Fraction of the limit over which the penalty grows from 0 to -1; 0 switches it off.
     """
@@ -136,8 +132,6 @@ def informative_groups(values: Sequence[float | None], group_ids: Sequence[int])
     ----------
     values
         B values, such as accuracies, 1 right and 0 wrong; None where none could be computed.
-    group_ids
-        (B,) ids.
     """
     seen: dict[int, set[float]] = {}
     for value, group in zip(values, group_ids, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from repro.rl.clock import WallClock
 from repro.rl.collect import Rollout
 from repro.rl.policies import Policies
-from repro.rl.receipts import Tally, Values, note_accuracy
+from repro.rl.rollout_receipts import Tally, Values, note_accuracy
 from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
 from repro.spec.config import TrainScale
 

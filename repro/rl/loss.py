@@ -1,12 +1,10 @@
-r"""The policy loss: GRPO, DAPO, Dr. GRPO and GSPO as values of one configuration.
+r"""The policy loss: GRPO, DAPO and Dr. GRPO as values of one configuration.
 
 For row i with advantage A_i and its counting tokens t (l = log-probability)::
 
-    ratio_it  = exp(l_it - old_it)                          token
-    ratio_i   = exp(mean_t (l_it - old_it))                 sequence (GSPO)
-    gain_it   = min(ratio A, clip(ratio, 1 - low, 1 + high) A), for A < 0 not below c A (dual clip)
-    loss_it   = -w_it gain_it + beta k(ref_it - l_it)
-
+    ratio_it  = exp(l_it - old_it)
+    gain_it   = min(ratio_it A_i, clip(ratio_it, 1 - low, 1 + high) A_i)
+    loss_it   = -w_it gain_it + beta (e^d - d - 1),  d = ref_it - l_it
     w_it      = min(exp(old_it - sampled_it), C), no gradient   (truncated importance sampling)
 
 and the loss of one optimiser step is
@@ -21,17 +19,13 @@ Easy mistakes:
 * The counts belong to the *optimiser step*, over all micro-batches and processes, and use the same
   mask as the numerator (`StepCounts`). Otherwise micro-batch size changes the gradient; that is
   what `token_mean_local` reproduces on purpose. Rows without a counting token are not in B.
-* As a *loss*, the KL estimators' gradients are not those of their values. With samples from the
-  policy and d = ref - l: k1 = -d has zero expected gradient, k2 = d^2/2 has the gradient of
-  KL(policy || reference), which is what a penalty wants, and k3 = e^d - d - 1 that of
-  KL(reference || policy).
+* As a *loss*, a KL estimate's gradient is not that of its value: with samples from the policy,
+  e^d - d - 1 estimates KL(policy || reference) and has the gradient of KL(reference || policy).
 * With one update per rollout and the trainer's own log-probabilities as `old`, the ratio is 1
   exactly, and no clip bound can act, however it is set.
-* A sequence ratio moves by thousandths: GSPO's clip range is of order 3e-4, not 0.2. Its importance
-  weight is the product over the tokens, which is unbiased, while token weights are not.
 
-Sources: arXiv 2510.11696 Eq. 3 and App. E; 2503.14476 (DAPO); 2503.20783 (Dr. GRPO); 2507.18071
-(GSPO); 1912.09729 (dual clip); 2510.01555, 2512.21852 (KL gradients).
+Sources: arXiv 2510.11696 Eq. 3 and App. E; 2503.14476 (DAPO); 2503.20783 (Dr. GRPO); 2510.01555,
+2512.21852 (KL gradients).
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ from repro.spec.arm import Aggregation, LossConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What a loss is divided by: counts over the whole optimiser step.
+    """The divisors of a loss: counts over the whole optimiser step.
 
     Attributes
     ----------
@@ -69,7 +63,7 @@ class StepCounts:
 
 
 # Of `LossResult.sums`, in this order.
-SUMS = ("tokens", "clipped_low", "clipped_high", "dual_clipped", "ratio", "kl", "weight")
+SUMS = ("tokens", "clipped_low", "clipped_high", "ratio", "kl", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,10 +75,10 @@ class LossResult:
     loss
         () with gradient; shares of all micro-batches add up to the step's loss.
     sums
-        (7,) float64, by `SUMS`, on the loss's device, so that the host waits for none of them.
+        (6,) float64, by `SUMS`, on the loss's device, so that the host waits for none of them.
         Counting tokens of this micro-batch; tokens whose gradient a bound removed (ratio below
-        1 - low with A < 0, above 1 + high with A > 0, and beyond the dual clip); and sums over
-        counting tokens of the ratio, the KL estimate and the importance weight.
+        1 - low with A < 0, above 1 + high with A > 0); and sums over counting tokens of the ratio,
+        the KL estimate and the importance weight.
     """
 
     loss: Tensor
@@ -92,7 +86,7 @@ class LossResult:
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `ValueError` where two settings make one of them act on nothing."""
+    """Raise `ValueError` if one setting makes another one ineffective."""
     if config.importance_cap is not None and config.old_policy == "sampler":
         raise ValueError(
             "loss.importance_cap acts between the trainer's old log-probabilities and the "
@@ -121,8 +115,6 @@ def policy_loss(
         (B,) float.
     mask
         (B, T) bool; True where a token counts.
-    config, counts
-        The objective, and the normalisers of the whole step.
     old_logprobs
         (B, T), the ratio's denominator; None takes `logprobs` itself, so the ratio is exactly 1.
     sampled_logprobs
@@ -133,79 +125,45 @@ def policy_loss(
     Raises
     ------
     ValueError
-        When a configured term misses its log-probabilities.
+        If the log-probabilities for a configured term are missing.
     """
     check_loss(config)
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     advantage = advantages.to(logprobs.dtype)[:, None]  # (B, 1)
-    ratio = _ratio(logprobs, old, mask, config.ratio)
+    ratio = _ratio(logprobs, old, mask)
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     gain = torch.minimum(ratio * advantage, clipped * advantage)
-    negative = advantage < 0
-    dual = torch.zeros_like(mask)
-    if config.dual_clip is not None:
-        floor = config.dual_clip * advantage
-        dual = negative & (gain < floor) & mask
-        gain = torch.where(negative, torch.maximum(gain, floor), gain)
 
     weight = torch.ones_like(logprobs)
     if config.importance_cap is not None:
         if sampled_logprobs is None:
             raise ValueError("loss.importance_cap is set; it needs the sampler's log-probabilities")
-        weight = importance_weights(old, sampled_logprobs, mask, config)
+        weight = _ratio(old, sampled_logprobs, mask).detach().clamp(max=config.importance_cap)
     per_token = -weight * gain
     kl = torch.zeros_like(logprobs)
     if config.beta > 0:
         if ref_logprobs is None:
             raise ValueError("loss.beta is set; it needs the reference policy's log-probabilities")
-        kl = kl_estimate(logprobs, ref_logprobs, config.kl_estimator)
+        distance = ref_logprobs - logprobs
+        kl = torch.expm1(distance) - distance
         per_token = per_token + config.beta * kl
 
-    low = (ratio < 1 - config.clip_low) & negative & mask
+    low = (ratio < 1 - config.clip_low) & (advantage < 0) & mask
     high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
-    counted = (ratio.expand_as(mask), kl, weight)
-    # What lies under False may be anything, NaN too.
+    counted = (ratio, kl, weight)
+    # Masked positions may hold anything, including NaN.
     sums = [torch.where(mask, values.detach(), 0).sum(dtype=torch.float64) for values in counted]
-    counts_of = [part.sum(dtype=torch.float64) for part in (mask, low, high, dual)]
+    counts_of = [part.sum(dtype=torch.float64) for part in (mask, low, high)]
     return LossResult(
         loss=aggregate(per_token, mask, config.aggregation, counts),
         sums=torch.stack([*counts_of, *sums]),
     )
 
 
-def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Return the policy ratio, (B, T) by token or (B, 1) by sequence."""
+def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Return the ratio of two policies by token, (B, T); 1 in padding."""
     # Padding is set to 0 before exp: 0 * inf in a masked position would still poison gradients.
-    difference = torch.where(mask, logprobs - old, 0)
-    if level == "sequence":
-        difference = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return difference.exp()
-
-
-def importance_weights(
-    old_logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, config: LossConfig
-) -> Tensor:
-    """Return min(old / sampled, cap) without gradient, (B, T).
-
-    A token ratio takes each token's own weight; a sequence ratio takes the product over the tokens,
-    truncated once.
-    """
-    if config.importance_cap is None:
-        raise ValueError("loss.importance_cap is None; importance weights need a positive cap")
-    difference = torch.where(mask, old_logprobs - sampled_logprobs, 0).detach()
-    if config.ratio == "sequence":
-        difference = difference.sum(1, keepdim=True).expand_as(mask)  # (B, 1) -> (B, T)
-    return difference.exp().clamp(max=config.importance_cap)
-
-
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Return the per-token KL estimate k1, k2 or k3 (see the module docstring), any shape."""
-    d = ref_logprobs - logprobs
-    if estimator == "k1":
-        return -d
-    if estimator == "k2":
-        return d**2 / 2
-    return torch.expm1(d) - d
+    return torch.where(mask, logprobs - old, 0).exp()
 
 
 def aggregate(
@@ -215,23 +173,19 @@ def aggregate(
 
     Parameters
     ----------
-    per_token
-        (B, T) float, or (B, 1) where a sequence's tokens share one value.
-    mask
-        (B, T) bool.
-    aggregation, counts
-        See the module docstring.
+    per_token, mask
+        (B, T) float; (B, T) bool.
 
     Raises
     ------
     ValueError
-        When the step counts nothing.
+        If no token of the step counts.
     """
     if counts.rows < 1 or counts.tokens < 1:
         raise ValueError(
             f"the step counts {counts.rows} rows and {counts.tokens} tokens; a loss needs some"
         )
-    values = torch.where(mask, per_token.expand_as(mask), 0)  # (B, T)
+    values = torch.where(mask, per_token, 0)  # (B, T)
     if aggregation == "sequence_mean":
         lengths = mask.sum(1).clamp(min=1)
         return (values.sum(1) / lengths).sum() / counts.rows

@@ -113,16 +113,10 @@ def plan_step(
 
     Parameters
     ----------
-    rows
-        Of the rollout.
     index
         (b,) int64 rows of the step.
     advantages, mask
         (B,), and (B, T) tokens that the loss counts, of the whole rollout.
-    config
-        The objective.
-    micro_tokens
-        Packed tokens of one pass.
     micro_batch_rows
         Rows over which `token_mean_local` takes a mean; other objectives do not depend on it.
     length_limit

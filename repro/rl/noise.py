@@ -50,8 +50,6 @@ class NoiseReceipt:
         Standard deviation asked for.
     sigma_realised
         Root mean square of the added noise over all channels of all that was touched.
-    modules
-        Names of the norms touched.
     channels, channels_changed
         Channels of those, and how many of them really moved.
     digest
@@ -78,12 +76,8 @@ def draw_noise(
     weight
         (H,) the gain; read by `as_released` only, which rounds to bfloat16 as an in-place addition
         to a bfloat16 gain does.
-    sigma
-        Standard deviation asked for.
     seed, step, name
         What the draw depends on, and nothing else.
-    form
-        `as_described` or `as_released`.
     """
     # Drawn on the CPU, so that every device sees the same numbers.
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise", step, name))

@@ -1,13 +1,13 @@
-"""What a trainer asks of the policies that it trains: one by itself, or many as one batched model.
+"""The trainer's interface to the policies that it trains: one, or many as one batched model.
 
-The trainer (`repro.rl.trainer`) is written once, over lists with an entry per run. What is computed
-on the device differs, and stands behind this protocol:
+The trainer (`repro.rl.trainer`) works on lists with an entry per run. The computation on the device
+is behind this protocol, which has two implementations:
 
     SinglePolicy      a list of one: a peft module, packed rows, any `Sampler`
-                      (`repro.rl.single_run.policy`)
-    StackedPolicies   S runs as one batched model (`repro.rl.stacked.policies`)
+                      (`repro.rl.single_run.single_policy`)
+    StackedPolicies   S runs as one batched model (`repro.rl.stacked.stacked_policies`)
 
-An entry is None where a run takes no part, because it is frozen or has nothing to ask for.
+An entry is None for a run that takes no part: it is frozen, or needs no completions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
-from repro.rl.receipts import Values
+from repro.rl.rollout_receipts import Values
 from repro.rl.runs import RunStates
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import Completion
@@ -33,19 +33,19 @@ During = Literal["rollout", "update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepInputs:
-    """One run's part in an optimiser step: its rows, and what their loss compares them with.
+    """The inputs of one run's optimiser step: its rows, and log-probabilities for the loss.
 
     Attributes
     ----------
     step
         The optimiser step, counted from 0.
     index : Tensor, (b,), int64
-        The rows of the rollout that it is on.
+        The rows of the rollout that the step trains on.
     old : Tensor or None, (B, T)
-        Log-probabilities in the ratio's denominator; None takes the step's own, the ratio being
-        exactly 1.
+        Log-probabilities in the ratio's denominator; None takes those of the step's own forward
+        pass, so that the ratio is exactly 1.
     reference : Tensor or None, (B, T)
-        Those of the reference policy.
+        Log-probabilities under the reference policy.
     """
 
     run: RunConfig
@@ -57,12 +57,12 @@ class StepInputs:
 
 
 def keeps_start(run: RunConfig) -> bool:
-    """Whether a run's loss needs the policy before training again."""
+    """Whether a run's loss needs the initial policy during training."""
     return run.arm.loss.beta > 0
 
 
 class Policies(Protocol):
-    """Policies of one scale, with their optimiser and what samples from them."""
+    """Policies of one scale, with their optimiser and sampler."""
 
     @property
     def runs(self) -> Sequence[RunConfig]:
@@ -71,28 +71,28 @@ class Policies(Protocol):
 
     @property
     def freeze(self) -> bool:
-        """Whether a run that fails is frozen while the others go on; see `RunStates`."""
+        """Whether a failed run is frozen while the others continue; see `RunStates`."""
         ...
 
     def perturbed(
         self, step: int, during: During
     ) -> AbstractContextManager[Sequence[NoiseReceipt]]:
-        """Add the noise of a step, counted from 0, for the length of the block.
+        """Add the noise of a step, counted from 0, inside a `with` block.
 
         Parameters
         ----------
         during
-            `rollout`: what samples sees each run's noise. `update`: the trainer's passes see that
-            of the runs whose noise reaches them.
+            `rollout`: the sampler uses each run's noise. `update`: the trainer's passes do, for
+            runs with `NoiseConfig.reach` "shared".
         """
         ...
 
     def sample(self, asked: Sequence[BatchRequest | None]) -> Sequence[Sequence[Completion] | None]:
-        """Return each run's completions of its own prompts, as its scale's rollouts sample."""
+        """Return each run's completions of its prompts, sampled with the scale's settings."""
         ...
 
     def refresh(self) -> None:
-        """Let what samples read the weights as they are now, without noise."""
+        """Let the sampler use the current weights, without noise."""
         ...
 
     def old_logprobs(
@@ -101,9 +101,9 @@ class Policies(Protocol):
         parts: Sequence[Sequence[Tensor]],
         state: RunStates,
     ) -> list[Tensor | None]:
-        """Return (B, T) log-probabilities of the rows of all parts but the first, no gradient.
+        """Return (B, T) log-probabilities of the rows of all steps but the first, no gradient.
 
-        The first part's own pass serves as its old log-probabilities: the ratio is 1 to the bit.
+        The first step takes those of its own pass, so that its ratio is exactly 1.
 
         Parameters
         ----------
@@ -115,28 +115,28 @@ class Policies(Protocol):
     def reference_logprobs(
         self, rollouts: Sequence[Rollout | None], state: RunStates
     ) -> list[Tensor | None]:
-        """Return (B, T) log-probabilities under the weights before training, where a loss asks."""
+        """Return (B, T) log-probabilities under the initial weights, for losses that need them."""
         ...
 
     def backward(
         self, parts: Sequence[StepInputs | None], state: RunStates
     ) -> list[StepOutput | None]:
-        """Run the passes of one optimiser step; gradients are left where `step` takes them.
+        """Run the forward and backward passes of one optimiser step; `step` uses their gradients.
 
-        Where memory runs out the passes start over, smaller, and the run's receipts say so.
+        If memory runs out the passes start over with smaller micro-batches, which receipts note.
 
-        Raises `torch.OutOfMemoryError` when the smallest pass does not fit.
+        Raises `torch.OutOfMemoryError` if the smallest pass does not fit.
         """
         ...
 
     def step(self, state: RunStates, step: int) -> list[Values | None]:
-        """Clip and make the optimiser step, counted from 0, of every live run.
+        """Clip the gradients and make optimiser step `step`, counted from 0, of every live run.
 
         Returns
         -------
         list
-            `grad_norm` before clipping and `learning_rate`; None for runs that are frozen, or now
-            are because their norm is not finite.
+            `grad_norm` before clipping and `learning_rate`; None for frozen runs, including those
+            frozen now because their gradient norm is not finite.
         """
         ...
 
@@ -145,8 +145,8 @@ class Policies(Protocol):
         ...
 
     def load(self, folder: Path) -> RunStates | None:
-        """Restore the last checkpoint in `folder`; None when there is none.
+        """Restore the last checkpoint in `folder`; return None if there is none.
 
-        Raises `ValueError` when it is of other runs, or damaged.
+        Raises `ValueError` if the checkpoint belongs to other runs or is damaged.
         """
         ...

@@ -33,8 +33,6 @@ class TrainResult:
     series
         `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
         `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
-    effects
-        What was really done: noise, rows, seconds.
     """
 
     finished: bool
@@ -65,17 +63,13 @@ class TrainState:
 
     Attributes
     ----------
-    digest
-        Of the run's configuration.
     draws
         Batches of prompts drawn; more than rollouts where dynamic sampling refills.
     series
         `{name: [one value per step]}`.
-    effects
-        What was really done, JSON values.
     counts
         What the process had counted for the run beside its steps, when the checkpoint was written;
-        see `repro.rl.receipts.Tally`.
+        see `repro.rl.rollout_receipts.Tally`.
     """
 
     digest: str
@@ -128,13 +122,7 @@ class RunStates:
         return results
 
     def count_seconds(self, name: str, started: float) -> None:
-        """Add to a named total of each live run its share of the seconds since `started`.
-
-        Parameters
-        ----------
-        started
-            Of `time.perf_counter`.
-        """
+        """Add to a named total of each live run its share of the seconds since `started`."""
         elapsed, living = time.perf_counter() - started, sum(self.alive)
         for run, lives in zip(self.runs, self.alive, strict=True):
             if lives:

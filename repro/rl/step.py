@@ -1,18 +1,18 @@
-"""One optimiser step on part of a rollout: forward, loss, backward, and what memory allows.
+"""One optimiser step on part of a rollout: forward, loss and backward passes in micro-batches.
 
-Every tier's update goes through here, over the micro-batches of `repro.rl.micro_batches`. As the
-cut changes nothing but memory, running out of it is not the end: what was added up is cleared and
-the step starts over with half the tokens in a micro-batch.
+All tiers use this module, with the micro-batches of `repro.rl.micro_batches`. Their size affects
+memory but not the result. So if memory runs out, the accumulated gradients are cleared and the step
+starts over with half as many tokens per micro-batch.
 
-If no row gives a gradient the optimiser still steps, on zeros: its moments decay and its step
-counter moves, as they would have with the rows in.
+If no row contributes a gradient, the optimiser still steps, with gradients of zero: its moments
+decay and its step counter advances, as with the rows included.
 
 Easy mistakes
 -------------
-* Out of memory in the middle of backward leaves gradients of some layers already added; going on
-  from the micro-batch that failed would count them twice.
-* A handler that tries again inside `except` holds, through the exception, the frames and so the
-  tensors that did not fit.
+* If memory runs out during backward, some layers already have the gradient of that micro-batch;
+  repeating the micro-batch would count it twice.
+* An `except` block that tries again still holds the exception, and through its frames the tensors
+  that did not fit.
 """
 
 from __future__ import annotations
@@ -46,12 +46,8 @@ class StepOutput:
 
     Attributes
     ----------
-    plan
-        As carried out.
     logprobs, entropy
         (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
-    loss
-        Of the step.
     results
         One per micro-batch.
     """
@@ -71,20 +67,20 @@ def within_memory(
     forget: Callable[[], object],
     ranks: Ranks = ALONE,
 ) -> tuple[Result, int]:
-    """Attempt passes, from the start with half the size of each whenever memory runs out.
+    """Run all passes; whenever memory runs out, start over with passes of half the size.
 
     Parameters
     ----------
     attempt
-        Makes all passes, each of at most that size; may leave gradients.
+        Runs all passes, each of at most the given size; may leave gradients.
     size
-        To begin with: packed tokens of a pass, or groups.
+        Initial size: packed tokens per pass, or groups.
     smallest
-        Whether passes of a size cannot be made smaller.
+        Whether passes of a given size cannot be made smaller.
     forget
-        Clears what an attempt has added up, before another.
+        Clears accumulated gradients before another attempt.
     ranks
-        Where memory runs out on one, all start over alike.
+        If memory runs out on one rank, all start over with the same size.
 
     Returns
     -------
@@ -109,19 +105,19 @@ def within_memory(
         forget()
         if smallest(size):
             raise torch.OutOfMemoryError(lacking or "memory ran out on another rank")
-        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+        # Outside the `except` block: the exception's frames hold the tensors that did not fit.
         size //= 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def in_single_rows(pieces: Callable[[int], Sequence[Tensor]]) -> Callable[[int], bool]:
-    """Return whether all of `pieces` of so many packed tokens are single rows."""
+    """Return a function of a size that tells whether all pieces of that size are single rows."""
     return lambda micro_tokens: all(len(piece) == 1 for piece in pieces(micro_tokens))
 
 
 def clear_gradients(parameters: dict[str, nn.Parameter]) -> None:
-    """Leave the parameters without gradients."""
+    """Set the gradients of all parameters to None."""
     for parameter in parameters.values():
         parameter.grad = None
 
@@ -139,15 +135,15 @@ def accumulate_step(
     kept_blocks: int | None = 0,
     ranks: Ranks = ALONE,
 ) -> tuple[StepOutput, int]:
-    """Run the passes of a step on rows `index`; its gradient is left in the parameters.
+    """Run the passes of a step on rows `index`, and leave the gradient in the parameters.
 
-    Of several ranks each makes its own share of the passes, and has its share of the gradient; the
-    output is that of all.
+    With several ranks each runs its share of the passes and has its share of the gradient; the
+    output includes the passes of all ranks.
 
     Parameters
     ----------
     old_logprobs
-        (B, T) of the ratio's denominator; None takes each pass's own, the ratio being exactly 1.
+        (B, T), the ratio's denominator; None takes those of each pass, so the ratio is exactly 1.
     ref_logprobs
         (B, T) of the reference policy, or None.
     micro_tokens
@@ -188,7 +184,7 @@ def accumulate_step(
         return carry_out(
             policy, rollout, planned(micro_tokens), run, counting,
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
-            # What ran out of memory goes on without what may be computed again.
+            # After running out of memory, activations are recomputed rather than kept.
             kept_blocks=kept_blocks if micro_tokens == first else 0, ranks=ranks,
         )  # fmt: skip
 
@@ -216,10 +212,7 @@ def carry_out(
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
-    Parameters
-    ----------
-    counting
-        (B, T) bool; tokens that the loss counts.
+    `counting`: (B, T) bool, the tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.rollout.temperature
     results: list[LossResult] = [_NOTHING] * len(plan.micro_batches)
@@ -234,11 +227,11 @@ def carry_out(
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
         )  # fmt: skip
         result.loss.backward()
-        # Without its graph, which would hold what the pass kept.
+        # Detached: the graph would hold the activations of the pass.
         results[number] = dataclasses.replace(result, loss=result.loss.detach())
         passed.append((index, (new.detach(), entropy.detach())))
     passed += _evaluated(policy, rows, _share(plan.idle, sizes, ranks), temperature)
-    # Read only now: until here the host is ahead of the device and waits for nothing.
+    # Read here and not earlier, so that the host has not waited for the device in between.
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     _write(passed, into)
     loss = sum(float(result.loss) for result in results)
@@ -250,15 +243,15 @@ _NOTHING = LossResult(loss=torch.zeros(()), sums=torch.zeros(len(SUMS), dtype=to
 
 
 def _share(pieces: Sequence[Tensor], sizes: Tensor, ranks: Ranks) -> list[Tensor]:
-    """Return this rank's pieces, by the packed tokens of their rows."""
+    """Return this rank's pieces; ranks have similar numbers of packed tokens."""
     return [pieces[n] for n in ranks.mine([int(sizes[piece].sum()) for piece in pieces])]
 
 
 def _of_all(output: StepOutput, ranks: Ranks) -> StepOutput:
-    """Return a step's output with what the other ranks' passes gave, in the plan's order."""
+    """Return a step's output with the results of all ranks, in the plan's order."""
     if ranks.world == 1:
         return output
-    # Rows without advantage give no gradient in which it would show: said here, before any step.
+    # Checked here, because rows without advantage contribute no gradient in which it would show.
     bad = (~output.logprobs.isfinite().all(1)).nonzero().flatten().tolist()
     ranks.agree(f"log-probabilities of rows {bad} are not finite" if bad else None)
     ranks.add(output.logprobs, output.entropy, of="log-probabilities")
@@ -288,8 +281,8 @@ def loss_of_rows(
     Parameters
     ----------
     logprobs
-        (b, T') float, with gradient, on any device; of rows `index`, (b,), and as many columns as
-        the longest of them has.
+        (b, T') float, with gradient, on any device; of rows `index`, (b,), where T' is the length
+        of the longest of them.
     counting, old_logprobs, ref_logprobs
         (B, T), of the whole rollout.
     """
@@ -322,12 +315,12 @@ def evaluate_rows(
 ) -> int:
     """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient.
 
-    Of several ranks each passes its own share, and has the values of all.
+    With several ranks each evaluates its share of the rows and receives the values of all.
 
     Returns
     -------
     int
-        Packed tokens of a pass with which memory sufficed, `micro_tokens` or fewer.
+        Packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
 
     Raises
     ------
@@ -360,7 +353,7 @@ Passed = tuple[Tensor, tuple[Tensor, Tensor]]
 def _evaluated(
     policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float
 ) -> list[Passed]:
-    """Run pieces forward without gradient."""
+    """Run the forward passes of pieces without gradient."""
     with torch.no_grad():
         return [
             (piece, packed_logprobs(policy, rows.select(piece), temperature)) for piece in pieces
@@ -368,14 +361,14 @@ def _evaluated(
 
 
 def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:
-    """Copy what passes gave into (B, T) tensors on the CPU."""
+    """Copy the results of passes into (B, T) tensors on the CPU."""
     for index, values in passed:
         for target, value in zip(into, values, strict=True):
             target[index, : value.shape[1]] = value.to(target)
 
 
 def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:
-    """Give parameters without gradient a zero one, so that the optimiser does not skip them."""
+    """Set missing gradients to zero, so that the optimiser does not skip these parameters."""
     for parameter in parameters.values():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -402,7 +395,6 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         "loss": output.loss,
         "clip_fraction_low": share("clipped_low"),
         "clip_fraction_high": share("clipped_high"),
-        "dual_clip_fraction": share("dual_clipped"),
         "ratio": share("ratio") if tokens else None,
         "kl": share("kl"),
         "importance_weight": share("weight") if tokens else None,
@@ -420,10 +412,10 @@ def reference_logprobs(
     micro_tokens: int,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, int]:
-    """Return (B, T) log-probabilities under the weights `reference`, swapped in for the pass.
+    """Return (B, T) log-probabilities under the weights `reference`, swapped in for the passes.
 
-    Holding the trainable tensors' first values serves LoRA, norms and full training alike. Beside
-    them stand the tokens of a pass with which memory sufficed.
+    This works for LoRA, norms and full training. Also returns the tokens per pass that fitted in
+    memory.
     """
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     trained = {name: parameter.data for name, parameter in parameters.items()}

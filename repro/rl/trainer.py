@@ -1,33 +1,35 @@
 """The training loop, top to bottom: rollout under noise, advantages, updates, logs, checkpoints.
 
-There is no other: it is written over a list of runs, of which a run by itself is a list of one and
-an ensemble one of many (`repro.rl.policies`). Every step: noise of each run, one sampling of all
-runs' prompts, rewards, advantages run by run, the updates, receipts run by run. Runs side by side
-are the runs that they would have been alone, up to the order of floating-point sums.
+This is the only training loop. It works on a list of runs: a single run is a list of one, an
+ensemble a list of many (`repro.rl.policies`). Each iteration adds every run's noise, samples the
+completions of all runs together, computes rewards and advantages per run, updates the policies and
+notes receipts per run. Stacking does not change a run, up to the order of floating-point sums.
 
-The details that decide whether a run means what it says, with where they come from:
+Details that decide whether results are valid, with their sources:
 
-1.  Problems in an order fixed by the run's seed; completions' seeds from (seed, step, problem, k):
-    all arms of a seed are paired. (ours)
+1.  The run's seed fixes the order of problems; the seed of each completion comes from (seed, step,
+    problem, k). So all arms of a seed are paired. (ours)
 2.  Noise is added before sampling and removed after it; the trainer's log-probabilities are clean
     (Fig. 2, released code) unless `reach` is `shared`. Redrawn each rollout (Algorithm 1; section
     3.3 says "each forward pass").
-3.  The sampler's tokens are drawn at T = 1 from the full distribution (Table 4); top-p, top-k and
-    min-p are refused in rollouts, because the trainer's softmax would not be the sampler's.
-4.  Advantages by group, ddof 1 (Eq. 3; released code), zero for groups of equal rewards.
+3.  Tokens are drawn at T = 1 from the full distribution (Table 4). Top-p, top-k and min-p are not
+    allowed in rollouts, because sampler and trainer would then have different distributions.
+4.  Advantages are relative to the group, with ddof 1 (Eq. 3; released code), and zero where all
+    rewards of a group are equal.
 5.  The ratio divides by the trainer's own log-probabilities (released code) or the sampler's
-    (Algorithm 1 as written). With one update per rollout the former is exactly 1: no second pass is
-    made and clipping cannot act. The first update of every rollout always takes this path.
+    (Algorithm 1 as written). In the first update on a rollout the former makes the ratio exactly 1,
+    so no second pass is needed and clipping has no effect.
 6.  `updates_per_rollout` equal parts of a rollout, one optimiser step each (4 on GSM8K, Table 4);
     the released scripts use 1.
-7.  Rows with zero advantage skip the backward pass and stay in all normalisers. (exact)
-    Micro-batches are cut by tokens; where memory runs out the step starts over with half as many.
-8.  Sampler and trainer are compared on every rollout; correction by truncated importance sampling
-    is the loss's choice (absent in paper and released code).
-9.  Masters, moments and noise are float32; gradient norm clipped before AdamW (released: 0.2).
-10. No dropout anywhere: it would move the ratio off 1. Refused when a model has any.
-11. A checkpoint holds no random state, since none exists; a resumed run continues to the bit on one
-    thread.
+7.  Rows with zero advantage skip the backward pass but count in all normalisers. (exact)
+    Micro-batches are sized by tokens; if memory runs out the step restarts with half as many.
+8.  Every rollout compares the log-probabilities of sampler and trainer. Truncated importance
+    sampling is an option of the loss (absent in paper and released code).
+9.  Master weights, moments and noise are float32; the gradient norm is clipped before AdamW
+    (released: 0.2).
+10. No dropout: it would make the ratio differ from 1. A model with dropout is refused.
+11. There is no random state to save in a checkpoint: all random numbers derive from seeds. On one
+    thread a resumed run is bit-identical to an uninterrupted one.
 
 Sources: arXiv 2510.11696 sections 3.2 to 4.1, Algorithm 1, Table 4, App. E.
 """
@@ -50,15 +52,15 @@ from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import Policies, StepInputs
-from repro.rl.receipts import Values, note_rollout, note_step
+from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
 from repro.rl.step import StepOutput, step_metrics
 from repro.spec.config import RunConfig, TrainScale
 
-# Single or stacked; what measures a single policy reads its parts.
+# `SinglePolicy` or `StackedPolicies`; measurements also use members of the former.
 Trained = TypeVar("Trained", bound=Policies)
-# Per run: the rows of each of its rollout's optimiser steps; none where it has no rollout.
+# Per run: the row indices of each optimiser step on its rollout; empty without a rollout.
 Parts = Sequence[Sequence[Tensor]]
 # Per run: (B, T) log-probabilities, or None.
 Logprobs = Sequence[Tensor | None]
@@ -67,13 +69,13 @@ Logprobs = Sequence[Tensor | None]
 def train(
     policies: Policies, sources: Sequence[Prompts], score: Score, hooks: Hooks, *, folder: Path
 ) -> list[TrainResult | FailedRun]:
-    """Train freshly loaded policies in place, or go on from `folder`'s last checkpoint.
+    """Train freshly loaded policies in place, or resume from the last checkpoint in `folder`.
 
-    `sources` give each run's prompts, and `score` what completions of all runs are worth. Returns
-    the result of each run; of policies that do not freeze runs, never a `FailedRun`.
+    `sources` yield the prompts of each run, and `score` rewards the completions of all runs.
+    Returns the result of each run; a `FailedRun` only from policies that freeze failed runs.
 
-    Raises `ValueError` when a configuration asks for something that cannot be trained as it says,
-    or a checkpoint belongs to other runs.
+    Raises `ValueError` if a configuration cannot be trained as it says, or if the checkpoint
+    belongs to other runs.
     """
     clock = WallClock()
     training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout, clock=clock)
@@ -87,18 +89,18 @@ def everything(rows: Rows) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Training(Generic[Trained]):
-    """What steps work on; everything that changes is inside its parts or in the states.
+    """The constant inputs of `iterate`.
 
     Attributes
     ----------
     sources
-        One per run: where its prompts come from.
+        One source of prompts per run.
     taking_part
-        Which rows of a rollout the updates are on, by index.
+        Returns the indices of the rows of a rollout that are trained on.
     clock
         Marked at the end of each phase.
     on_rollout
-        As of `Hooks`.
+        See `Hooks`.
     """
 
     policies: Trained
@@ -110,15 +112,15 @@ class Training(Generic[Trained]):
 
     @property
     def scale(self) -> TrainScale:
-        """That of all runs."""
+        """The scale, which all runs share."""
         scale: TrainScale = self.policies.runs[0].scale
         return scale
 
 
 def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Training[Trained]:
-    """Return the training of runs that can be trained.
+    """Check the configurations of all runs, and return the inputs of `iterate`.
 
-    Raises `ValueError` when a configuration asks for something that cannot be trained as it says.
+    Raises `ValueError` if a configuration cannot be trained as it says.
     """
     for run in policies.runs:
         require_trainable(run)
@@ -126,14 +128,14 @@ def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Trai
 
 
 def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
-    """One rollout of every run and its updates; `state` moves on by as many steps.
+    """Make one rollout of every run and the optimiser steps on it; advance `state` by these steps.
 
-    This is the step of every tier: the systems tier calls it under a clock of its own.
+    All tiers train with this function; the systems tier times it.
 
     Returns
     -------
     list
-        The values of each step.
+        The logged values of each step, per run.
     """
     step, scale = state.step, t.scale
     started = time.perf_counter()
@@ -162,7 +164,7 @@ def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
 
 
 def _collect(t: Training[Trained], state: RunStates) -> list[Rollout | None]:
-    """Sample and score every live run's rollout; a run that cannot have one has failed."""
+    """Sample and score the rollout of every live run; a run for which that fails has failed."""
     growing = [
         GrowingRollout(run, source, step=state.step, draws=own.draws)
         for run, source, own in zip(t.policies.runs, t.sources, state.runs, strict=True)
@@ -171,7 +173,7 @@ def _collect(t: Training[Trained], state: RunStates) -> list[Rollout | None]:
 
 
 def _parts(t: Training[Trained], rollout: Rollout | None) -> Sequence[Tensor]:
-    """Return the rows of each optimiser step that a whole rollout would have."""
+    """Divide the rows of a rollout among its optimiser steps."""
     if rollout is None:
         return ()
     return t.taking_part(rollout.rows).tensor_split(t.scale.updates_per_rollout)
@@ -184,7 +186,7 @@ def _update_all(
     state: RunStates,
     updates: int,
 ) -> tuple[list[StepValues], Logprobs]:
-    """Make rollouts' optimiser steps; return their values and the log-probabilities before them."""
+    """Make all optimiser steps; return their values and the log-probabilities before the first."""
     before = t.policies.old_logprobs(rollouts, parts, state)
     reference = t.policies.reference_logprobs(rollouts, state)
     t.clock.mark("logprobs")
@@ -199,7 +201,7 @@ def _update_all(
         t.clock.mark("optimizer")
         steps.append([_values(*one) for one in zip(rollouts, outputs, moved, strict=True)])
         if number == 0:
-            # The first part's own pass serves as its old log-probabilities.
+            # No step precedes the first: its own pass has given its old log-probabilities.
             for values, output in zip(before, outputs, strict=True):
                 if values is not None and output is not None:
                     values[output.plan.index] = output.logprobs[output.plan.index]
@@ -216,7 +218,7 @@ def _part(
     reference: Logprobs,
     s: int,
 ) -> StepInputs | None:
-    """Return run `s`'s part in the rollout's optimiser step of that number."""
+    """Return the inputs of run `s` for optimiser step `number` on the rollout."""
     run, rollout = t.policies.runs[s], rollouts[s]
     if rollout is None:
         return None
@@ -234,7 +236,7 @@ def _part(
 def _values(
     rollout: Rollout | None, output: StepOutput | None, moved: Values | None
 ) -> Values | None:
-    """Return a run's values of one step; None where it made none."""
+    """Return the logged values of one step of a run; None if it made no step."""
     if rollout is None or output is None or moved is None:
         return None
     return step_metrics(rollout, output) | moved
@@ -249,7 +251,7 @@ def _note(
     steps: Sequence[StepValues],
     before: Logprobs,
 ) -> None:
-    """Write receipts and series of every run that has a rollout, up to where it failed."""
+    """Note the receipts and series of every run with a rollout, up to the step where it failed."""
     for s, (rollout, logprobs) in enumerate(zip(rollouts, before, strict=True)):
         if rollout is None or logprobs is None:
             continue
@@ -266,7 +268,7 @@ def _note(
 
 
 def require_trainable(run: RunConfig) -> None:
-    """Raise `ValueError` for what would train something else than configured."""
+    """Raise `ValueError` if the run cannot be trained as its configuration says."""
     scale = run.scale
     if not isinstance(scale, TrainScale):
         raise TypeError(f"run.scale is a {type(scale).__name__}; training needs a TrainScale")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import Operations
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 

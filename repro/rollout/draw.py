@@ -11,7 +11,7 @@ differ a little choose the same token for most uniforms. `torch.multinomial` has
 and its draw for one row depends on the others.
 
 Easy to get wrong: cumulating 150 000 probabilities in float32 (the sum misses 1 by up to 1e-3, and
-the last tokens are never or wrongly drawn; `kernels.reference_decode.invert` uses float64), and
+the last tokens are never or wrongly drawn; `kernels.reference_step.invert` uses float64), and
 reporting log-probabilities from before the filters.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.reference_decode import invert
+from kernels.reference_step import invert
 from repro.spec.config import SamplingConfig
 
 

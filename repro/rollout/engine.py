@@ -1,24 +1,24 @@
-"""The rollout engine: samples from the very tensors that are being trained.
+"""The rollout engine: samples with the tensors that are being trained.
 
     engine = Engine(policy, EngineConfig(slots=256, max_positions=4096))
     batch = engine.sample(prompts, sampling, group_size=8, seeds=seeds)
 
-One set of weights: the packed base, the adapter and the norm gains are the policy's; `refresh`
-after an optimiser step takes up the adapter in place, and noise on the norms is read at each
-rollout. There is no second model to keep in step, to put to sleep or to wake.
+There is one set of weights: the packed base, the adapter and the norm gains belong to the policy.
+Call `refresh` after an optimiser step to read the updated adapter in place; noise on the norms is
+read at each rollout. No second model has to be synchronised or moved out of memory.
 
 The loop, one *round* at a time:
 
-    let waiting rows enter       prefill their sequences in chunks
-    reserve cache blocks         or preempt the row that entered last
+    admit waiting rows           prefill their sequences in chunks
+    reserve cache blocks         or preempt the row that was admitted last
     launch some decode steps     from captured graphs on a GPU: the host does nothing in between
-    look at the round before     rows that have ended leave, and their outputs are copied aside
+    read the previous round      remove rows that have ended, and copy their outputs
 
-The host is a round behind the device, so neither waits for the other; a row may run on for up to
-two rounds after its end, to no effect.
+The host works one round behind the device, so neither waits for the other. A row may continue for
+up to two rounds after its end; the extra tokens are ignored.
 
-Easy to get wrong: everything that touches the device goes through one stream in this order, which
-is what makes it safe to reuse a slot or a block as soon as the host knows that it is free.
+Easy to get wrong: all work on the device goes through one stream in this order. This is why a slot
+or a block can be reused as soon as the host knows that it is free.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from torch import Tensor
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.backend import Backend
 from repro.rollout.blocks import BlockPool
-from repro.rollout.engine_config import EngineConfig, cache_blocks, cache_dtype, width_for
+from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
+from repro.rollout.engine_ops import Operations
 from repro.rollout.forward import Forward
-from repro.rollout.ops import Operations
 from repro.rollout.prefill import chunks_of, entry_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
@@ -45,13 +45,13 @@ from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.spec.arm import require
 from repro.spec.config import SamplingConfig
 
-# Share of the slots that must be free before running rows are held up by a prefill.
+# Share of the slots that must be free before a prefill may delay running rows.
 _ENTERING_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Readback:
-    """What the host will read of a round: status and counts of all slots, and who was where."""
+    """What the host reads of a round: status and counts of all slots, and the rows in them."""
 
     values: Tensor
     ready: Any
@@ -64,10 +64,10 @@ class Engine:
     Parameters
     ----------
     policy
-        With weights of any format and an adapter or none. Full training is refused: its masters
-        are float32 and the engine would run them without the trainer's autocast.
+        Weights of any format, with or without an adapter. Full training is refused: its master
+        weights are float32, and the engine would use them without the trainer's autocast.
     config
-        Sizes and switches.
+        Sizes and options.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Engine:
         self._steps = self._backend.steps(self.forward, self.state)
 
     def refresh(self) -> None:
-        """Take up the adapter as it is now, in place: captured steps see it."""
+        """Read the current adapter, in place, so that captured steps use it."""
         for group in self.forward.groups():
             group.refresh()
 
@@ -148,10 +148,10 @@ class Engine:
         Raises
         ------
         ValueError
-            When a prompt is empty, too long or holds an unknown token, counts do not match, or a
-            row at full length does not fit the cache.
+            If a prompt is empty, too long or has an unknown token, if counts do not match, or if
+            a row of full length does not fit into the cache.
         FloatingPointError
-            When logits are not finite, naming row, token and layer. Nothing is drawn from them.
+            If logits are not finite; names row, token and layer. Nothing is drawn from them.
         """
         rows = self._rows(prompts, sampling, group_size, seeds, limits)
         self.statistics = Statistics()
@@ -182,15 +182,15 @@ class Engine:
         )
 
     def run_step(self, width: int, sampling: SamplingConfig) -> None:
-        """Run one bare decode step over the slots as `state` has them; for measurement."""
+        """Run one decode step on the slots of `state`, without the host's work; for timing."""
         self._steps(width, sampling)
 
     def forget_steps(self) -> None:
-        """Drop captured work; the next step is captured anew, by what then serves its products."""
+        """Drop captured graphs; the next step is captured again, with the kernels chosen then."""
         self._steps.close()
 
     def abandon(self) -> None:
-        """Return every slot and block, whatever happened."""
+        """Free all slots and blocks, also after an error."""
         self._synchronize()
         self._readbacks.clear()
         self._scheduler.clear()
@@ -200,21 +200,21 @@ class Engine:
         self.state.send_table()
 
     def _give_back_cache(self) -> None:
-        """Give back the cache's memory, and captured steps, which hold its address."""
+        """Free the cache's memory and the captured steps, which contain its address."""
         for cache in (self._keys, self._values):
             cache.untyped_storage().resize_(0)
         self._steps.close()
 
     def _take_cache(self) -> None:
-        """Take the cache's memory where it was given back; the layers' views find it by itself."""
+        """Allocate the cache's memory again if it was freed; the layers' views use it."""
         for cache in (self._keys, self._values):
             if cache.untyped_storage().nbytes() < cache.nbytes:
                 cache.untyped_storage().resize_(cache.nbytes)
-                # What a masked position holds is multiplied by zero, so it must be a number.
+                # Masked positions are multiplied by zero, so they must not hold NaN.
                 cache.zero_()
 
     def close(self) -> None:
-        """Give back the cache and the captured steps; the policy stays as it is."""
+        """Free the cache and the captured steps; the policy is unchanged."""
         self._steps.close()
         empty = torch.empty(0, device=self.device)
         self._keys = self._values = empty
@@ -257,7 +257,7 @@ class Engine:
         ]
 
     def _round(self, sampling: SamplingConfig) -> None:
-        """Let rows enter, launch some steps, and look at the round before."""
+        """Admit rows, launch some steps, and read the previous round."""
         scheduler, config = self._scheduler, self.config
         if self._may_enter():
             watermark = len(scheduler.running) * self.pool.blocks_for(config.round_steps)
@@ -280,7 +280,7 @@ class Engine:
         return scheduler.free_slots >= min(enough, len(scheduler.waiting))
 
     def _enter(self, admission: Admission) -> None:
-        """Prefill the rows that enter and put them into their slots."""
+        """Prefill the admitted rows and put them into their slots."""
         if not admission.rows:
             return
         for chunk in chunks_of(admission.segments, self.config.prefill_tokens):
@@ -300,7 +300,7 @@ class Engine:
         self._scheduler.entered()
 
     def _reserve(self, steps: int) -> None:
-        """Make room for the next steps, preempting rows where it must be."""
+        """Reserve blocks for the next steps, preempting rows if necessary."""
         scheduler = self._scheduler
         while leaving := scheduler.reserve(steps):
             self._drain()
@@ -341,7 +341,7 @@ class Engine:
         return _Readback(values=values, ready=ready, rows=rows)
 
     def _read(self, readback: _Readback) -> None:
-        """Let the rows leave that had ended when `readback` was taken."""
+        """Remove the rows that had ended when `readback` was taken."""
         if readback.ready is not None:
             readback.ready.synchronize()
         status, counts = readback.values.tolist()
@@ -376,7 +376,7 @@ class Engine:
         )
 
     def _compact(self) -> None:
-        """Move rows to lower slots where that makes the step narrower."""
+        """Move rows to lower slots if that allows a narrower step."""
         running, slots = self._scheduler.running, self.config.slots
         if not running or self._scheduler.waiting:
             return
@@ -412,4 +412,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu.cuda_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return Backend(cache_dtype=cache_dtype(policy, config), operations=Operations())
+    return Backend(cache_dtype=policy.compute_dtype, operations=Operations())

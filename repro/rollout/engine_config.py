@@ -9,7 +9,7 @@ import torch
 
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
-from repro.spec.arm import CacheName, require, require_choice
+from repro.spec.arm import require, require_choice
 
 Products = Literal["own", "bitsandbytes"]
 
@@ -32,8 +32,6 @@ class EngineConfig:
     cache_blocks, block_size
         Blocks of the cache, the scrap block included, and positions per block; 0 blocks gives every
         slot room for `max_positions`, as far as free memory goes.
-    cache_format
-        `compute`: keys and values in the compute dtype. `float8`: E4M3, half the bytes.
     prefill_tokens
         Tokens of one prefill chunk.
     round_steps
@@ -54,7 +52,6 @@ class EngineConfig:
     max_new_tokens: int = 2048
     cache_blocks: int = 0
     block_size: int = BLOCK_POSITIONS
-    cache_format: CacheName = "compute"
     prefill_tokens: int = PREFILL_TOKENS
     round_steps: int = 16
     share_prompts: bool = True
@@ -63,7 +60,6 @@ class EngineConfig:
     keeps_cache: bool = True
 
     def __post_init__(self) -> None:
-        require_choice("cache_format", self.cache_format, CacheName)
         require_choice("products", self.products, Products)
         for name in ("slots", "max_positions", "max_new_tokens", "block_size", "round_steps"):
             value = getattr(self, name)
@@ -80,11 +76,6 @@ def width_for(rows: int, slots: int) -> int:
         if width >= rows:
             return min(width, slots)
     return min(-(-rows // 64) * 64, slots)
-
-
-def cache_dtype(policy: Policy, config: EngineConfig) -> torch.dtype:
-    """Return the dtype of keys and values in the cache."""
-    return torch.float8_e4m3fn if config.cache_format == "float8" else policy.compute_dtype
 
 
 def blocks_for(rows: int, config: EngineConfig) -> int:
@@ -111,6 +102,6 @@ def cache_blocks(
     decoder: Any = policy.decoder
     heads = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
     block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
-    block_bytes *= cache_dtype(policy, config).itemsize
+    block_bytes *= policy.compute_dtype.itemsize
     free, _ = torch.cuda.mem_get_info(policy.device)
     return min(needed, int((free - reserved) * share) // block_bytes)

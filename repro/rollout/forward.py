@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
+from repro.rollout.engine_ops import Heads, LayerCache, NewTokens, Operations, Rotation
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import Heads, LayerCache, NewTokens, Operations, Rotation
 
 GroupMaker = Callable[[Sequence[nn.Module]], ProjectionGroup]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repro.rollout.draw import uniforms
-from repro.rollout.ops import TILE, NewTokens
+from repro.rollout.engine_ops import TILE, NewTokens
 from repro.rollout.scheduler import Row, Segment
 from repro.rollout.state import Entry
 
@@ -50,13 +50,7 @@ def new_tokens(
     max_blocks: int,
     push: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, NewTokens]:
-    """Return a chunk's tokens, (M,) int32, and where they stand, on the device.
-
-    Parameters
-    ----------
-    push
-        Takes a host tensor to the device.
-    """
+    """Return a chunk's tokens, (M,) int32, and where they stand, on the device."""
     M = sum(segment.end - segment.start for segment in segments)
     starts = itertools.accumulate((s.end - s.start for s in segments), initial=0)
     tiles = [

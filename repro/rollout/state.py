@@ -182,13 +182,7 @@ class RowState:
 
 @dataclass(slots=True)
 class Statistics:
-    """What one rollout did, as counts.
-
-    Attributes
-    ----------
-    decode_steps
-        Steps launched.
-    """
+    """What one rollout did, as counts."""
 
     prefill_tokens: int = 0
     generated_tokens: int = 0

@@ -1,6 +1,6 @@
-"""Rollouts by vLLM, for those who run it: adapter-only synchronisation, noise, log-probabilities.
+"""Rollouts by vLLM (`--set sampler=vllm`): its own copy of the base, the adapter handed over.
 
-vLLM keeps a copy of its own of the base weights; what moves between trainer and sampler is the
+vLLM loads the base once, from a folder of the policy's own weights; what moves at each step is the
 adapter alone, under a new integer id each time (a request names the id it wants, and an id that was
 loaded before would be served from vLLM's cache). It moves as a safetensors file, because a
 `LoRARequest` names a path; the file before it is removed. The prefix cache is reset with each
@@ -11,15 +11,10 @@ name, in the engine, and the receipt counts the channels whose gain there differ
 without noise. The published code looked for a class that vLLM does not build, touched nothing and
 said nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
-Not yet wired to a command: runs sample with this project's own engine.
-
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
 `reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or
-newer. What is handed to it is tested everywhere, against a stand-in with the same signatures; what
-it answers, where it is installed, on a CPU too. Those tests ran with its CPU build 0.32.0 on 16-bit
-weights of Qwen2, Qwen3 and Llama shapes, in float32 and bfloat16. That build refuses 4-bit weights,
-which were not run. On a GPU of compute capability 10.0, vLLM may serve an MXFP4 folder with
-activations in 4 bits too, by its own words; the trainer's are 16-bit.
+newer. Its CPU build 0.32.0 refuses 4-bit weights. On a GPU of compute capability 10.0, vLLM may
+serve an MXFP4 folder with activations in 4 bits too, by its own words; the trainer's are 16-bit.
 
 Easy mistakes
 -------------
@@ -32,6 +27,8 @@ Easy mistakes
   code: the engine is kept in this process.
 * End tokens, to which vLLM adds those of the checkpoint's tokenizer and `generation_config.json`
   unless a request says `ignore_eos`.
+* Sleep mode, after which NVFP4 with an adapter answers as without it: the engine is never put to
+  sleep.
 """
 
 from __future__ import annotations
@@ -47,102 +44,105 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from kernels import dispatch
+from repro.models.checkpoint import verify, weights_digest, write_quantized
 from repro.models.files.adapter_files import save_adapter
+from repro.models.loading import default_recipe, read_description
+from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
-from repro.rollout.sampler import (
-    Completion,
-    FinishReason,
-    RolloutBatch,
-    check_request,
-)
+from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
 from repro.spec.arm import require
 from repro.spec.config import SamplingConfig
+from repro.spec.hub import user_cache
 
 # vLLM takes positive temperatures below for this one.
 _LEAST_TEMPERATURE = 0.01
+# Ranks that vLLM makes room for.
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+# Prompts of a rollout on whose first completions vLLM is compared with the policy as it stands.
+_COMPARED = 4
 
 
 class VllmSampler:
-    """Samples from a checkpoint in vLLM with the policy's adapter.
+    """Samples in vLLM with a policy's adapter and gains; a context manager, which ends the engine.
 
     Parameters
     ----------
     policy
-        The trainer's policy, whose adapter and norms are followed. vLLM computes in its dtype.
-    checkpoint
-        Folder or hub name that vLLM loads the base from: the same weights as the policy's.
+        The trainer's policy, loaded from a folder. vLLM computes in its dtype.
     max_positions
-        Longest prompt and completion together, in tokens.
+        Longest prompt and completion together, in tokens; no more than the policy has.
     memory_share
         Part of the device's memory for vLLM, between 0 and 1.
-    max_rank
-        Largest LoRA rank.
-    eager
-        Run without compilation and captured graphs: slower, started sooner.
 
     Attributes
     ----------
     version : int
         Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
     channels_changed : int
-        Channels of vLLM's norms whose gain differs from the one without noise: the receipt.
+        Channels of vLLM's norms whose gain differs from the one without noise.
+    receipt : dict
+        For the record: vLLM's version, the digest of the weights that it loaded, most channels
+        changed, and by whether noise was on the largest of rollouts' mean |log pi_policy - log
+        pi_vLLM|, noise included; from the clean trainer it is the series `sampler_trainer_*`.
 
     Raises
     ------
     ImportError
         When vLLM is not installed.
     ValueError
-        When the environment puts vLLM's engine into a process of its own, or the policy is fully
-        trained.
+        When the environment puts vLLM's engine into a process of its own.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        checkpoint: str | Path,
-        *,
-        max_positions: int,
-        memory_share: float = 0.4,
-        max_rank: int = 64,
-        eager: bool = False,
-    ) -> None:
-        # vLLM's engine in this process takes a function as it is.
+    def __init__(self, policy: Policy, *, max_positions: int, memory_share: float = 0.1) -> None:
+        # vLLM's engine in this process takes a function as it is, and leaves its threads alone.
         where = os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        from vllm import LLM
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        import vllm
 
         require(
             where == "0",
             f"VLLM_ENABLE_V1_MULTIPROCESSING is {where!r}; norms are set in an engine in this "
             "process, which needs '0'",
         )
-        require(
-            policy.training != "full",
-            "vLLM's copy of the base is never updated: it serves LoRA and frozen policies only",
-        )
+        decoder: Any = policy.decoder
         self.policy = policy
-        self.max_positions = max_positions
+        self.max_positions = min(max_positions, decoder.config.max_position_embeddings)
         self.version = 0
         self.channels_changed = 0
         self._gains: dict[str, Tensor] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="qerl-adapter-")
         self._stale = True
+        served, digest = served_folder(policy)
+        self.receipt: dict[str, Any] = {"version": vllm.__version__, "weights_sha256": digest}
+        rank = max(
+            (layer.adapter()[0].shape[0] for _, layer in adapter_layers(policy.model)), default=1
+        )
         # The engine, in this process, seeds torch's global generator.
         with torch.random.fork_rng(devices=[]):
-            self._llm: Any = LLM(
-                model=str(checkpoint),
+            self._llm: Any = vllm.LLM(
+                model=str(served),
                 skip_tokenizer_init=True,
                 dtype=str(policy.compute_dtype).removeprefix("torch."),
-                max_model_len=max_positions,
+                max_model_len=self.max_positions,
                 gpu_memory_utilization=memory_share,
                 hf_overrides={"head_dtype": "float32"},
-                enforce_eager=eager,
+                # Compiled code and captured graphs are for devices.
+                enforce_eager=policy.device.type == "cpu",
                 enable_lora=policy.training == "lora",
-                max_lora_rank=max_rank,
+                max_lora_rank=min((size for size in _RANKS if size >= rank), default=rank),
                 max_loras=1,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
             )
+
+    def __enter__(self) -> VllmSampler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._llm = None
+        self._folder.cleanup()
 
     def refresh(self) -> None:
         """Take up the adapter as it is now, at the next rollout."""
@@ -192,11 +192,34 @@ class VllmSampler:
             use_tqdm=False,
         )
         greedy = sampling.temperature == 0
-        return RolloutBatch(
+        batch = RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
             completions=[_completion(output.outputs[0], greedy) for output in outputs],
             group_size=group_size,
         )
+        if not greedy and not sampling.filtered:
+            self._compare(batch, sampling)
+        return batch
+
+    @torch.no_grad()
+    def _compare(self, batch: RolloutBatch, sampling: SamplingConfig) -> None:
+        """Note how far a rollout's log-probabilities are from those of the policy as it stands."""
+        off: list[float] = []
+        decoder: Any = self.policy.decoder
+        for prompt, completion in zip(
+            batch.prompt_ids[:_COMPARED], batch.completions[:: batch.group_size], strict=False
+        ):
+            tokens = torch.tensor([*prompt, *completion.token_ids], device=self.policy.device)
+            hidden = decoder.model(input_ids=tokens[None, :-1], use_cache=False)[0][0]
+            end = hidden[len(prompt) - 1 :], decoder.lm_head.weight, tokens[len(prompt) :]
+            own, _ = dispatch.token_logprobs(*end, sampling.temperature)
+            off += (own.cpu() - torch.tensor(completion.sampled_logprobs)).abs().tolist()
+        name = "abs_diff_mean_noisy" if self.channels_changed else "abs_diff_mean_clean"
+        self._note(name, sum(off) / len(off))
+        self._note("channels_changed", self.channels_changed)
+
+    def _note(self, name: str, value: float) -> None:
+        self.receipt[name] = max(self.receipt.get(name, 0), value)
 
     def _parameters(self, sampling: SamplingConfig, seeds: Sequence[int]) -> list[Any]:
         from vllm import SamplingParams
@@ -265,10 +288,31 @@ class VllmSampler:
 
         return LoRARequest(f"adapter-{self.version}", self.version, str(self._adapter_folder))
 
-    def close(self) -> None:
-        """Let the engine go, and remove the adapter's files."""
-        self._llm = None
-        self._folder.cleanup()
+
+def served_folder(policy: Policy) -> tuple[Path, str]:
+    """Return the folder that vLLM loads a policy's base from, and the digest of its weights.
+
+    It is the policy's own where loading rounds nothing; else one quantised from it as the policy
+    was, once, into the user's cache, and compared with its manifest at every start.
+
+    Raises
+    ------
+    CheckpointError
+        When a file of the written folder is not what was written.
+    """
+    source, digest, kind = policy.folder, weights_digest(policy.effects), policy.weight_format
+    assert source is not None
+    if kind in ("bf16", read_description(source).stored_format):
+        return source, digest
+    name = f"{digest[:16]}-{kind}-{default_recipe(source, kind)}"
+    target = user_cache() / "vllm" / name
+    try:
+        if not target.is_dir():
+            write_quantized(source, target, kind, device=policy.device)
+    except OSError:
+        if not target.is_dir():  # written by another process meanwhile, of the same weights
+            raise
+    return target, str(verify(target))
 
 
 def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, Tensor]) -> int:

@@ -230,8 +230,6 @@ def carried_plans(
         The folder of records; `run` wrote the plans beside them before the first of them began.
     earlier
         The plans among the expectations.
-    device
-        The kind of device that made the records.
 
     Returns
     -------

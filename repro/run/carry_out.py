@@ -54,13 +54,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
 
 
 def procedure_named(name: str) -> Procedure:
-    """Return the procedure called `name`, importing its module.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """Return the procedure called `name`, importing its module; `ValueError` if there is none."""
     if name not in _PROCEDURES:
         known = ", ".join(sorted(_PROCEDURES))
         raise ValueError(f"there is no procedure {name!r}; known procedures: {known}")

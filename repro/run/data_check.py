@@ -37,8 +37,6 @@ class Read:
     ----------
     name
         What they are to the run, for messages.
-    data, split
-        Where they come from.
     max_prompt_tokens
         Longest prompt, in tokens, that the scale takes of them.
     """

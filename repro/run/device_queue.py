@@ -93,13 +93,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
 
 
 def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
-    """Return the devices that a tier's runs fill; none named for tiers that share one device.
-
-    Raises
-    ------
-    ValueError
-        If devices are named that are not there, or for a tier that does not fill several.
-    """
+    """Return the devices that a tier's runs fill; `ValueError` if named ones cannot be filled."""
     if tier in SPREAD_TIERS:
         return visible_devices(named)
     _require_spread(tier, named, 1 if named in (None, "1") else 2)

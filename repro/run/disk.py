@@ -32,13 +32,7 @@ def is_disk_fault(error: OSError, place: Path) -> bool:
 
 
 def sentence_of(error: OSError, place: Path | None = None) -> str:
-    """Return an error as a sentence without a traceback.
-
-    Parameters
-    ----------
-    place
-        Named where the error has no path of its own.
-    """
+    """Return an error as a sentence without a traceback, about its own path or `place`."""
     named = error.filename if isinstance(error.filename, str | Path) else place
     if named is None or error.errno is None:
         return str(error) or type(error).__name__
@@ -49,13 +43,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
 
 
 def require_writable(folder: Path) -> None:
-    """Make a folder and write into it, so that an unwritable disk is reported before a run starts.
-
-    Raises
-    ------
-    DiskError
-        Naming the folder, and the reason.
-    """
+    """Make a folder and write into it; raise `DiskError` before a run starts where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

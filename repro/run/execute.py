@@ -1,12 +1,11 @@
-"""Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
+"""Carry out a plan: skip recorded runs, run the others on worker processes, record each result.
 
-A run is done when its record says so; nothing done is ever done again. Several starts on one folder
-of records share the work (`repro.run.shared_work`): each run is carried out by one of them. A run
-that failed leaves a record that says why beside the place of the record it did not write, and is
-tried again by the next start; one that was interrupted goes on from its own checkpoint, or is
-measured again where it is a measurement. A disk that cannot be written fails no run: it ends the
-start (`repro.run.disk`). Results do not depend on how many workers there are, nor on which of them
-took a run.
+A run with a record of success is never run again. Several processes may be started on one folder of
+records (`repro.run.shared_work`); each run is then carried out by one of them. A failed run leaves
+a failure record with the reason in the same folder, and the next start tries it again. An
+interrupted training run resumes from its checkpoint; an interrupted measurement starts over. If the
+disk cannot be written to, the command stops without failing any run (`repro.run.disk`). Results
+depend neither on the number of workers nor on which worker carries out a run.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
 from repro.run.device_queue import (
     RETRIES,
+    SPREAD_TIERS,
     Grouping,
     devices_of,
     require_workers,
@@ -57,6 +57,7 @@ from repro.run.several_ranks.rank_processes import (
     join_torchrun,
     require_ranks,
 )
+from repro.run.several_ranks.ray_pool import RayPool, join_cluster
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
@@ -73,13 +74,13 @@ FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
-# Seconds that a worker gets to write its checkpoint; of several ranks, as long as they may wait.
+# Seconds that a worker has to write its checkpoint; with several ranks at least their timeout.
 _GRACE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a start ended: runs found done, done now, failed, and left for the next start."""
+    """Numbers of runs that were recorded before, finished now, failed, or are left to do."""
 
     before: int
     finished: int
@@ -93,19 +94,16 @@ class Outcome:
 
 
 def default_workers(tier: Tier, ranks: int = 1) -> int:
-    """Return how many runs go side by side: one per core at the smoke tier, one per GPU above."""
+    """Return how many runs are carried out at once: one per core at the smoke tier, else one."""
     if tier is Tier.SMOKE:
         return max(1, len(os.sched_getaffinity(0)) // ranks)
     return 1
 
 
 def main_run(args: argparse.Namespace) -> int:
-    """Carry out what the command line names; return the exit status.
+    """Carry out the runs that the command line selects; return the exit status.
 
-    Returns
-    -------
-    int
-        0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
+    It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
     """
     require(
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
@@ -128,25 +126,38 @@ def main_run(args: argparse.Namespace) -> int:
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups))
+        threads = args.threads or default_threads(selection.tier, workers * ranks)
+        needs: dict[str, int] = {}
+        if args.executor == "ray":
+            needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
+            workers = _room_on_cluster(args, selection.tier, folder, needs)
         left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
-        needs = selection.source.needs_at(selection.tier)
-        full = disk_refusal(needs, left, workers, folder)
+        full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         text = plan_text(selection, plan, folder, expected, workers)
         for part in filter(None, (others, text, *notes)):
             console.print(part, highlight=False, markup=False)
-        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=groups))
+        batch = batches.setdefault(
+            selection.tier,
+            _Batch(workers=workers, threads=threads, devices=groups, ray_needs=needs),
+        )
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
     return _carry_out(
-        batches,
-        folder,
-        args.threads,
-        console,
-        ranks=ranks,
-        stall=args.stall_timeout,
-        joined=joined,
+        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
     )
+
+
+def _room_on_cluster(
+    args: argparse.Namespace, tier: Tier, runs: Path, needs: Mapping[str, int]
+) -> int:
+    """Return how many runs a Ray cluster has room for at once, joined and looked at."""
+    for name, value in (("--workers", args.workers), ("--devices", args.devices)):
+        require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
+    require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
+    require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
+    require_writable(runs)
+    return join_cluster(runs, needs)
 
 
 def require_ready(selection: Selection) -> None:
@@ -157,17 +168,18 @@ def require_ready(selection: Selection) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """The runs of one tier, those that targets share once, and what carries them out."""
+    """The distinct runs of one tier, and the workers and devices that carry them out."""
 
     workers: int
+    threads: int
     devices: tuple[str, ...]
+    ray_needs: Mapping[str, int]
     runs: dict[str, RunConfig] = field(default_factory=dict)
 
 
 def _carry_out(
     batches: Mapping[Tier, _Batch],
     folder: Path,
-    threads: int | None,
     console: Console,
     *,
     ranks: int,
@@ -175,11 +187,10 @@ def _carry_out(
     joined: Ranks | None,
 ) -> int:
     worst = FINE
-    for tier, batch in batches.items():
+    for batch in batches.values():
         plan = list(batch.runs.values())
-        each = threads or default_threads(tier, batch.workers * ranks)
         if joined is not None and not joined.first:
-            if follow(joined, tasks_of(plan, folder, workers=1), each):
+            if follow(joined, tasks_of(plan, folder, workers=1), batch.threads):
                 return INTERRUPTED
             continue
         for path in write_plans(plan, folder):
@@ -188,15 +199,16 @@ def _carry_out(
             plan,
             folder,
             workers=batch.workers,
-            threads=each,
+            threads=batch.threads,
             console=console,
             devices=batch.devices,
+            ray_needs=batch.ray_needs,
             ranks=ranks,
             stall=stall,
             joined=joined,
         )
         if joined is not None:
-            joined.texts(LEFT if outcome.left else "")  # ends what the others `follow`
+            joined.texts(LEFT if outcome.left else "")  # the other ranks return from `follow`
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
@@ -204,7 +216,7 @@ def _carry_out(
 
 
 def default_threads(tier: Tier, workers: int = 1) -> int:
-    """Return the threads of one run: 1 at the smoke tier, so that its sums have one order."""
+    """Return the threads per run: 1 at the smoke tier, so that sums have one order."""
     shared = max(2, workers)
     return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // shared)
 
@@ -222,23 +234,24 @@ def execute(
     ranks: int = 1,
     stall: float = 600.0,
     joined: Ranks | None = None,
+    ray_needs: Mapping[str, int] | None = None,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
     Parameters
     ----------
-    runs : Path
-        Folder of the records; made if missing.
     workers, threads : int
-        Processes side by side, and threads in each.
+        Number of worker processes, and threads in each.
     devices : sequence of str
-        Devices that the workers fill, one each; see `repro.run.device_queue`.
+        One per worker; see `repro.run.device_queue`.
     grouping, carry_out : callable
-        In place of the suite's own, for tests.
+        Replacements for the default ones, for tests.
     ranks, stall
         Processes of each run, and seconds that they wait for one another.
     joined
-        This process's place among the ranks that torchrun started, else None.
+        The ranks that torchrun started, seen from this process; None without torchrun.
+    ray_needs
+        CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
 
     Raises
     ------
@@ -258,14 +271,15 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = tasks_of(pending, runs, workers=workers, grouping=grouping)
+    tasks = tasks_of(pending, runs.absolute(), workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
     if ranks > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    pool: WorkerPool | InPlace = WorkerPool(
+    make = partial(RayPool, ray_needs) if ray_needs else WorkerPool
+    pool: WorkerPool | InPlace = make(
         workers,
         runs / "workers.log",
         threads,
@@ -273,7 +287,7 @@ def execute(
         devices=devices,
         retries=_retries,
         carry_out=carry_out,
-        alone=plan[0].tier == Tier.SYSTEMS.value,
+        alone=any(map(_needs_a_fresh_process, plan)),
         claim=claims.take,
     )
     if joined is not None:
@@ -292,8 +306,13 @@ def execute(
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
+def _needs_a_fresh_process(run: RunConfig) -> bool:
+    """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
+    return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
+
+
 def _retries(task: Task) -> int:
-    """Return how often a task is taken up again whose process died: from its checkpoint."""
+    """Return how often to retry a task whose process died; 0 if it has no checkpoint."""
     stands = any((task.folder / "checkpoint").glob("step-*"))
     return RETRIES if is_ensemble(task.run) or stands else 0
 
@@ -305,7 +324,7 @@ def _follow(
     counts: dict[str, int],
     display: Display,
 ) -> list[str]:
-    """Follow tasks to their end; return faults of disks."""
+    """Wait for all tasks to end; return errors of the disk."""
     faults = []
     for event in pool.execute(tasks):
         _conclude(event, counts)
@@ -318,7 +337,7 @@ def _follow(
 
 
 def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
-    """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
+    """Return the runs that this machine can carry out, and why it cannot carry out the others."""
     refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
     arms: dict[str, list[str]] = {}
     for run in plan:
@@ -330,7 +349,7 @@ def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:
-    """Count an ended run; record the failed, clear the working folder of the finished."""
+    """Count an ended run; write a failure record, or remove a finished run's checkpoint."""
     if event.kind not in ("finished", "failed", "elsewhere"):
         return
     task = event.task
@@ -338,7 +357,7 @@ def _conclude(event: Event, counts: dict[str, int]) -> None:
     counts["finished"] += len(recorded)
     counts["failed"] += len(task.every) - len(recorded)
     if event.kind == "failed":
-        # Runs of an ensemble that were recorded before its worker died are done all the same.
+        # Runs of an ensemble may have been recorded before its worker died: these are done.
         environment = capture_environment()
         for run in task.every:
             if run not in recorded:
@@ -359,7 +378,7 @@ def _shown(event: Event) -> dict[str, float]:
 
 
 def _stop_on_signals(pool: WorkerPool | InPlace, console: Console) -> Callable[[], None]:
-    """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
+    """Let Ctrl-C or SIGTERM stop workers after their current step, and a second signal at once."""
     asked: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -22,13 +22,7 @@ def runs_folder(named: str | None) -> Path:
 
 
 def expected_folder(named: str | None) -> Path:
-    """Return the folder of expectations.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """Return the folder of expectations; `ValueError` if there is none."""
     candidates = [Path(named)] if named else [PACKAGE.parent / "expected", PACKAGE / "expected"]
     for folder in candidates:
         if (folder / "paper").is_dir():

@@ -23,6 +23,7 @@ from repro.run.preflight import disk_bytes, is_published, memory_of, refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
+from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.tier import Tier
 
 
@@ -93,7 +94,7 @@ def plan_text(
 
 
 def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
-    """Return what one run takes, of published checkpoints: the smallest and the largest arm's."""
+    """Return sizes of published checkpoints, and what the smallest and largest arm's run takes."""
     planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
     every = [run for run in planned.values() if is_published(run.scale)]
     if not every:
@@ -106,7 +107,16 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
         else f"{size(of[0][0])} of {what}"
         for of, what in ((memory, "memory"), (disk, "disk"))
     ]
-    return [f"  one run   {', '.join(parts)}"]
+    shapes = (shape_of_checkpoint(name) for name in sorted({run.scale.checkpoint for run in every}))
+    return [
+        *(
+            f"  model     {shape.name}: {shape.parameters() / 1e6:.4g} million parameters, "
+            f"{shape.layers} blocks of width {shape.hidden}"
+            for shape in shapes
+            if shape is not None
+        ),
+        f"  one run   {', '.join(parts)}",
+    ]
 
 
 def _seconds_of(record: Record) -> float:

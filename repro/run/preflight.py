@@ -40,9 +40,12 @@ def refusal(run: RunConfig) -> str | None:
     scale = run.scale
     refusals = [missing_package(run)]
     if isinstance(scale, TrainScale):
-        refusals += [_noise_refusal(run), *_data_refusals(dataclasses.replace(scale, seeds=()))]
+        refusals += [_noise_refusal(run), _sampler_refusal(run)]
+        refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
             refusals += [memory_of(run.arm, scale)[1]] if is_published(scale) else []
+            folder = Path(scale.checkpoint).expanduser()
+            refusals += [_format_refusal(folder, run.arm)] if folder.is_dir() else []
         except ValueError as error:  # a config.json without a decoder's sizes
             refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -53,15 +56,9 @@ def files_refusal(run: RunConfig) -> str | None:
     if not isinstance(run.scale, TrainScale) or not is_published(run.scale):
         return None
     try:
-        stored = _checked_files(dataclasses.replace(run.scale, seeds=()))
+        return _format_refusal(_checked_files(dataclasses.replace(run.scale, seeds=())), run.arm)
     except ValueError as error:
         return str(error)
-    if stored in (None, run.arm.weight_format):
-        return None
-    return (
-        f"{run.scale.checkpoint} stores {stored} codes; {run.arm.weight_format} weights need the "
-        "16-bit checkpoint"
-    )
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -103,6 +100,28 @@ def _noise_refusal(run: RunConfig) -> str | None:
         f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates per rollout: "
         f"{every}); {way}"
     )
+
+
+def _sampler_refusal(run: RunConfig) -> str | None:
+    """Return why vLLM cannot sample for a run that asks for it, or None."""
+    arm, scale = run.arm, run.scale
+    if scale.sampler == "own":
+        return None
+    if importlib.util.find_spec("vllm") is None:
+        return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
+    if run.procedure not in ("train", "evaluate") or scale.together:
+        how = "trained together with others" if scale.together else f"a {run.procedure}"
+        return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
+    if arm.training == "full":
+        return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
+    if arm.rounding or arm.weight_noise or scale.permuted:
+        return f"{arm.name} changes the weights on loading, vLLM's copy has them not; it needs own"
+    if arm.training == "lora" and arm.loss.importance_cap is None:
+        return (
+            f"{arm.name}: what vLLM samples from differs from what is trained by rounding, and "
+            "loss.importance_cap is None; needed is a number: --set arm.loss.importance_cap=2"
+        )
+    return None
 
 
 def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
@@ -174,18 +193,33 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
             yield f"{read.name} problems: {error}"
 
 
-@functools.lru_cache(maxsize=64)
-def _checked_files(scale: TrainScale) -> str | None:
-    """Return the format in which a checkpoint stores its weights, None for 16 bits.
+def _format_refusal(folder: Path, arm: Arm) -> str | None:
+    """Return why a checkpoint does not load in an arm's format, or None; reads its config alone.
 
     Raises
     ------
     ValueError
-        When config, tokenizer or problems cannot be read, prompts are too long or problems too few.
+        When the config is not one of a checkpoint that is built here.
+    """
+    from repro.models.loading import read_description
+
+    stored = read_description(folder).stored_format
+    if stored in (None, arm.weight_format):
+        return None
+    return f"{folder} stores {stored} codes; {arm.weight_format} weights need the 16-bit checkpoint"
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_files(scale: TrainScale) -> Path:
+    """Return a checkpoint's folder, whose tokenizer fits it and the problems.
+
+    Raises
+    ------
+    ValueError
+        When tokenizer or problems cannot be read, prompts are too long or problems too few.
     """
     from repro.data.prompts import render
     from repro.models.checkpoint import resolve
-    from repro.models.loading import read_description
     from repro.models.policy import load_tokenizer
 
     folder = resolve(scale.checkpoint, scale.revision, weights=False)
@@ -208,4 +242,4 @@ def _checked_files(scale: TrainScale) -> str | None:
                 f"tokens with the tokenizer of {folder}; max_prompt_tokens there is "
                 f"{read.max_prompt_tokens}"
             )
-    return read_description(folder).stored_format
+    return folder

@@ -21,16 +21,7 @@ from repro.spec.tier import Tier
 
 
 class Display:
-    """Shows the events of a set of tasks.
-
-    Parameters
-    ----------
-    tasks : sequence of Task
-        What is about to run.
-    finished_before : int
-        Runs of the same plan whose records were there already.
-    console : rich Console
-    """
+    """Shows the events of a set of tasks, of which some were finished before."""
 
     def __init__(self, tasks: Sequence[Task], finished_before: int, console: Console) -> None:
         self._console = console

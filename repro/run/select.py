@@ -67,8 +67,6 @@ class Changes:
     ----------
     data
         A folder of JSONL, or a data set's name, in place of the targets' own problems.
-    steps
-        Training steps in place of the targets' own.
     settings
         Nested values in place of those of the scale and, under `arm`, of the arms.
     limit
@@ -85,13 +83,7 @@ class Changes:
 
 
 def changes_of(args: argparse.Namespace) -> Changes:
-    """Return the changes that a command line asks for: `--config` first, then what it names itself.
-
-    Raises
-    ------
-    ValueError
-        If a file or a setting cannot be read.
-    """
+    """Return the changes that a command line asks for: `--config` first, then what it names."""
     given = vars(args)
     file, model, template = (given.get(name) for name in ("config", "model", "template"))
     settings, checkpoint, prompt, changed = all_of(
@@ -194,11 +186,7 @@ def model_source(named: str) -> str:
     """Return `TrainScale.checkpoint` for what `--model` names: a folder or file, or a hub name.
 
     A GGUF file is made a checkpoint folder now, so that its sizes are known to all that follows.
-
-    Raises
-    ------
-    ValueError
-        If it is none of them, or not a GGUF file that can be read.
+    What is none of them raises.
     """
     require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
@@ -235,13 +223,7 @@ def data_source(named: str) -> str:
 
 
 def parse_seeds(text: str | None) -> int | list[int] | None:
-    """Return how many seeds (`5`) or which (`0,3,4`) a flag names.
-
-    Raises
-    ------
-    ValueError
-        If the text is neither.
-    """
+    """Return how many seeds (`5`) or which (`0,3,4`) a flag names; `ValueError` for else."""
     if text is None:
         return None
     try:
@@ -256,13 +238,7 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
 
 
 def parse_arms(text: str | None) -> list[str] | None:
-    """Return the arms that a flag names, None for all.
-
-    Raises
-    ------
-    ValueError
-        If the flag names none.
-    """
+    """Return the arms that a flag names, None for all; `ValueError` if it names none."""
     if text is None:
         return None
     arms = [part.strip() for part in text.split(",") if part.strip()]

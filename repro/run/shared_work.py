@@ -64,12 +64,8 @@ class Claims:
 
     Parameters
     ----------
-    runs
-        Folder of the records.
     pending
         The runs that this start means to do; what is recorded of them from now on is not its own.
-    show
-        Takes a sentence for the user.
     """
 
     def __init__(

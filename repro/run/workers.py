@@ -201,12 +201,12 @@ class WorkerPool:
         worker.pipe.close()
         self._workers.remove(worker)
         if worker.task is not None:
-            yield self._dead(worker.task, code, waiting)
+            text = f"the worker process ended by {ending_of(code)} while it carried out this run"
+            yield self._dead(worker.task, text, waiting)
         self._replace(worker, waiting)
 
-    def _dead(self, task: Task, code: int | None, waiting: deque[Task]) -> Event:
+    def _dead(self, task: Task, text: str, waiting: deque[Task]) -> Event:
         """Return the fate of a task whose worker died; it may go back into the queue."""
-        text = f"the worker process ended by {ending_of(code)} while it carried out this run"
         if self._asked_to_stop:
             return Event(task=task, kind="stopped", text=text)
         failed = Event(task=task, kind="failed", text=text)

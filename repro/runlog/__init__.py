@@ -1,5 +1,5 @@
-"""What a run writes down while it goes on: its steps, its completions, warnings, trackers.
+"""The log of a run in progress: steps, completions, warnings and trackers.
 
-`run_logger` writes them into the run's folder (`stream`, `completions`) and to `trackers`; `watch`
-says when training teaches nothing. None of it moves a number.
+`run_logger` writes to the run's folder (`stream`, `completions`) and to `trackers`; `watch` warns
+if the run does not learn. Logging does not change results.
 """

@@ -29,13 +29,7 @@ def add_log_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def log_options_of(args: argparse.Namespace) -> LogOptions:
-    """Return the options of a command line, else those of the environment.
-
-    Raises
-    ------
-    ValueError
-        As `repro.runlog.trackers.parse_trackers`; or if `--stop-idle` is below 1.
-    """
+    """Return the options of a command line, else those of the environment."""
     idle, log = getattr(args, "stop_idle", None), getattr(args, "log", None)
     require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
     own = LogOptions.from_environment()

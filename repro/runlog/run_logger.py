@@ -50,10 +50,6 @@ class LogOptions:
 
     Attributes
     ----------
-    trackers
-        Names in `repro.runlog.trackers.TRACKERS`.
-    completions
-        Whether completions are written.
     stop_idle
         Steps in a row that teach nothing before a run ends as failed; 0 never ends one.
     """
@@ -166,10 +162,7 @@ class RunLogger:
     ) -> dict[int, Exception]:
         """Take every run's rollout after `step` steps, and write it where completions are kept.
 
-        Returns
-        -------
-        dict
-            The runs that are to fail here, since they learn nothing, each with its error.
+        Returns the runs that are to fail here, since they learn nothing, each with its error.
         """
         idle: dict[int, Exception] = {}
         for number, rollout in enumerate(rollouts):

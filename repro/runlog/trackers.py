@@ -84,14 +84,7 @@ def name_of(run: RunConfig) -> str:
 
 
 def parse_trackers(text: str | None) -> tuple[str, ...]:
-    """Return the trackers that a flag names.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown (the message has the nearest), or a package is not installed (the
-        message has the command that installs it).
-    """
+    """Return the trackers that a flag names; unknown and not installed ones raise."""
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
     require(text is None or bool(names), "--log names no tracker; leave it out for none")
     for name in names:

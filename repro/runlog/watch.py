@@ -107,6 +107,8 @@ class Watch:
 def _idle_sentence(steps: int, rollout: Rollout) -> str:
     if not rollout.reward:
         why = "dynamic sampling kept no group"
+    elif set(rollout.reward) == {None}:
+        why = "no completion has a reward"
     elif any(rollout.reward):
         why = "no reward differs from the others of its group"
     else:

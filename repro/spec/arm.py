@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from repro.spec.resolve import LATER
 
@@ -22,11 +22,8 @@ NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
 RewardKind = Literal["task", "random", "format", "finished"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
-RatioLevel = Literal["token", "sequence"]
-KLEstimator = Literal["k1", "k2", "k3"]
 OldPolicy = Literal["trainer", "sampler"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
-CacheName = Literal["compute", "float8"]
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
 
@@ -128,11 +125,6 @@ class WeightNoise:
     projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
     sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
     own completions of calibration prompts equals that of the format's own rounding.
-
-    Attributes
-    ----------
-    matched_to
-        The format whose KL is matched.
     """
 
     matched_to: WeightFormat
@@ -148,15 +140,7 @@ class WeightNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A user's own reward in place of the task's; see `repro.reward.custom`.
-
-    Attributes
-    ----------
-    module, function
-        Where it is defined.
-    source_sha256
-        Of the module's file.
-    """
+    """A user's own reward in place of the task's, with the digest of its module's file."""
 
     module: str
     function: str
@@ -169,13 +153,6 @@ class PlantedRounding:
 
     Not in the paper: a small policy's entropy moves by 2 % where the paper's moves by 23 %, and a
     multiple of the error reaches the paper's dose.
-
-    Attributes
-    ----------
-    format
-        A storage format.
-    factor
-        How many times the format's own error.
     """
 
     format: RoundingFormat
@@ -188,7 +165,7 @@ class PlantedRounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """One policy-gradient objective; GRPO, DAPO, Dr. GRPO and GSPO are values of it.
+    """One policy-gradient objective; GRPO, DAPO and Dr. GRPO are values of it.
 
     Attributes
     ----------
@@ -198,13 +175,9 @@ class LossConfig:
         `sequence_mean` (GRPO, Eq. 3), `token_mean` over the whole optimiser step (DAPO),
         `token_mean_local` over each micro-batch (the released code's "bnpo"),
         `constant` (Dr. GRPO: divided by rows times the length limit).
-    ratio
-        `token` or `sequence` (GSPO's length-normalised ratio).
     clip_low, clip_high
         The ratio is clipped to [1 - clip_low, 1 + clip_high]: "0.2 / 0.28" (Table 4).
-    dual_clip
-        For negative advantages, an upper bound of the loss at `dual_clip * |A|`; None switches off.
-    beta, kl_estimator
+    beta
         KL penalty against the reference policy: "no entropy loss and no KL loss" (App. E), so 0.
     old_policy
         What the ratio divides by: the `trainer`'s own clean log-probabilities at rollout time
@@ -225,30 +198,23 @@ class LossConfig:
     scale_by_std: bool = True
     advantage_epsilon: float = 1e-4
     aggregation: Aggregation = "sequence_mean"
-    ratio: RatioLevel = "token"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    dual_clip: float | None = None
     beta: float = 0.0
-    kl_estimator: KLEstimator = "k3"
     old_policy: OldPolicy = "trainer"
     importance_cap: float | None = None
     mask_truncated: bool = False
     overlong_buffer: float = 0.0
     dynamic_sampling: int = 0
 
+    RETIRED: ClassVar = {"ratio": "token", "dual_clip": None, "kl_estimator": "k3"}
+
     def __post_init__(self) -> None:
         require_choice("loss.aggregation", self.aggregation, Aggregation)
-        require_choice("loss.ratio", self.ratio, RatioLevel)
-        require_choice("loss.kl_estimator", self.kl_estimator, KLEstimator)
         require_choice("loss.old_policy", self.old_policy, OldPolicy)
         require(0 < self.clip_low < 1, f"loss.clip_low is {self.clip_low}; it must lie in (0, 1)")
         require(self.clip_high > 0, f"loss.clip_high is {self.clip_high}; it must be positive")
         require(self.beta >= 0, f"loss.beta is {self.beta}; it must not be negative")
-        require(
-            self.dual_clip is None or self.dual_clip > 1,
-            f"loss.dual_clip is {self.dual_clip}; it must be greater than 1 or None",
-        )
         require(
             self.importance_cap is None or self.importance_cap > 0,
             f"loss.importance_cap is {self.importance_cap}; it must be positive or None",
@@ -283,10 +249,6 @@ class Arm:
     ----------
     name
         Stable identifier, used in paths and expectations (`nvfp4_lora_aqn`).
-    label
-        What the report prints.
-    weight_format, training
-        Base weights of the seven projections; what is trained on top of them.
     lora_rank, lora_alpha
         "r = 32" (section 4.1); alpha is not stated in the paper, the released code has alpha = r.
     norms_trained

@@ -108,15 +108,9 @@ class Claim:
 
     Attributes
     ----------
-    statement
-        The claim in this project's words.
-    source
-        Where the paper says so.
     contrast
         {arm: weight}. Weights of several arms sum to 0; an arm alone has the weight 1; of a slope
         over a dose, whose weights follow from what is measured, each is 0.
-    metric
-        Name of the metric that is compared.
     factor
         Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets.
     log
@@ -221,11 +215,6 @@ def planned(claim: Claim, *, timed: bool) -> dict[str, Any]:
 
     Plans are pinned by their digests, so contrasts that have a name there keep it; any other is
     spelled by its weights.
-
-    Parameters
-    ----------
-    timed
-        Whether timed repeats stand in for seeds.
     """
     kind, margin = _kind(claim)
     effect = claim.effect

@@ -233,11 +233,11 @@ class TrainScale:
     permuted
         Whether each seed has an order of channels of its own: the same function, and another draw
         of every rounding.
+    sampler
+        What samples rollouts and answers to questions: `own` engine, or `vllm` (docs/scale.md).
     together
         Whether runs of like shape train and answer many at once, as one batched model
         (`repro.rl.stacked`): each is the run that it would be alone, but for the order of sums.
-    seeds
-        Seeds of a default run.
     """
 
     checkpoint: str
@@ -259,6 +259,7 @@ class TrainScale:
     test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=LATER)
     accuracy_over: Literal["split", "sets"] = field(default="split", metadata=LATER)
     permuted: bool = field(default=False, metadata=LATER)
+    sampler: Literal["own", "vllm"] = field(default="own", metadata=LATER)
     together: bool = field(default=False, metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
@@ -278,6 +279,7 @@ class TrainScale:
             f"a rollout of {rows} rows does not split into {self.updates_per_rollout} updates",
         )
         require_choice("accuracy_over", self.accuracy_over, Literal["split", "sets"])
+        require_choice("sampler", self.sampler, Literal["own", "vllm"])
         require(
             self.accuracy_over == "split" or bool(self.test_sets),
             "accuracy_over is sets; it needs test_sets",

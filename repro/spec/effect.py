@@ -37,8 +37,6 @@ class Effect:
         what the baseline gains by training (`GAIN`); `of shortfall`: share of what the baseline
         leaves below the metric's ceiling, which for an area under a curve that saturates is the
         share of the time that is saved; `ratio`: the quotient of two arms, tenths of its logarithm.
-    place
-        Where the paper has it, and the arithmetic.
     because
         Why no smaller effect matters, where `smallest` is given.
     """

@@ -136,13 +136,7 @@ def why_unreachable() -> str | None:
 
 
 def fetch(download: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
-    """Return what `download` fetches from the hub.
-
-    Raises
-    ------
-    HubError
-        Saying why the hub cannot be asked, or which of its client's `failures` came instead.
-    """
+    """Return what `download` fetches; `HubError` says why the hub cannot be asked."""
     reason = why_unreachable()
     if reason is not None:
         raise HubError(reason)

@@ -3,6 +3,9 @@
 A field that came after the first records were blessed carries `LATER` and is left out while it has
 its default: what a run without it did is still described by the same text, and its record keeps its
 digest. Such a default must mean "as before"; changing what it means needs a new `Target.version`.
+
+A setting that is gone and that recorded runs were described with stands in its class's `RETIRED`,
+with the value that all of them had.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ def plain_values(value: Any) -> Any:
     Anything else is returned as it is.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
+        held = {
             item.name: plain_values(getattr(value, item.name))
             for item in dataclasses.fields(value)
             if not _is_left_out(item, getattr(value, item.name))
         }
+        return held | getattr(value, "RETIRED", {})
     if isinstance(value, Mapping):
         return {key: plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

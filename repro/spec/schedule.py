@@ -61,12 +61,8 @@ def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:
     """Return the stage, 0 to K - 1, of a step counted from 0.
 
     `as_described` follows Algorithm 1's floor(M / K), so that left-over steps at the end belong to
-    the last stage; with fewer steps than stages (the paper is silent) a stage lasts one step.
-
-    Raises
-    ------
-    ValueError
-        When `step` is not in [0, total_steps).
+    the last stage; with fewer steps than stages (the paper is silent) a stage lasts one step. A
+    step outside [0, total_steps) raises.
     """
     if not 0 <= step < total_steps:
         raise ValueError(f"step is {step}; it must lie in [0, {total_steps})")
@@ -78,13 +74,7 @@ def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:
 
 
 def sigma_of_stage(config: NoiseConfig, stage: int) -> float:
-    """Return the standard deviation asked for in a stage; 0 in stage 0.
-
-    Raises
-    ------
-    ValueError
-        When `stage` is not in [0, num_stages).
-    """
+    """Return the standard deviation of a stage in [0, num_stages); 0 in stage 0."""
     if not 0 <= stage < config.num_stages:
         raise ValueError(f"stage is {stage}; it must lie in [0, {config.num_stages})")
     if stage == 0:

@@ -24,13 +24,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return `--set` texts such as `steps=3` as nested values.
-
-    Raises
-    ------
-    ValueError
-        If a text has no `=`, or two texts contradict each other's nesting.
-    """
+    """Return `--set` texts such as `steps=3` as nested values; `ValueError` for other texts."""
     nested: dict[str, Any] = {}
     for text in texts:
         key, mark, value = text.partition("=")
@@ -45,13 +39,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML or JSON file.
-
-    Raises
-    ------
-    ValueError
-        If it is missing, broken, or no table of values.
-    """
+    """Return the values of a TOML or JSON file; `ValueError` if it is missing or broken."""
     require(path.suffix in (".toml", ".json"), f"--config {path}: needs a .toml or .json file")
     try:
         text = path.read_text(encoding="utf-8")

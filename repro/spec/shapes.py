@@ -36,8 +36,6 @@ class DecoderShape:
         Of attention; keys and values have the same number of heads.
     vocabulary
         Rows of the embedding, padding included.
-    tied
-        Whether `lm_head` is the embedding.
     """
 
     name: str
@@ -183,13 +181,7 @@ def _published(checkpoint: str) -> DecoderShape | None:
 
 
 def shape_of_config(values: Mapping[str, Any], name: str) -> DecoderShape:
-    """Return the shape that a checkpoint's `config.json` describes.
-
-    Raises
-    ------
-    ValueError
-        If the config lacks a size, or has one below 1.
-    """
+    """Return the shape that a `config.json` describes; `ValueError` if it lacks a size."""
     try:
         heads = int(values["num_attention_heads"])
         shape = DecoderShape(
@@ -230,13 +222,7 @@ def shape_of_checkpoint(checkpoint: str) -> DecoderShape | None:
 
 
 def shape_named(name: str) -> DecoderShape:
-    """Return the shape of a size such as `7b`.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists them.
-    """
+    """Return the shape of a size such as `7b`; `ValueError` lists them otherwise."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise ValueError(f"there is no model size {name!r}; the sizes are {', '.join(SHAPES)}")

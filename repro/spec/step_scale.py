@@ -12,18 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from repro.spec.arm import (
-    Arm,
-    CacheName,
-    OptimizerName,
-    WeightFormat,
-    require,
-    require_choice,
-)
+from repro.spec.arm import Arm, OptimizerName, WeightFormat, require, require_choice
 from repro.spec.config import derive_seed
 from repro.spec.resolve import LATER
 
@@ -88,16 +81,12 @@ class StepPoint:
         measured: such a point has no step time.
     micro_tokens
         Tokens of a micro-batch; 0 leaves it to the memory plan.
-    checkpointing
-        Whether blocks are computed again in backward.
     budget_bytes
         The allocator may take no more, context aside; 0 leaves it the device.
     lora_rank
         In place of the arm's; 0 keeps that.
     slots
         Rows sampled at once; 0 samples all rows at once.
-    cache
-        Of keys and values: `compute` (16 bits) or `float8`.
     memory_only
         Nothing is timed: without a warm-up, and the update goes over two micro-batches alone. The
         second meets the first's gradients, so further ones add nothing to the peak. Cache and
@@ -123,15 +112,20 @@ class StepPoint:
     completion_tokens: int = 2048
     sampled_tokens: int = 0
     micro_tokens: int = 0
-    checkpointing: bool = True
     budget_bytes: int = 0
     lora_rank: int = 0
     slots: int = 0
-    cache: CacheName = "compute"
     memory_only: bool = False
     lengths: Lengths = field(default="full", metadata=LATER)
     mean_tokens: int = field(default=300, metadata=LATER)
     one_wave: bool = field(default=False, metadata=LATER)
+
+    RETIRED: ClassVar = {"checkpointing": True, "cache": "compute"}
+
+    @classmethod
+    def recorded(cls, values: Mapping[str, Any]) -> StepPoint:
+        """Return the point that a record's configuration describes."""
+        return cls(**{name: value for name, value in values.items() if name not in cls.RETIRED})
 
     @property
     def rows(self) -> int:
@@ -178,8 +172,6 @@ class StepScale:
         Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
         on one micro-batch; and steps under it, each the trainer's own iteration. Their median
         counts.
-    updates
-        Optimiser steps per rollout, as `TrainScale.updates_per_rollout`.
     """
 
     points: tuple[StepPoint, ...]
@@ -187,9 +179,10 @@ class StepScale:
     warm_up: int = 1
     warm_up_tokens: int = 48
     steps: int = 1
-    updates: int = 1
     optimizer: OptimizerName = "adamw"
     seeds: tuple[int, ...] = (0,)
+
+    RETIRED: ClassVar = {"updates": 1}
 
 
 def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
@@ -198,3 +191,26 @@ def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | Non
         return None
     twin = dataclasses.replace(point, lengths="equal")
     return next((p for p in points if p == dataclasses.replace(twin, name=p.name)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointScale:
+    """A checkpoint to write, quantise and load, and the one step to make on it.
+
+    Attributes
+    ----------
+    model
+        A size of `repro.spec.shapes`.
+    group, prompt_tokens, completion_tokens
+        Of the step: one prompt with `group` completions of full length.
+    seeds
+        Seeds of a default run.
+    """
+
+    model: str = "7b"
+    group: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 256
+    seeds: tuple[int, ...] = (0,)
+
+    RETIRED: ClassVar = {"layers": 0}

@@ -43,10 +43,6 @@ class Target:
     ----------
     version
         Moves when the meaning of a metric, an arm or a scale moves; part of every run's digest.
-    statement
-        What the table or figure is said to show.
-    source
-        Its place in the paper.
     procedure
         What carries out the arms that train (`train`) or measure
         (`throughput`, ...); an arm with training `none` of a target that trains is evaluated
@@ -187,12 +183,8 @@ class Target:
 def default_tier(target: Target) -> Tier:
     """Return the smallest tier of `target` that this machine can serve without downloads.
 
-    The smallest: a command without `--tier` does the same on every machine, as far as it can.
-
-    Raises
-    ------
-    ValueError
-        If no tier of the target can run here; the message says why for each.
+    The smallest: a command without `--tier` does the same on every machine, as far as it can. Where
+    none can run here, the `ValueError` says why for each.
     """
     reasons = []
     for tier in target.tiers():

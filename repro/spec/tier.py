@@ -29,15 +29,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One CUDA device as the driver reports it.
-
-    Attributes
-    ----------
-    capability
-        (major, minor) compute capability.
-    memory_bytes
-        Total device memory.
-    """
+    """One CUDA device, with its (major, minor) compute capability, as the driver reports it."""
 
     name: str
     capability: tuple[int, int]
@@ -108,13 +100,7 @@ SMOKE_SEEDS = 3
 
 
 def parse_tier(name: str) -> Tier:
-    """Return the tier called `name`.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists the tiers.
-    """
+    """Return the tier called `name`; `ValueError` lists the tiers otherwise."""
     try:
         return Tier(name)
     except ValueError:

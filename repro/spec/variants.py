@@ -26,10 +26,7 @@ _NAME_CHARACTERS = 40
 def on_data(target: Target, source: str) -> Target:
     """Return `target` with the problems of its training scales taken from `source`.
 
-    Parameters
-    ----------
-    source
-        A data set's name or `folder:<path>`, as `DataConfig.source` takes it.
+    `source` is a data set's name or `folder:<path>`.
     """
     slug = _source_slug(source)
     scales = {
@@ -114,13 +111,7 @@ def with_overrides(
 
 
 def limited(scale: Any, limit: int) -> Any:
-    """Return a training scale that asks at most `limit` problems of each set, and holds out as few.
-
-    Raises
-    ------
-    ValueError
-        If the limit is below 1, or the scale asks no problems.
-    """
+    """Return a scale that asks at most `limit` problems of each set, and holds out as few."""
     require(limit >= 1, f"limit is {limit}; it must be 1 or more")
     require(isinstance(scale, TrainScale), "a limit needs a target that asks problems")
 

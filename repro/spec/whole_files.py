@@ -17,13 +17,7 @@ from pathlib import Path
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the name under which a folder is to be made; it becomes `out` when the block ends well.
-
-    Raises
-    ------
-    FileExistsError
-        When `out` exists.
-    """
+    """Give a name to make a folder under, which becomes `out`, if new, when the block ends well."""
     if out.exists():
         raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
     temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
@@ -42,25 +36,13 @@ def sha256_of(path: Path) -> str:
 
 
 def stamp_of(*paths: Path) -> str:
-    """Return what changes when a file is replaced or written to, of files read once and kept.
-
-    Raises
-    ------
-    OSError
-        If a file is missing.
-    """
+    """Return what changes when a file, which must be there, is replaced or written to."""
     states = [path.stat() for path in paths]
     return str([(state.st_ino, state.st_mtime_ns, state.st_size) for state in states])
 
 
 def write_new(path: Path, text: str) -> Path:
-    """Write `text` to a new file, whole or not at all.
-
-    Raises
-    ------
-    FileExistsError
-        If the file exists.
-    """
+    """Write `text` to a new file, whole or not at all; `FileExistsError` if it is there."""
     temporary = _write_temporary(path, text.encode())
     try:
         # A hard link fails if the name is taken, where a rename would replace the file silently.

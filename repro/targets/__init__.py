@@ -10,40 +10,35 @@ from repro.spec.target import Target
 from repro.targets import (
     ablations,
     coder,
-    curves,
     described,
-    kernels,
+    kernel_speed,
     memory,
     mini,
-    rollout,
+    rollout_speed,
     speed,
     steps,
     table1,
     table2,
+    training_curves,
 )
 
 TARGETS: tuple[Target, ...] = (
     table1.TABLE1, table1.TABLE1_3B, *mini.MINI_TARGETS, *coder.CODER_TARGETS, table2.TABLE2,
-    table2.TABLE2_14B, curves.TABLE2_32B, *steps.STEP_TARGETS, described.TABLE4,
+    table2.TABLE2_14B, training_curves.TABLE2_32B, *steps.STEP_TARGETS, described.TABLE4,
     *speed.TABLES_5_TO_8, speed.TABLE9, described.FIGURE1, described.FIGURE2, described.FIGURE3,
-    curves.FIGURE4, curves.FIGURE4_BIGMATH, curves.FIGURE5, described.FIGURE6, curves.FIGURE7,
-    curves.FIGURE8, ablations.FIGURE9, ablations.FIGURE9_3B, ablations.FIGURE10,
-    ablations.FIGURE10_3B, speed.FIGURE11, curves.FIGURE12, curves.FIGURE13, curves.FIGURE14,
-    ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *curves.SIZED_FIGURES,
+    training_curves.FIGURE4, training_curves.FIGURE4_BIGMATH, training_curves.FIGURE5,
+    described.FIGURE6, training_curves.FIGURE7, training_curves.FIGURE8, ablations.FIGURE9,
+    ablations.FIGURE9_3B, ablations.FIGURE10, ablations.FIGURE10_3B, speed.FIGURE11,
+    training_curves.FIGURE12, training_curves.FIGURE13, training_curves.FIGURE14,
+    ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *training_curves.SIZED_FIGURES,
     described.PRETRAIN_TINY, memory.MEMORY, memory.MEMORY_DENSE, memory.MEMORY_FORMATS,
-    memory.MEMORY_BUDGETS, memory.CHECKPOINT_PATH, kernels.KERNELS, rollout.ROLLOUT,
-    rollout.RANKED,
+    memory.MEMORY_BUDGETS, memory.CHECKPOINT_PATH, kernel_speed.KERNELS, rollout_speed.ROLLOUT,
+    rollout_speed.RANKED,
 )  # fmt: skip
 
 
 def find(name: str) -> Target:
-    """Return the target called `name`; dashes may stand for underscores.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message has the nearest.
-    """
+    """Return a target by name, dashes for underscores or not; `ValueError` has the nearest."""
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target

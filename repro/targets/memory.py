@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from repro.spec.arm import Arm
-from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.needs import Needs
-from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.step_scale import CheckpointScale, StepPoint, StepScale
 from repro.spec.target import Target
 from repro.spec.tier import GIB, Tier
-from repro.targets.step_metrics import step_metrics, step_target
+from repro.targets.step_targets import step_metrics, step_target
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 from repro.targets.table_rows import metric

@@ -3,7 +3,7 @@
 Of accuracies: shares of what the other arm gains by training. Of curves, of which the paper says
 *faster*: the share of the time that is saved, which is the share of the shortfall below the ceiling
 that an area under the curve loses. Read from the cells under `expected/paper/`, to which a test
-holds them; *plot* was read off a curve.
+holds those of tables; *plot* was read off a curve.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any
 from repro.spec.arm import Arm
 from repro.spec.needs import Needs
 from repro.spec.target import Claim, Metric, Target
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA

@@ -24,7 +24,7 @@ from typing import Any
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
 from repro.targets import paper_effects
-from repro.targets.step_metrics import longer, step_metrics, step_target
+from repro.targets.step_targets import longer, step_metrics, step_target
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CARD = 80 * 10**9

@@ -3,18 +3,17 @@
 Details of the original that matter, and what is done about each here:
 
 * LoRA of rank 32 on the seven projections of each layer (section 4.1). Alpha is not stated; the
-  released code has alpha = rank. Both stand in `Arm`.
+  released code has alpha = rank. Both are defaults of `Arm`.
 * GRPO without KL and entropy terms (App. E), clip 0.2 / 0.28, four updates per rollout of 128
   prompts with 8 completions each (Table 4).
 * Learning rate 1e-5 for four-bit weights and 5e-6 for BF16 LoRA (Table 4): the arms differ in more
   than the format at the paper's own settings, so claims declare `learning_rate` as a factor. At the
   smoke tier all LoRA arms have one rate.
-* "about 600 steps" (section 4.1); its Fig. 8 has stage marks that fit 234. 600 is taken.
-* The paper's untrained rows come from a harness that reads an answer in any usual form; so, on
-  published checkpoints, `accuracy_lenient` and the share of completions cut off stand beside the
-  strict accuracy.
+* "about 600 steps" (section 4.1), although the stage marks in Fig. 8 fit 234. We use 600.
+* The paper's untrained rows come from a harness that accepts an answer in any common form. So for
+  published checkpoints we also report `accuracy_lenient` and the share of truncated completions.
 * Evaluation at temperature 0.6 and top-p 0.95, "multiple times" (section 4.1), number not stated.
-  Untrained and trained arms use one prompt and one evaluator here; the released code does not.
+  Here untrained and trained arms share one prompt and one evaluator, unlike in the released code.
 * The paper's scales are in `repro.targets.paper_tier`.
 """
 
@@ -65,7 +64,7 @@ METRICS = (
     metric("accuracy_greedy_start", "percent", "greedy before training", "neither"),
     metric("gain_greedy", "points", "gain, greedy", "higher"),
     metric("accuracy_forced_working", "percent", "greedy, working forced", "higher"),
-    # By any usual form of an answer, as the harness behind the paper's untrained rows reads it.
+    # Accepts an answer in any common form, as the harness behind the paper's untrained rows does.
     metric(
         "accuracy_lenient", "percent", "accuracy, any form of answer", "higher",
         tiers=REAL_CHECKPOINTS,
@@ -102,7 +101,7 @@ SMOKE = TrainScale(
     max_prompt_tokens=1280,
     rollout=SamplingConfig(temperature=1.0, max_new_tokens=64),
     optimizer=OptimizerConfig(
-        # A third of LoRA's rate suits full training of a policy this small.
+        # For full training of a policy this small, a third of LoRA's rate works.
         learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=3e-4),
         beta1=0.9,
         beta2=0.95,
@@ -112,7 +111,7 @@ SMOKE = TrainScale(
         samples=1, sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=64)
     ),
     prompt_template="tiny",
-    # The tiny policy is graded on its answer alone, so that the format control stands apart.
+    # The tiny policy is rewarded for its answer only, so that the format control differs from it.
     format_reward=0.0,
 )
 
@@ -159,7 +158,7 @@ def untrained_losses(metric: str, draws: int) -> tuple[Claim, ...]:
     Parameters
     ----------
     draws
-        Roundings of the checkpoint that are drawn.
+        How many independent roundings of the checkpoint the seeds have between them.
     """
     return tuple(
         above(f"{arm.name}_costs_accuracy",
@@ -186,7 +185,7 @@ CLAIMS = (
     *gains(*TRAINED),
     _control(RANDOM_REWARD, "rewards drawn at random"),
     _control(FORMAT_REWARD, "the format alone"),
-    # Every seed samples from the same rounding of the same checkpoint.
+    # All seeds use the same rounding of the same checkpoint.
     *untrained_losses("accuracy", draws=1),
     above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
           "Table 1", NVFP4_LORA_AQN, BF16_LORA, "weight_format noise learning_rate",

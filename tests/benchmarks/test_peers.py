@@ -13,9 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import ours, table, update
-from benchmarks.peers.rows import MODELS, Sizes, draw_lengths, draw_step, sizes_of
-from repro.models.shapes import shape_config
+from benchmarks.peers import ours, peer_update, table
+from benchmarks.peers.step_rows import MODELS, Sizes, draw_lengths, draw_step, sizes_of
+from repro.models.random_policy import shape_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,7 +118,7 @@ def test_both_sides_see_the_same_log_probabilities(
     config = AutoConfig.for_model(**MODELS["tiny"])
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     flags = "--model tiny --device cpu --dtype float32 --steps 2 --prompts 2 --group 2 --mean 9"
-    for way, module in (("ours_bf16", ours), ("peft", update)):
+    for way, module in (("ours_bf16", ours), ("peft", peer_update)):
         given = f"{flags} --prompt-tokens 5 --way {way} --folder {folder} --out {out}"
         monkeypatch.setattr(sys, "argv", [way, *given.split()])
         module.main()

@@ -64,10 +64,10 @@ def test_targets_that_read_anothers_records_have_their_own_claims_alone(
 def test_devices_are_named_where_a_tier_has_several(
     every_blessed: Sequence[Checked], tmp_path: Path
 ) -> None:
-    checks = [c for c in every_blessed if c.selection.target.name == "rollout_ranks"]
+    checks = [c for c in every_blessed if c.selection.target.name == "rollout"]
     assert len({device_name(checked.evidence) for checked in checks}) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
-    text = (tmp_path / "systems_nvidia_h200_rollout_ranks.svg").read_text(encoding="utf-8")
+    text = (tmp_path / "systems_nvidia_h200_rollout_throughput.svg").read_text(encoding="utf-8")
     assert "5 seeds per arm on one NVIDIA H200" in text
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -86,7 +86,7 @@ def test_nothing_to_draw_is_said_and_is_no_success(
     ("line", "words"),
     [
         ("--blessed --tier sytems", "there is no tier 'sytems' (did you mean systems?)"),
-        ("--kinds gif", "--kinds gif: needs png, svg or png,svg"),
+        ("--kinds gif", "--kinds gif: needs some of png,svg,pdf"),
         ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
     ],
 )
@@ -102,13 +102,13 @@ def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(
 ) -> None:
     texts = []
     for shift in (0.0, 1e-14):
-        figure = curves.by_rank(checks_of("table9"), EXPECTED, "A title")
+        figure = curves.by_batch(checks_of("table6"), EXPECTED, "A title")
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for part in figure.axes:
             x, y, width, height = part.get_position().bounds
             part.set_position((x, y + shift, width, height))
-        (path,) = save(figure, tmp_path / f"{shift}", "ranks", ["svg"])
+        (path,) = save(figure, tmp_path / f"{shift}", "rates", ["svg"])
         texts.append(path.read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
 

@@ -1,9 +1,4 @@
-"""Styles: of any two arms in one picture each has a look and a label of its own.
-
-Likeness of colours is their distance in CIELAB (about 2 is the least that is seen side by side),
-as seen by people with full colour vision and with each of the three kinds of colour blindness; the
-matrices are those of Machado, Oliveira and Fernandes (2009) at full severity.
-"""
+"""Styles: of any two arms in one picture each has a look and a label of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 
-from figures.style import COLOURS, apart, frame, new_figure, styles
+from figures.style import COLOURS, GREY, apart, frame, ink, new_figure, styles
 from repro.spec.target import Target
 from repro.targets import TARGETS, find
 
@@ -37,11 +32,15 @@ TO_XYZ = np.array(
 ) / np.array([[0.9505], [1.0], [1.089]])
 
 
+def light_of(tone: str) -> np.ndarray:
+    """Return the linear light of a colour's red, green and blue."""
+    screen = np.array(to_rgb(tone))
+    return np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
+
+
 def lab(tone: str, vision: str) -> np.ndarray:
     """Return a colour in CIELAB, as it is seen."""
-    screen = np.array(to_rgb(tone))
-    light = np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
-    xyz = TO_XYZ @ np.clip(VISION[vision] @ light, 0, 1)
+    xyz = TO_XYZ @ np.clip(VISION[vision] @ light_of(tone), 0, 1)
     root = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
@@ -50,6 +49,14 @@ def lab(tone: str, vision: str) -> np.ndarray:
 def test_colours_are_told_apart(vision: str) -> None:
     for one, other in itertools.combinations(COLOURS.values(), 2):
         assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15, (one, other)
+
+
+def test_lines_and_words_stand_out_from_white() -> None:
+    def contrast(tone: str) -> float:  # as WCAG 2.2 defines it
+        return 1.05 / (0.05 + light_of(tone) @ np.array([0.2126, 0.7152, 0.0722]))
+
+    assert min(map(contrast, COLOURS.values())) >= 3.0
+    assert min(contrast(tone) for tone in (GREY, *map(ink, COLOURS.values()))) >= 4.5
 
 
 @pytest.mark.parametrize(

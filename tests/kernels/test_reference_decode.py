@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.reference_decode import decode_attention, sample_tokens
+from kernels.reference_step import decode_attention, sample_tokens
 
 
 def _paged(

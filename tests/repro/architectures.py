@@ -21,7 +21,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
 
 
 def qwen2_shape(hidden: int, *, layers: int = 1, vocabulary: int = 256) -> dict[str, Any]:
-    """Return a small Qwen2's sizes, for `repro.models.shapes.random_policy`."""
+    """Return a small Qwen2's sizes, for `repro.models.random_policy.random_policy`."""
     return {
         "model_type": "qwen2",
         "vocab_size": vocabulary,

@@ -118,7 +118,7 @@ _LATE_IMPORTS = (
     "figures.__main__",
     "repro.judge.blessed",
     "repro.judge.blessing",
-    "repro.regression.command",
+    "repro.regression.regression_commands",
     "repro.report.console",
     "repro.report.listing",
     "repro.report.page_blocks",

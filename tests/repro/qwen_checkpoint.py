@@ -35,7 +35,7 @@ from repro.models.checkpoint import write_json, write_shards
 from repro.models.decoder import is_projection
 from repro.models.files import stored_layouts
 from repro.models.loading import build_on_meta, expected_specs
-from repro.models.shapes import random_weight, shape_config
+from repro.models.random_policy import random_weight, shape_config
 from tests.repro.architectures import CLASSES
 
 # Qwen2's rules: how text is cut before byte-level merges, and its control tokens.
@@ -166,7 +166,7 @@ def write_full(
     Parameters
     ----------
     shape
-        A name that `repro.models.shapes.shape_config` knows, or config values.
+        A name that `repro.models.random_policy.shape_config` knows, or config values.
     stored_format
         `nvfp4`, `mxfp4` or `nf4` stores codes; None stores 16-bit weights.
     device

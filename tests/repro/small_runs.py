@@ -16,9 +16,9 @@ from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.loop import Hooks
-from repro.rl.receipts import Values
+from repro.rl.rollout_receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single_run.policy import single_policy
+from repro.rl.single_run.single_policy import single_policy
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm

@@ -1,7 +1,7 @@
-"""Claims judged: a comparison each, one correction over the family, one status each.
+"""Verdicts on claims: a test per claim, a correction over the family, a status per claim.
 
-The statuses and what leads to each stand in `repro.evidence.verdicts.verdict`, sizes in
-`repro.evidence.verdicts.sizes`, the tests in `repro.evidence.verdicts.comparison`.
+`repro.evidence.verdicts.verdict` defines the statuses, `repro.evidence.verdicts.sizes` the effect
+sizes, and `repro.evidence.verdicts.comparison` the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from repro.spec.effect import ALPHA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tested:
-    """A comparison before the family's correction, with what takes decisions away."""
+    """A comparison before the family's correction; `blocked` says why it cannot decide, if so."""
 
     verdict: Verdict
     compared: Compared
@@ -63,7 +63,7 @@ def judge(
     lost
         {arm: sentence} for arms with planned seeds that failed or have no record.
     fewest
-        Seeds that a verdict needs; of timed repeats it needs `MINIMUM_REPEATS`.
+        Seeds that a verdict needs; timed repeats need `MINIMUM_REPEATS`.
     timed
         Whether the pairs are timed repeats.
     """
@@ -91,7 +91,7 @@ def _test(
     fewest: int,
     pair: str,
 ) -> _Tested | Verdict:
-    """Return the comparison of a claim, or its verdict where nothing is to be tested."""
+    """Return the comparison of a claim, or its verdict if it cannot be tested."""
     verdict = undecided(claim, metrics[claim.metric], "not run", "")
     by_arm = values.get(claim.metric, {})
     for arm in claim.arms:
@@ -121,7 +121,7 @@ def _test(
 
 
 def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Verdict:
-    """Return the verdict of a claim without any number."""
+    """Return a verdict without numbers."""
     return Verdict(
         name=claim.name,
         statement=claim.statement,
@@ -134,7 +134,7 @@ def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Ve
 
 
 def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -> str:
-    """Return which values are missing, and so may be the arm's fault; empty for none."""
+    """Return a sentence on missing values, which a fault of an arm may have caused; else ""."""
     reasons = [lost[arm] for arm in claim.arms if lost.get(arm)]
     if pair == "seed":
         seeds = [set(by_arm.get(arm, {})) for arm in claim.arms]
@@ -146,12 +146,12 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -
 
 
 def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
-    """Apply the family's correction and put the verdict into words."""
+    """Return the verdict after the family's correction, with its sentence."""
     compared, sizes = tested.compared, tested.sizes
     low, high, confidence = compared.interval(1 - ALPHA / family)
     status = _status(claim, tested, p < ALPHA, low, high)
-    # Holm decides more than Bonferroni's intervals show: of those, the interval ends at the bound,
-    # which is the simultaneous one that goes with a step-down test (Strassburger and Bretz, 2008).
+    # Holm's test can reject where Bonferroni's interval still includes the bound. The simultaneous
+    # interval of a step-down test then ends at the bound (Strassburger and Bretz, 2008).
     if p < ALPHA and claim.side != "within":
         low = max(low, bound_of(claim)) if compared.above else low
         high = min(high, bound_of(claim)) if compared.below else high
@@ -173,7 +173,7 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
             detectable=detectable,
         ),
     )
-    # Of few values, not even the range of an exact test has the confidence asked for.
+    # With few values, even the full range of an exact test has less than the nominal confidence.
     together = 1 - ALPHA if confidence >= 1 - ALPHA / family else confidence
     words = measured(claim, verdict, compared, family, together)
     words += sized(verdict, sizes)
@@ -190,7 +190,7 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
-    # The whole interval lies there: an estimate alone decides no size.
+    # Compare the whole interval: a point estimate does not decide a size.
     below = sizes is not None and sizes.tenth is not None and high < sizes.tenth
     if sizes is None or _is_bound_the_size(claim):
         status = _by_bound(shown and supports, shown and opposes)
@@ -198,7 +198,7 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         status = _by_size(compared, sizes, shown and supports, shown and opposes, below=below)
     if status == "reproduced" and below:
         status = "below a tenth"
-    # Without any spread a t interval is none.
+    # A t interval needs a spread.
     if status != "inconclusive" or sizes is None or not compared.deviation:
         return status
     if not _is_bound_the_size(claim) and -sizes.matters < low and high < sizes.matters:
@@ -207,20 +207,20 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
 
 
 def _is_bound_the_size(claim: Claim) -> bool:
-    """Whether what matters is the margin itself: of equivalence, of ratios without their own."""
+    """Whether the bound is the smallest effect that matters: equivalence, or ratios without one."""
     own = claim.effect is not None and claim.effect.smallest is not None
     return claim.log and (claim.side == "within" or not own)
 
 
 def _by_bound(supported: bool, opposed: bool) -> Status:
-    """Return the status of a claim whose bound itself is what matters."""
+    """Return the status of a claim whose bound is the smallest effect that matters."""
     return "reproduced" if supported else "contradicted" if opposed else "inconclusive"
 
 
 def _by_size(
     compared: Compared, sizes: Sizes, supported: bool, opposed: bool, *, below: bool
 ) -> Status:
-    """Return the status of a direction that counts from the smallest effect that matters."""
+    """Return the status of a directional claim, given the smallest effect that matters."""
     if supported and (below or compared.effect >= sizes.matters):
         return "reproduced"
     if opposed and compared.effect <= -sizes.matters:
@@ -229,7 +229,7 @@ def _by_size(
 
 
 def _shown(claim: Claim, verdict: Verdict) -> Verdict:
-    """Return the verdict with the logarithms of a quotient turned back into quotients."""
+    """Return the verdict with logarithms of ratios converted back to ratios."""
     if not claim.log:
         return verdict
     names = ("effect", "low", "high", "detectable", "paper", "matters")

@@ -91,8 +91,6 @@ class Row:
 
     Attributes
     ----------
-    better
-        Which way is better, `lower` or `higher`.
     old, new
         Raw values: of each seed, or of each timed repeat.
     relative
@@ -157,13 +155,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons of one question, and what they say together.
-
-    Attributes
-    ----------
-    problems
-        Those of no single target.
-    """
+    """All comparisons of one question, and what they say together."""
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()

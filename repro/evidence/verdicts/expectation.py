@@ -38,18 +38,12 @@ class Expectation:
 
     Attributes
     ----------
-    arm, metric
-        What is expected of.
     accept
         (low, high) in the metric's unit; None is unbounded.
     goal
         A better value than `accept` asks for, printed beside it; None where there is none.
     statistic
         `mean` compares the mean's interval; `every_seed` compares each seed's value.
-    source
-        `paper`, `measured` or `derived`.
-    because
-        The reason, the formula, or where the paper says so.
     values
         Measured ones: the raw value of each seed.
     """

@@ -69,15 +69,7 @@ def load_expectations(
 def measured_expectations(
     target: Target, records: Mapping[str, Mapping[int, Record]], *, device: str | None
 ) -> list[Expectation]:
-    """Return an expectation for each arm and metric that enough records have.
-
-    Parameters
-    ----------
-    records
-        Finished runs by arm and seed.
-    device
-        None leaves out what belongs to the machine.
-    """
+    """Return an expectation for each arm and metric of which there are enough records."""
     metrics = [item for item in target.metrics if device or item.unit not in _OF_THE_MACHINE]
     return [
         _expectation(arm, metric, by_seed, timed=target.timed_repeats > 0)

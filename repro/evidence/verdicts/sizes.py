@@ -34,8 +34,6 @@ class Sizes:
     ----------
     paper, tenth
         The paper's effect and a tenth of it; None where the paper has none.
-    matters
-        The smallest effect that matters.
     share
         The paper's effect, or the smallest that matters, in words: `23 % of the gain of bf16_lora`.
     """

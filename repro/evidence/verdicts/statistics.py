@@ -83,13 +83,7 @@ def t_cdf(t: float, df: float) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of independent values with its t interval.
-
-    Raises
-    ------
-    ValueError
-        If there are no values.
-    """
+    """Return the mean of independent values, one at least, with its t interval."""
     if not values:
         raise ValueError("the mean of no values is not defined")
     n, mean = len(values), fmean(values)
@@ -113,12 +107,8 @@ def wilson_interval(successes: float, n: int) -> Interval:
 def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
     """Compare paired differences with `bound`.
 
-    Differences that cancel but for the rounding of floats have a mean of 0.
-
-    Raises
-    ------
-    ValueError
-        With fewer than two differences.
+    Differences that cancel but for the rounding of floats have a mean of 0. Fewer than two
+    differences raise.
     """
     n = len(differences)
     if n < 2:
@@ -166,12 +156,8 @@ def sign_flip(differences: Sequence[float]) -> float:
 
     Under no effect each difference is as likely of either sign, so all patterns of signs are
     equally likely; p is the share of those whose mean is at least the one observed. It is exact up
-    to 16 pairs; of more, 65,536 patterns are drawn, always the same.
-
-    Raises
-    ------
-    ValueError
-        With fewer than two differences.
+    to 16 pairs; of more, 65,536 patterns are drawn, always the same. Fewer than two differences
+    raise.
     """
     from scipy.stats import permutation_test
 
@@ -215,10 +201,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 def page_trend(blocks: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return Page's L and its one-sided exact p, for treatments listed in the claimed order.
 
-    Parameters
-    ----------
-    blocks : sequence of (k,) sequences
-        One block per seed, the k arms from the claimed lowest to the claimed highest; k up to 7.
+    `blocks` holds one block of k <= 7 arms per seed.
     """
     from scipy.stats import rankdata
 
@@ -251,12 +234,8 @@ def _weighted(ranks: Sequence[float]) -> float:
 def power(effect: float, n: int, alpha: float = 0.05) -> float:
     """Return the power of a one-sided paired t test at level alpha / 2.
 
-    One side of the two-sided 95 % interval that verdicts use.
-
-    Parameters
-    ----------
-    effect
-        True mean difference in units of the differences' standard deviation.
+    One side of the two-sided 95 % interval that verdicts use. The effect is in units of the
+    differences' standard deviation.
     """
     from scipy.special import nctdtr
 

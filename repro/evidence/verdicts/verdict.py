@@ -1,25 +1,26 @@
 """Verdicts: from values per seed and a claim (or an expectation) to one status.
 
-Of an effect with its simultaneous interval, the paper's size here, and the smallest that matters:
+The status depends on the estimated effect with its simultaneous interval, the size of the paper's
+effect, and the smallest effect that matters:
 
 =================  =================================================================================
-`reproduced`       shown in the claimed direction, and as large as matters
-`below a tenth`    shown, and the interval ends below a tenth of the paper's
-`contradicted`     shown in the other direction, and as large as matters
-`no difference`    the interval lies within the smallest effect that matters, to both sides
-`excluded`         none of these, and the interval ends below the paper's size
-`inconclusive`     nor this, or values are missing; with the effect that could have been shown
+`reproduced`       shown in the claimed direction, and at least the smallest effect that matters
+`below a tenth`    shown, but the interval ends below a tenth of the paper's effect
+`contradicted`     shown in the other direction, and at least the smallest effect that matters
+`no difference`    the whole interval is within plus or minus the smallest effect that matters
+`excluded`         none of the above, and the interval ends below the paper's effect
+`inconclusive`     none of the above, or values are missing; with the smallest detectable effect
 `not testable`     no room for the effect, a confounded design, or too few draws of a rounding
 `not run`          no records; with the reason
-`not addressed`    a statement of the paper at a tier that judges the machinery alone
+`not addressed`    a claim of the paper at a tier that judges only this suite's machinery
 =================  =================================================================================
 
-*Shown* is Holm's correction over the statements of one target (those about the machinery a family
-of their own); intervals are simultaneous over the same family (Bonferroni's), so that *excluded*
-and *no difference* hold together with all others. Statements that are not testable are no part of
-it. An order of arms is tested as a trend first. Silence is never success: a planned seed without a
-record is a failed one, and takes every decision away but that this suite's own machinery is at
-fault. What pages call a status stands in `repro.report.verdicts`.
+*Shown* means significant after Holm's correction over the claims of one target; claims about the
+machinery are a separate family. Intervals are simultaneous over the same family (Bonferroni), so
+that *excluded* and *no difference* hold jointly. Claims that are not testable are not part of the
+family. An order of arms is first tested as a trend. A planned seed without a record counts as
+failed; with a failed seed the only possible decision is a fault of this suite's machinery.
+`repro.report.verdict_words` has the words that pages use for a status.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ Status = Literal[
     "not run",
     "not addressed",
 ]
-# A direction is shown, whatever its size.
+# Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 
 MINIMUM_SEEDS = MINIMUM_DRAWS
-# Timed repeats: of two, a 95 % interval is 9 deviations to either side; of three, 2.5.
+# Timed repeats. A 95 % interval extends 9 standard deviations for two repeats, 2.5 for three.
 MINIMUM_REPEATS = 3
 
 
@@ -63,21 +64,21 @@ class Verdict:
         `claim` (of the paper), `mechanism` (of this suite's machinery), `expectation` (derived or
         blessed) or `paper value`.
     effect, low, high, unit
-        Estimate with its interval: of a claim 95 % for all of its family together, of an
-        expectation 95 %; None where there is none.
+        Estimate with its interval: 95 % simultaneously over the family for claims, 95 % for
+        expectations; None if there is none.
     n
         Paired seeds behind it.
     p
-        Two-sided p against the claim's bound, Holm's correction included once `judge` returned.
+        Two-sided p-value against the claim's bound, with Holm's correction in results of `judge`.
     p_alone, q
-        The same without any correction, and adjusted for the false-discovery rate over the whole
+        The p-value without correction, and adjusted for the false-discovery rate over the whole
         study (`with_discovery_rate`).
     detectable
-        Smallest effect that n seeds would have shown with probability 0.8.
+        Smallest effect that n seeds show with probability 0.8.
     paper, matters
-        The paper's effect in these units, and the smallest that matters; None where not declared.
+        The paper's effect in these units, and the smallest that matters; None if not declared.
     post_hoc
-        Why it was not judged by rules that were fixed before the runs; empty where it was.
+        Reason why the rules were not fixed before the runs; empty if they were.
     """
 
     name: str
@@ -101,15 +102,15 @@ class Verdict:
 
     @property
     def own_fault(self) -> bool:
-        """Whether it says that this suite is broken, rather than something about the paper."""
+        """Whether the verdict shows a fault of this suite, not a finding about the paper."""
         return self.status == "contradicted" and self.about in ("mechanism", "expectation")
 
 
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts of a study with q, the false-discovery rate at which each is shown.
 
-    Benjamini and Hochberg's, over all statements that were tested; those about the machinery are
-    expected to hold and are left out.
+    By Benjamini and Hochberg's method over all tested claims, except those about the machinery,
+    which are expected to hold.
     """
     tested = [v for v in verdicts if v.about == "claim" and v.p_alone is not None]
     rates = st.false_discovery([v.p_alone for v in tested if v.p_alone is not None])
@@ -139,7 +140,7 @@ def judge_expectation(
     Parameters
     ----------
     lost
-        Which planned seeds of the arm have no record or failed; then nothing holds.
+        A sentence on planned seeds of the arm that failed or have no record; else empty.
     """
     verdict = Verdict(
         name=f"{expectation.arm}.{expectation.metric}",

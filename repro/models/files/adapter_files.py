@@ -46,6 +46,7 @@ from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
+from repro.spec.hub import is_hub_name
 
 PREFIX = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
@@ -72,13 +73,7 @@ _LARGEST_RANK: Final = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """Rank and scaling of an adapter, as in `repro.models.lora`.
-
-    Attributes
-    ----------
-    norms_trained
-        Whether gains of the block norms are among the tensors.
-    """
+    """Rank and scaling of an adapter, as in `repro.models.lora`; whether it has norms' gains."""
 
     rank: int
     alpha: float
@@ -92,8 +87,6 @@ class StoredAdapter:
 
     Attributes
     ----------
-    settings
-        Rank, scaling and what is adapted.
     base, revision
         The base checkpoint, and its commit on the hub; None where the config names none.
     weight_format
@@ -170,11 +163,6 @@ def save_adapter(
     norms
         Write trained norm gains too. A reader that refuses `modules_to_save` must get them in
         another way, or it serves another policy.
-
-    Raises
-    ------
-    ValueError
-        When the policy has no adapter.
     """
     path = Path(folder)
     tensors = adapter_tensors(policy, norms=norms)
@@ -205,26 +193,37 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Return an adapter folder's description of itself.
-
-    Raises
-    ------
-    CheckpointError
-        When a file is missing or broken, or as `repro.models.files.adapter_settings.settings_of`.
-    """
+    """Return an adapter folder's description of itself; `CheckpointError` where it is broken."""
     path = Path(folder) / CONFIG
     config = read_json(path)
     trained = Path(folder) / ORIGIN
     own = read_json(trained) if trained.is_file() else {}
-    planted = own.get("rounding")
+    order, planted = own.get("order"), own.get("rounding")
+    if not isinstance(order, int | None):
+        raise CheckpointError(f"{trained}: order is {order!r}; needed is a whole number or null")
+    try:
+        rounding = None if planted is None else PlantedRounding(**planted)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{trained}: rounding is {planted!r}: {error}") from error
     return StoredAdapter(
         settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
         weight_format=_trained_format(trained),
-        order=own.get("order"),
-        rounding=None if planted is None else PlantedRounding(**planted),
+        order=order,
+        rounding=rounding,
     )
+
+
+def base_named(adapter: str | Path, stored: StoredAdapter) -> str:
+    """Return the base that an adapter's files name; `CheckpointError` where it cannot be one."""
+    base = stored.base or ""
+    if base != "tiny" and not is_hub_name(base) and not (base and Path(base).expanduser().exists()):
+        raise CheckpointError(
+            f"{Path(adapter) / CONFIG}: base_model_name_or_path is {stored.base!r}, which is not "
+            "here; name the checkpoint that the adapter was trained on"
+        )
+    return base
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -235,13 +234,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
-    """Return the settings in the values of an `adapter_config.json`.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first field that is not read here.
-    """
+    """Return an `adapter_config.json`'s settings; `CheckpointError` names a field not read here."""
 
     def require(fits: bool, field: str, needed: object) -> None:
         if not fits:
@@ -260,6 +253,7 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     require(number and 0 < abs(alpha or 0) < 1e30, "lora_alpha", "a number but 0")
     for field in ("base_model_name_or_path", "revision"):
         require(isinstance(values.get(field), str | None), field, "a text")
+    require(isinstance(values.get("use_rslora"), bool | None), "use_rslora", "true or false")
     return AdapterSettings(
         rank=int(rank or 0),
         alpha=float(alpha or 0),
@@ -291,8 +285,6 @@ def load_adapted(
 
     Parameters
     ----------
-    adapter
-        A folder that `save_adapter`, or peft, wrote.
     checkpoint, weight_format
         In place of the base and the format that the adapter's files name; `bf16` where they name no
         format.
@@ -305,9 +297,7 @@ def load_adapted(
         When the base stores codes of another format.
     """
     stored = read_adapter(adapter)
-    base = checkpoint if checkpoint is not None else stored.base
-    if base is None:
-        raise CheckpointError(f"{Path(adapter) / CONFIG} names no base; name the checkpoint")
+    base = checkpoint if checkpoint is not None else base_named(adapter, stored)
     settings = stored.settings
     policy = load_policy(
         base,
@@ -332,10 +322,7 @@ def load_adapted(
 def load_adapter(policy: Policy, folder: str | Path) -> None:
     """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
 
-    Raises
-    ------
-    CheckpointError
-        Naming the first tensor that is missing, superfluous, of another shape or not finite.
+    A `CheckpointError` names the first tensor that does not fit.
     """
     parameters = adapter_tensors(policy)
     source = TensorFile(Path(folder) / TENSORS)

@@ -62,13 +62,7 @@ def quantization_config() -> dict[str, Any]:
 
 
 def stored_format(config: Mapping[str, Any], where: Path) -> str:
-    """Return `nf4` where a `quantization_config` says so.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first field that differs, its value, and the value that is read here.
-    """
+    """Return `nf4` if a `quantization_config` says so; `CheckpointError` names what differs."""
     for field in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
         if config.get(field, False) != _SETTINGS[field]:
             raise CheckpointError(
@@ -79,13 +73,7 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
 
 
 def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-    """Return the tensors of a projection of `shape` (N, K) by full name.
-
-    Raises
-    ------
-    ValueError
-        When K is not a multiple of the block.
-    """
+    """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
     block = FORMATS["nf4"].block
     if K % block:
@@ -111,11 +99,7 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
 def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 
-    Raises
-    ------
-    CheckpointError
-        When a tensor is missing, has another dtype or shape, or says other values or another state
-        than NF4's; when a scale is not a finite number.
+    A `CheckpointError` names a tensor that is missing or not an NF4 matrix's.
     """
     specs = packed_specs(projection, shape)
     # Others' states are JSON of another length.

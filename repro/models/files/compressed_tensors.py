@@ -122,10 +122,7 @@ def quantization_config(weight_format: str) -> dict[str, Any]:
 def stored_format(config: Mapping[str, Any], where: Path) -> str:
     """Return the format of a `quantization_config` that says 4-bit projections and nothing else.
 
-    Raises
-    ------
-    CheckpointError
-        Naming the first field that differs, its value, and the value that is read here.
+    A `CheckpointError` names the first field that differs, its value, and the one needed.
     """
     method = config.get("quant_method")
     if method != "compressed-tensors":
@@ -176,13 +173,7 @@ def _require_same(
 def packed_specs(
     projection: str, shape: tuple[int, int], weight_format: str
 ) -> dict[str, TensorSpec]:
-    """Return the tensors of a projection of `shape` (N, K) by full name.
-
-    Raises
-    ------
-    ValueError
-        When K is not a multiple of the format's block.
-    """
+    """Return a projection's tensors by name, of `shape` (N, K), K in whole blocks."""
     N, K = shape
     block = FORMATS[weight_format].block
     if K % block:
@@ -204,10 +195,7 @@ def read_packed(
 ) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 
-    Raises
-    ------
-    CheckpointError
-        When a tensor is missing, has another dtype or shape, or a scale is not a finite number.
+    A `CheckpointError` names a tensor that is missing or does not fit.
     """
     specs = packed_specs(projection, shape, weight_format)
     tensors = {name: read_exactly(source, name, spec) for name, spec in specs.items()}

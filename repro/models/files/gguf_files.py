@@ -51,14 +51,7 @@ _ROWS: Final = 8192  # of a matrix that are dequantised at once
 
 
 def converted(path: Path) -> Path:
-    """Return the checkpoint folder of a GGUF file, made now if it is not in the cache.
-
-    Raises
-    ------
-    CheckpointError
-        When the file is not a whole GGUF file of a model that this project builds, or the library
-        that reads it is missing.
-    """
+    """Return a GGUF file's checkpoint folder, made now if it is not in the cache; or raise."""
     target = gguf_copy(path)
     if target.is_dir():
         return target

@@ -82,13 +82,7 @@ class WeightSource(Protocol):
 
 
 class SourceAround(WeightSource):
-    """Another source's tensors, of the same names, dtypes and shapes; `read` changes their values.
-
-    Parameters
-    ----------
-    source
-        The tensors as they are stored.
-    """
+    """Another source's tensors, of the same names, dtypes and shapes; `read` changes values."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -112,13 +106,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the values of a JSON file of a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        When it is not JSON, is nested too deeply, or is no object.
-    """
+    """Return the values of a checkpoint's JSON file; `CheckpointError` where it is no object."""
     try:
         values = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -131,13 +119,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class TensorFile:
-    """The tensors of one safetensors file.
-
-    Raises
-    ------
-    CheckpointError
-        When it is missing, truncated or inconsistent.
-    """
+    """The tensors of one safetensors file; damaged ones raise `CheckpointError`."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

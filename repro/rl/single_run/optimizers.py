@@ -98,13 +98,7 @@ def scheduled_step(
     parameters: dict[str, nn.Parameter],
     step: int,
 ) -> dict[str, float]:
-    """Make a run's optimiser step, counted from 0, at its learning rate; see `gradient_step`.
-
-    Returns
-    -------
-    dict
-        `grad_norm` before clipping, and `learning_rate`.
-    """
+    """Step at the step's learning rate; return `grad_norm` before clipping and the rate."""
     scale: TrainScale = run.scale
     rate = learning_rate_of_run(run, step)
     set_learning_rate(optimizer, rate)

@@ -81,13 +81,7 @@ class Ranks:
         return sorted(own[self.rank])
 
     def add(self, *tensors: Tensor, of: str) -> None:
-        """Add tensors up over all ranks, in place; the sum is the same to the bit on each.
-
-        Parameters
-        ----------
-        of
-            What they are, for the message where a rank does not come.
-        """
+        """Add up tensors, named by `of`, over all ranks, in place, to the same bits on each."""
 
         def add_each() -> None:
             for tensor in tensors:
@@ -105,10 +99,7 @@ class Ranks:
     def add_gradients(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
         """Add up every parameter's gradient, in place, as one tensor per device.
 
-        Raises
-        ------
-        ValueError
-            On all ranks, when a gradient of one is not finite; names rank, tensor and step.
+        A gradient that is not finite raises on all ranks and names rank, tensor and step.
         """
         if self.world == 1:
             return

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, merged_stack
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.spec.config import SamplingConfig
 
@@ -39,10 +39,8 @@ class TorchSampler:
 
     Attributes
     ----------
-    end_token_ids
-        Tokens that end a completion: the model's and the tokenizer's.
     on_token
-        See `StackSampler`.
+        See `StackedSampler`.
     """
 
     on_token: Callable[[int, int], None] | None = None
@@ -85,7 +83,7 @@ class TorchSampler:
         if self._stack is None:
             self._stack = merged_stack(self.policy, end_token_ids=self.end_token_ids)
         positions = max(map(len, prompts)) + sampling.max_new_tokens
-        sampler = StackSampler(self._stack, positions, watched=True)
+        sampler = StackedSampler(self._stack, positions, watched=True)
         sampler.refresh(_noise_on(self.policy))
         sampler.on_token = self.on_token
         request = SampleRequest(prompts=prompts, seeds=seeds)

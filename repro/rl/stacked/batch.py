@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repro.rl.rows import Rows
-from repro.rl.stacked.forward import aligned
+from repro.rl.stacked.stacked_block import aligned
 
 # What a micro-batch costs beside its tokens, in padded tokens of each run. From the profile of a
 # step of 60 runs of 30 million parameters on an H200: the host computes losses run by run, about

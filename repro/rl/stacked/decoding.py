@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.rl.stacked.forward import (
+from repro.rl.stacked.shape import Shape
+from repro.rl.stacked.stack import Layer, Weights
+from repro.rl.stacked.stacked_block import (
     Rotary,
     attend,
     embed,
@@ -28,8 +30,6 @@ from repro.rl.stacked.forward import (
     project,
     prompt_masks,
 )
-from repro.rl.stacked.shape import Shape
-from repro.rl.stacked.stack import Layer, Weights
 from repro.rollout.draw import draw
 from repro.spec.config import SamplingConfig
 

@@ -80,13 +80,7 @@ def evaluation_share(memory_bytes: int) -> float:
 
 
 def prompts_at_once(runs: int, samples: int, longest: int, share: float = 1.0) -> int:
-    """Return the number of prompts of `longest` tokens that each of `runs` runs gets at once.
-
-    Parameters
-    ----------
-    share
-        Of the rows and tokens that a whole evaluation has at once; see `evaluation_share`.
-    """
+    """Return the prompts of `longest` tokens that each run gets at once by its `share`."""
     by_rows = share * EVALUATION_ROWS // (samples * runs)
     return int(max(1, min(by_rows, share * EVALUATION_TOKENS // (longest * runs))))
 

@@ -129,8 +129,6 @@ class Stack:
 
     Attributes
     ----------
-    shape
-        Common to all.
     dtype, stream
         Of products, and of the residual stream.
     frozen

@@ -24,9 +24,9 @@ from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, spread
 from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
-from repro.rl.stacked.forward import Rotary
-from repro.rl.stacked.logprobs import batch_logprobs
+from repro.rl.stacked.batch_logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_block import Rotary
 from repro.rl.step import StepOutput, loss_of_rows
 from repro.spec.config import TrainScale
 
@@ -83,8 +83,6 @@ class RunStep:
 
     Attributes
     ----------
-    plan
-        Of its rows.
     number : Tensor, (B,), int64
         Which of the plan's micro-batches a row is in; -1 of the plan's idle rows, -2 of rows that
         are not in the plan.
@@ -180,12 +178,8 @@ def plan_run(part: StepInputs | None) -> RunStep | None:
 def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> None:
     """Run every run's forward and backward passes; gradients add up in the masters.
 
-    A run whose loss raises is marked with the failure and gives no gradient.
-
-    Parameters
-    ----------
-    steps
-        One per run; None where it takes no part.
+    A run whose loss raises is marked with the failure and gives no gradient. A step of None takes
+    no part.
     """
     size = passes.group_size
     active = [[] if step is None else step.active_groups(size) for step in steps]

@@ -13,13 +13,13 @@ from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_a
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend
-from repro.rollout.engine_config import EngineConfig, cache_dtype
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.engine_ops import Operations, Primitives
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import Operations, Primitives
 from repro.rollout.state import RowState
 from repro.spec.arm import require
 
@@ -66,7 +66,7 @@ class GpuBackend(Backend):
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
         operations = kernel_operations(config.slots, heads, device, overlap=overlap)
-        super().__init__(cache_dtype(policy, config), operations, live_noise=True)
+        super().__init__(policy.compute_dtype, operations, live_noise=True)
         self._captures = Captures(device)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:

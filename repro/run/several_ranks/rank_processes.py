@@ -264,13 +264,7 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out, beside the first rank, what it takes up, until it names no run.
-
-    Returns
-    -------
-    bool
-        Whether runs are left for another start.
-    """
+    """Carry out beside the first rank what it takes up; return whether runs are left."""
     asked: list[int] = []
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
@@ -304,18 +298,7 @@ def device_of_rank(local: int) -> str | None:
 
 
 def join_torchrun(stall: float) -> Ranks:
-    """Join torchrun's group on this process's device, with ranks of the same source and packages.
-
-    Parameters
-    ----------
-    stall
-        Seconds that ranks wait for one another.
-
-    Raises
-    ------
-    ValueError
-        When hosts differ; names the first difference.
-    """
+    """Join torchrun's group, whose hosts must have the same source and packages."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = device_of_rank(local)
     os.environ[_STALL] = str(stall)
@@ -324,28 +307,29 @@ def join_torchrun(stall: float) -> Ranks:
     from repro.rl.single_run.ranks import Ranks
 
     ranks = Ranks.joined()
-    require_alike([json.loads(text) for text in ranks.texts(json.dumps(_identity()))])
+    own = identity_of(f"rank {ranks.rank} ({socket.gethostname()})")
+    own |= {"command line": " ".join(sys.argv[1:])}
+    require_alike([json.loads(text) for text in ranks.texts(json.dumps(own))])
     return ranks
 
 
 def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` where the identities of ranks differ in more than the host."""
+    """Raise `ValueError` where identities differ in more than the place."""
     first = identities[0]
-    for rank, other in enumerate(identities):
-        for name in first.keys() - {"host"}:
+    for other in identities:
+        for name in first.keys() - {"place"}:
             require(
                 other.get(name) == first[name],
-                f"{name} is {other.get(name)} on rank {rank} ({other['host']}) and "
-                f"{first[name]} on rank 0 ({first['host']}); all ranks need the same",
+                f"{name} is {other.get(name)} on {other['place']} and {first[name]} on "
+                f"{first['place']}; all need the same",
             )
 
 
-def _identity() -> dict[str, Any]:
-    """Return what must be alike on all ranks, and the host."""
+def identity_of(place: str) -> dict[str, Any]:
+    """Return what must be alike on all ranks and hosts, and the name of this one."""
     environment = capture_environment()
     return {
-        "host": socket.gethostname(),
-        "command line": " ".join(sys.argv[1:]),
+        "place": place,
         "source": environment["source_sha256"],
         "Python": environment["python"],
         **environment["packages"],

@@ -88,7 +88,7 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
         return record.value(f"{phase}_seconds_{name}") or 0.0
 
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
-    point = StepPoint(**values)
+    point = StepPoint.recorded(values)
     drawn = [point.drawn_lengths(seed) for seed in range(_DRAWS)]
     longest, tokens = fmean(map(max, drawn)), fmean(map(sum, drawn))
     mean = tokens / point.rows

@@ -86,22 +86,12 @@ def test_a_question_s_split_is_the_same_on_every_machine():
     assert elsewhere == {38, 7, 9, 10, 47, 48, 55, 57, 27}
 
 
-def test_the_shares_of_the_splits_are_those_of_the_config():
-    splits = [split_of(f"{index}") for index in range(20_000)]
-    assert splits.count("test") / len(splits) == pytest.approx(0.10, abs=0.01)
-    assert splits.count("development") / len(splits) == pytest.approx(0.05, abs=0.01)
-
-
 def test_no_question_occurs_twice_and_a_longer_list_begins_with_the_shorter():
     long = generate_problems("test", 400, (1,), seed=1)
     assert len({problem.question for problem in long}) == 400
     assert len({problem.id for problem in long}) == 400
     assert generate_problems("test", 150, (1,), seed=1) == long[:150]
     assert generate_problems("test", 150, (1,), seed=2) != long[:150]
-
-
-def test_levels_come_in_turn():
-    assert [p.level for p in generate_problems("train", 7, (2, 4, 5))] == [2, 4, 5, 2, 4, 5, 2]
 
 
 def test_the_global_generator_is_neither_read_nor_moved():

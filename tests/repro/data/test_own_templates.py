@@ -73,6 +73,8 @@ def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
         (TEXT, "Q: 2 + 2?\nThink, then write \\boxed{}.", "boxed"),
         (HASHED, "2 + 2? Write #### and the answer.", "hashes"),
         ("{question}", "2 + 2?", "tags"),
+        ("Q: {{ question }} {% if 1 %}\\boxed{}{% endif %}", "Q: 2 + 2? \\boxed{}", "boxed"),
+        ("{{question}} Write #### and", "2 + 2? Write #### and", "hashes"),
     ],
 )
 def test_a_file_is_a_template_by_its_text(
@@ -98,10 +100,25 @@ def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is() -> None:
         render(problem, "boxed", tokenizer)
 
 
-def test_a_file_without_a_question_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text("Solve it.", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"does not hold \{question\}"):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"Solve it.", r"does not hold \{question\}"),
+        (b"{{ 1 }}", r"does not hold \{question\}"),
+        (b"{{ question | upper }}", r"does not hold \{question\}"),
+        (b"{{ questoin }}", "the template fails with UndefinedError"),
+        (b"{{ question", "the template fails with TemplateSyntaxError"),
+        (b"{{ question.__class__ }}", "the template fails with SecurityError"),
+        (b"{question} caf\xe9", "own.txt is no text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_template_is_a_sentence(
+    text: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.txt").write_bytes(text)
+    with pytest.raises(ValueError, match=sentence) as caught:
         template_source(str(tmp_path / "own.txt"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_name_that_is_neither_is_a_sentence() -> None:

@@ -66,6 +66,8 @@ BROKEN = [
     (b'["a/2", "q", "2"]', "must be a JSON object"),
     (b'{"id": "a/2", "question": "q", "ans', "JSON object in UTF-8"),
     (b'{"id": "a/2", "question": "caf\xe9", "answer": "2"}', "in UTF-8"),
+    (b'{"id": "a/2", "question": "\\ud800", "answer": "2"}', "in UTF-8"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "solution": "\\udfff"}', "in UTF-8"),
     (b"[" * 100_000, "line 3: "),
 ]
 

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from repro.data import prompts
 from repro.data.problem import DataError, Problem
 from repro.data.prompts import (
     PAPER_SUFFIX,
@@ -128,6 +129,22 @@ def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str
     with pytest.raises(ValueError, match=f"the tokenizer's chat template .*{sentence}") as caught:
         render(PROBLEM, "paper", tokenizer)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set a = range(99999) | list %}{% for i in a %}{{ (a * i) | length }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_without_an_end_is_given_up(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
+    with pytest.raises(ValueError, match="the tokenizer's chat template has come to no end"):
+        render(PROBLEM, "paper", _tokenizer(template, bos=False))
 
 
 def test_a_token_that_is_special_in_the_tokenizer_alone_is_refused() -> None:

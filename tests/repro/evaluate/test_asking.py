@@ -15,8 +15,8 @@ from repro.evaluate.questions import questions, seeds_of
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 
@@ -113,7 +113,7 @@ def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: Gra
     drawn = SamplingConfig(temperature=1.0, max_new_tokens=48)
     stack = stack_policies([tiny], end_token_ids=end_token_ids(tiny), device="cpu")
     answers = []
-    stacked = StackAsker(StackSampler(stack, 400), rows_at_once=16)
+    stacked = StackAsker(StackedSampler(stack, 400), rows_at_once=16)
     for asker in (SingleAsker(TorchSampler(tiny)), stacked):
         evaluator = Evaluator(asker, stack.tokenizer, pool, [5])
         given = questions(problems, "tiny", stack.tokenizer, max_prompt_tokens=350)

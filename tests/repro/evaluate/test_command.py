@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from repro.__main__ import main
-from repro.evaluate import command
+from repro.evaluate import evaluate_command
 from repro.models.files.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
 
@@ -60,7 +60,7 @@ def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
 def test_sampling_on_a_cpu_says_how_far_it_has_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate_command, "_SILENT_SECONDS", 0.0)
     evaluated(tmp_path, "--data", "generated", "--limit", "3", "--samples", "2")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("generated, 6 completions: 6 under way have 1 tokens each (")
@@ -116,8 +116,6 @@ def test_a_bad_line_is_a_sentence_before_weights_are_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from repro.evaluate import command
-
-    monkeypatch.setattr(command, "load_policy", None)
+    monkeypatch.setattr(evaluate_command, "load_policy", None)
     assert main([*LINE, *flags]) == 2
     assert sentence in capsys.readouterr().err

@@ -21,12 +21,6 @@ def test_the_mean_height_is_that_of_the_polyline() -> None:
     assert mean_height([0], [3], 100) == 3
 
 
-def test_a_later_rise_to_the_same_end_has_a_smaller_area() -> None:
-    early = mean_height([0, 10, 20], [0, 9, 10], 20)
-    late = mean_height([0, 10, 20], [0, 1, 10], 20)
-    assert early > late
-
-
 @pytest.mark.parametrize("places", [[5, 10], [0, 0], [0, 10, 9], []])
 def test_a_curve_that_is_none_is_refused(places: list[float]) -> None:
     with pytest.raises(ValueError, match="curve"):

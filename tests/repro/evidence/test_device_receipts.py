@@ -21,7 +21,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import GIB, Tier
 from repro.targets import TARGETS
-from repro.targets.rollout import ROLLOUT
+from repro.targets.rollout_speed import ROLLOUT
 
 STATE: dict[str, Any] = {
     "at": 1000.0,

@@ -20,7 +20,7 @@ from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets.rollout import ROLLOUT
+from repro.targets.rollout_speed import ROLLOUT
 from repro.targets.steps import TABLE3
 from tests.repro.made_up import at_commit
 

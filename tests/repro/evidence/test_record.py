@@ -120,14 +120,17 @@ def test_what_is_no_record_is_refused_with_its_file(content: bytes, tmp_path: Pa
         read_record(path)
 
 
-def test_numbers_that_are_not_finite_become_null(
+def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_steps(
     run: RunConfig, made_up_record: Maker, tmp_path: Path
 ) -> None:
     made = made_up_record(run)
-    spoiled = dataclasses.replace(made, series={**made.series, "loss": [1.0, float("nan")]})
+    spoiled = dataclasses.replace(made, series={**made.series, "loss": [1.0, float("nan"), 2.0]})
     path = spoiled.write(tmp_path)
     assert "NaN" not in path.read_text()
-    assert read_record(path).series["loss"] == [1.0, None]
+    read = read_record(path)
+    assert read.series["loss"] == [1.0, None, 2.0]
+    assert read.value("train_loss_mean") == 1.5
+    assert read.value("loss") is read.value("loss_mean") is read.value("train_loss") is None
 
 
 def test_the_environment_is_captured_and_failed_probes_say_so(

@@ -51,10 +51,6 @@ def test_pages_test_with_ties_permutes_the_midranks() -> None:
     assert p == pytest.approx(sum(s >= observed for s in score) / len(score))
 
 
-def test_all_blocks_in_order_have_the_known_chance() -> None:
-    assert st.page_trend([[1, 2, 3, 4]] * 2)[1] == pytest.approx(1 / 24**2)
-
-
 def test_the_detectable_effect_has_the_power_it_promises() -> None:
     effect = st.minimum_detectable_effect(2.5, 5)
     shift = effect / 2.5 * math.sqrt(5)

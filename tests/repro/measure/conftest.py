@@ -13,10 +13,10 @@ from repro.measure.step_measure import Bench, _measure, engine_config, step_shap
 from repro.measure.step_metrics import Entry
 from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RunStates
-from repro.rl.single_run.policy import SinglePolicy
+from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepArm, StepPoint, StepScale

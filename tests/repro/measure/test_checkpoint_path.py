@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from repro.measure.checkpoint_path import carry_through, in_own_process, quantise
-from repro.spec.checkpoint_path import CheckpointScale
+from repro.spec.step_scale import CheckpointScale
 from repro.targets.memory import CHECKPOINT_PATH
 from tests.repro.measure import conftest as small
 

@@ -16,7 +16,7 @@ from repro.evidence.record import Record, find_record, read_record
 from repro.run.execute import Outcome, execute
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import cuda_devices
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 from tests.planted import planted

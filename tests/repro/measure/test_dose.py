@@ -10,7 +10,7 @@ import torch
 
 from kernels import dispatch
 from repro.__main__ import main
-from repro.measure.dose import divergences, norm_doses
+from repro.measure.noise_dose import divergences, norm_doses
 from repro.models.checkpoint import resolve, write_quantized
 from repro.models.decoder import READERS
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, write_tensors

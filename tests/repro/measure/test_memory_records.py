@@ -57,7 +57,7 @@ def measured() -> list[Peak]:
         rank = record.config["arm"]["lora_rank"]
         for asked in record.config["scale"]["points"]:
             # As they were when the record was made.
-            point = StepPoint(**asked)
+            point = StepPoint.recorded(asked)
             for way, values in record.effects["points"].get(point.name, {}).items():
                 gave_up = values["fallbacks"] or values.get("slot_fallbacks")
                 if way in WEIGHT_FORMATS and not gave_up:

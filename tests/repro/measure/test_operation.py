@@ -9,7 +9,7 @@ from kernels.op import rotated, tensor_bytes
 from kernels.ops import named_op
 from kernels.timing import ROTATED_BYTES
 from repro.measure.operation import _BETWEEN_THE_PRODUCTS
-from repro.targets.kernels import KERNELS
+from repro.targets.kernel_speed import KERNELS
 
 
 @pytest.mark.parametrize("metric", sorted(_BETWEEN_THE_PRODUCTS))

@@ -22,7 +22,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.rollout import ROLLOUT
+from repro.targets.rollout_speed import ROLLOUT
 from tests.planted import planted
 
 # Stands for a device whose memory a process keeps: the rate is what the process's leavings let it

@@ -14,7 +14,7 @@ from repro.measure.rollout_cells import Cell, Repeat, windows_of
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from tests.repro.measure.test_throughput_repeats import (
     HOW,
     loaded,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.verdicts.expectation import load_bars
 from repro.measure import step_measure, step_metrics, step_training
 from repro.measure.step_metrics import Entry
 from repro.measure.step_time import measured_steps
@@ -19,15 +18,12 @@ from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
 from repro.rollout.engine import Engine
-from repro.run.places import expected_folder
 from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
     BF16,
     LENGTH_POINTS,
     NVFP4,
     SPREAD_POINTS,
-    STEP_LENGTHS,
-    STEP_LENGTHS_32B,
     TABLE3_32B_RL,
     TABLE3_POINTS,
 )
@@ -131,19 +127,6 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
         series = measured.series[f"{name}_over_equal_few_spread"]
         assert series == pytest.approx([1.2, 1.3, 1.1])
     assert not [name for name in measured.metrics if name.endswith("over_equal_few_equal")]
-
-
-@pytest.mark.parametrize("target", [STEP_LENGTHS, STEP_LENGTHS_32B], ids=lambda t: t.name)
-def test_the_bars_hold_every_size_to_equal_rows_and_to_16_bit_loras_update(target: Any) -> None:
-    stated = load_bars(expected_folder(None), "systems", target.name)
-    bars = {(bar.arm, bar.metric): bar.accept for bar in stated}
-    names = [point.name for point in next(iter(target.scales.values())).points]
-    over_equal = {(arm.name, f"update_over_equal_{name}") for arm in target.arms
-                  for name in names if name.endswith("spread")}  # fmt: skip
-    against = {("nvfp4_lora", f"update_ratio_{name}") for name in names}
-    assert {key for key, bounds in bars.items() if bounds == (None, 1.1)} == over_equal
-    assert {key for key, bounds in bars.items() if bounds == (0.9524, None)} == against
-    assert {claim.source for claim in target.claims} == {"not in the paper"}
 
 
 def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None:

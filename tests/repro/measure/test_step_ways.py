@@ -18,7 +18,7 @@ from repro.measure.step_metrics import metrics_of, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
@@ -65,11 +65,8 @@ def build(arm: StepArm, device: str) -> Policy:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
-@pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
-def test_a_step_of_every_way_is_measured_and_moves_the_policy(
-    arm: StepArm, checkpointing: bool, device: str
-) -> None:
-    point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
+def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm: StepArm, device: str) -> None:
+    point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
         bench = small.bench_of(scale, pool)

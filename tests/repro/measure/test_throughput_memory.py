@@ -15,7 +15,7 @@ from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
 from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB
 from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of
 

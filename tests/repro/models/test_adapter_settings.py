@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from repro.models.files.adapter_files import (
     TENSORS,
     adapter_tensors,
     load_adapted,
+    read_adapter,
     settings_of,
 )
 from repro.models.files.tensor_files import CheckpointError
@@ -118,6 +120,7 @@ def plain_values() -> dict[str, Any]:
         ("lora_alpha", float("inf")),
         ("lora_alpha", 10**400),
         ("lora_alpha", "8"),
+        ("use_rslora", "false"),
     ],
 )
 def test_what_is_another_thing_is_refused_by_its_field(field: str, value: Any) -> None:
@@ -155,6 +158,38 @@ def test_tensors_that_do_not_fit_the_config_are_named(
     with pytest.raises(CheckpointError, match=words) as caught:
         load_stored(base, tmp_path)
     assert "_proj.lora_B" in str(caught.value)
+
+
+@pytest.mark.parametrize("base", [None, "", "/no/such/folder", "no-such-folder"])
+def test_a_base_that_is_not_here_is_named_with_the_file_that_names_it(
+    tmp_path: Path, base: str | None
+) -> None:
+    values = plain_values() | {"base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"adapter_config.json: base_model_name_or_path is"):
+        load_adapted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight_format", "fp3"),
+        ("order", "1"),
+        ("order", [1]),
+        ("rounding", "nvfp4"),
+        ("rounding", {"format": "nvfp4", "factor": "2"}),
+        ("rounding", {"format": "nvfp4", "factor": -2}),
+        ("rounding", {"format": "nvfp4", "seed": 2}),
+    ],
+)
+def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(plain_values()))
+    own = {"weight_format": "bf16", "order": None} | {field: value}
+    (tmp_path / "qerl_adapter.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match=rf"qerl_adapter.json: {field} is"):
+        read_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(

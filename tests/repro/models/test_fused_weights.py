@@ -14,7 +14,7 @@ from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import take_products
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig

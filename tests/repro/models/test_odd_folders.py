@@ -62,6 +62,12 @@ def refused(folder: Path) -> str:
         ("rms_norm_eps", -1.0, "field rms_norm_eps is -1.0; needed is from 0"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 0}, "rope_theta is 0; needed"),
         ("pad_token_id", 2**31, "field pad_token_id is 2147483648; needed is below vocab_size"),
+        ("head_dim", "32", "field head_dim is '32'; "),
+        ("num_labels", "2", "field num_labels is '2'; "),
+        ("id2label", ["a"], "field id2label is ['a']; "),
+        ("dtype", "float99", "field dtype is 'float99'; "),
+        ("rope_scaling", "yarn", "field rope_scaling is 'yarn'; "),
+        ("return_dict", False, "field return_dict is False; "),
         ("quantization_config", "nvfp4", "field quantization_config is 'nvfp4'; "),
         ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": "x"}, ""),
         ("model_type", ["qwen2"], "model_type is"),
@@ -94,6 +100,20 @@ def test_the_command_line_says_it_in_a_sentence(
     out = folder.with_name("out")
     assert main(["quantize", str(folder), str(out)]) == USAGE
     assert "config.json: field vocab_size is '512'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("_attn_implementation", "flash_attention_3"), ("attn_implementation", "fast")],
+)
+def test_what_transformers_does_not_read_back_is_a_sentence(
+    copied: Callable[..., Path], capsys: pytest.CaptureFixture[str], field: str, value: str
+) -> None:
+    folder = copied(**{field: value})
+    out = folder.with_name("out")
+    assert main(["quantize", str(folder), str(out)]) == USAGE
+    assert "transformers does not read" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -150,16 +170,20 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
     [
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json cannot be read"),
         ("tokenizer_config.json", '{"tokenizer_class": 7}', "the tokenizer cannot be used"),
+        ("tokenizer.json", None, "the tokenizer cannot be used (ValueError: it has no vocabulary)"),
         ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be used"),
         ("special_tokens_map.json", "{", "the tokenizer cannot be used"),
     ],
 )
 def test_a_tokenizer_that_is_none_is_refused_by_its_file(
-    tmp_path: Path, name: str, text: str, sentence: str
+    tmp_path: Path, name: str, text: str | None, sentence: str
 ) -> None:
     for own in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_FOLDER / own, tmp_path)
-    (tmp_path / name).write_text(text)
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(tmp_path)
     assert sentence in str(caught.value)

@@ -13,7 +13,7 @@ from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import missing_library, take_products
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from tests.repro.architectures import qwen2_shape
 
 SHAPE = qwen2_shape(64)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.models.memory_plan import FILTERED_ROWS, plan_memory
 from repro.models.training_memory import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
 from repro.spec.shapes import SHAPES
@@ -59,26 +58,6 @@ def test_full_training_leaves_less_for_micro_batches() -> None:
     device = int(1.05 * full.least / 0.95)
     assert full.fitting(device).micro_tokens < lora.fitting(device).micro_tokens
     assert full.fitting(device).kept_blocks == 0
-
-
-def test_every_slot_of_a_training_run_has_room_for_a_prompt_of_its_own() -> None:
-    step = of("table1", Tier.PAPER).step
-    assert step.slots == 256
-    assert step.cache_blocks == 256 * -(-step.row_tokens // 32) + 1
-    assert step.prompts_at_once == 256
-    shared = dataclasses.replace(step, shares_prompts=True)
-    assert shared.prompts_at_once == 256 // step.group
-    assert shared.cache_blocks < step.cache_blocks
-
-
-def test_questions_that_are_asked_through_a_filter_need_room_for_its_draw() -> None:
-    step = of("table1", Tier.PAPER).step
-    assert step.filtered  # evaluation's top_p is 0.95 (section 4.1)
-    graphs = [
-        plan_memory(dataclasses.replace(step, filtered=of_a_filter)).rollout["graphs"]
-        for of_a_filter in (True, False)
-    ]
-    assert graphs[0] - graphs[1] == FILTERED_ROWS * step.shape.vocabulary * 60
 
 
 def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(

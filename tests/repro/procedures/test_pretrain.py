@@ -152,15 +152,6 @@ def test_padding_has_neither_loss_nor_influence(tokenizer: PreTrainedTokenizerFa
     torch.testing.assert_close(mean_loss(model, rows), total / (5 + 2))
 
 
-def test_the_learning_rate_warms_up_stays_and_falls() -> None:
-    recipe = Recipe(steps=1000, learning_rate=1.0, warmup_steps=100, final_share=0.02)
-    rates = [recipe.learning_rate_at(step) for step in range(1000)]
-    assert rates[0] == pytest.approx(0.01)
-    assert rates[99] == rates[600] == max(rates) == 1.0
-    assert rates[800] == pytest.approx(0.51)
-    assert rates[999] == pytest.approx(0.02, abs=0.003)
-
-
 def test_the_packaged_policy_is_of_this_recipe() -> None:
     stated = json.loads((TINY_FOLDER / "pretraining.json").read_text())["config"]
     ours = json.loads(json.dumps(dataclasses.asdict(Recipe())))

@@ -15,7 +15,7 @@ from repro.__main__ import main
 from repro.evidence.bless import bless
 from repro.evidence.record import Record
 from repro.judge.gathering import gather
-from repro.regression import command
+from repro.regression import regression_commands as command
 from repro.regression.render import LINES
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder

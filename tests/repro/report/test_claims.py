@@ -7,7 +7,7 @@ from collections.abc import Callable
 from repro.judge.check import Checked
 from repro.report.claims import claims_rows, count_rows
 from repro.report.tidy import effect_text
-from repro.report.verdicts import Kind, counted, labelled, of_kind
+from repro.report.verdict_words import Kind, counted, labelled, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 

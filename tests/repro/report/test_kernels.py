@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from repro.evidence.record import Record
 from repro.judge.check import Checked
-from repro.report.kernels import kernel_rows
-from repro.report.verdicts import stated_bars
+from repro.report.kernel_tables import kernel_rows
+from repro.report.verdict_words import stated_bars
 from repro.run.places import expected_folder
 
 EXPECTED = expected_folder(None)

@@ -24,7 +24,7 @@ from repro.report.one_page import (
 )
 from repro.report.readme import answer_sentence, answers
 from repro.report.tidy import statements
-from repro.report.verdicts import Kind
+from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE, expected_folder
 
 EXPECTED = expected_folder(None)

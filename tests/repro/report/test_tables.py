@@ -14,7 +14,7 @@ from repro.report.tables import (
     side_by_side,
     table,
 )
-from repro.report.verdicts import stated_bars, word
+from repro.report.verdict_words import stated_bars, word
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 

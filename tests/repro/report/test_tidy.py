@@ -12,7 +12,7 @@ import pytest
 from repro.__main__ import main
 from repro.judge.check import Checked
 from repro.report.tidy import Row, statements, values
-from repro.report.verdicts import Kind, kind_of, labelled
+from repro.report.verdict_words import Kind, kind_of, labelled
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 

@@ -8,7 +8,7 @@ import pytest
 
 from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
-from repro.report.verdicts import (
+from repro.report.verdict_words import (
     BAR_WORDS,
     BLESSED_WORDS,
     CLAIM_WORDS,

@@ -36,6 +36,12 @@ def infinite(completions, answers):
 def broken(completions, answers):
     raise KeyError("gold")
 
+def leaving(completions, answers):
+    raise SystemExit(0)
+
+def endless(completions, answers):
+    return [10**400] * len(completions)
+
 def lonely(completions):
     return [0.0] * len(completions)
 
@@ -96,6 +102,8 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("{}:text", "returned 'ab' for 2 completions"),
         ("{}:infinite", "returned inf; needed is a finite number or None"),
         ("{}:broken", "raised KeyError: 'gold'"),
+        ("{}:leaving", "raised SystemExit: 0"),
+        ("{}:endless", "returned 1000.*; needed is a finite number or None"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_a_sentence(named: str, sentence: str, write: Write) -> None:
@@ -111,9 +119,12 @@ def test_a_reward_gets_completions_and_golds_by_their_names(write: Write) -> Non
     assert pay(own, ["x"], ["4"], "reward") == [4.0]
 
 
-def test_a_module_that_fails_on_import_is_a_sentence(write: Write) -> None:
-    with pytest.raises(ValueError, match="cannot be imported: ZeroDivisionError"):
-        reward_named(f"{write('1 / 0')}:reward")
+@pytest.mark.parametrize(
+    ("source", "error"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")]
+)
+def test_a_module_that_fails_on_import_is_a_sentence(source: str, error: str, write: Write) -> None:
+    with pytest.raises(ValueError, match=f"cannot be imported: {error}"):
+        reward_named(f"{write(source)}:reward")
 
 
 def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write: Write) -> None:

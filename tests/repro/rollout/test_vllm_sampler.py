@@ -1,11 +1,16 @@
-"""The vLLM sampler against a stand-in that has the signatures of vLLM's public interface."""
+"""The vLLM sampler against a stand-in for `vllm.LLM` that computes from what it is handed.
+
+The stand-in loads the folder that it is given, and each adapter from its file, and samples by this
+project's plain sampler: so a whole run on it must be the run on the project's own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,91 +19,88 @@ import pytest
 import torch
 from torch import nn
 
-from repro.models.norms import block_norms, final_norm
-from repro.models.policy import Policy
+from repro.evidence.procedure import Measured
+from repro.models.files.adapter_files import load_adapted
+from repro.models.files.tensor_files import CheckpointError
+from repro.models.loading import read_description
+from repro.models.norms import block_norms
+from repro.models.policy import Policy, end_token_ids, load_policy
+from repro.models.training_memory import training_memory
+from repro.procedures.train import train_and_evaluate
 from repro.rl.noise import perturbed
-from repro.rollout.vllm_sampler import VllmSampler
-from repro.spec.arm import NoiseConfig
-from repro.spec.config import SamplingConfig
-
-MakePolicy = Callable[..., Policy]
-
-
-@dataclass
-class StandInParameters:
-    """Keyword names as in `vllm.SamplingParams`; any other is an error."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    ignore_eos: bool = False
-    detokenize: bool = True
+from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rollout.sampler import Completion
+from repro.rollout.vllm_sampler import VllmSampler, served_folder
+from repro.run.preflight import refusal
+from repro.spec.arm import NoiseConfig, PlantedRounding
+from repro.spec.config import RunConfig, SamplingConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_overrides, with_steps
+from repro.targets import find
+from tests.repro.run.test_execute import few
 
 
-@dataclass(frozen=True)
-class StandInRequest:
-    """As `vllm.lora.request.LoRARequest`, whose integer id must be positive."""
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-
-    def __post_init__(self) -> None:
-        assert self.lora_int_id > 0
-        assert (Path(self.lora_path) / "adapter_model.safetensors").is_file()
-
-
-@dataclass
 class StandInEngine:
-    """As `vllm.LLM`: keyword arguments of its `EngineArgs`, results as its `RequestOutput`."""
+    """As `vllm.LLM`: an adapter is loaded at its id's first request and served from then on."""
 
-    model: str
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    hf_overrides: dict[str, str] | None = None
-    enforce_eager: bool = False
-    max_model_len: int | None = None
-    gpu_memory_utilization: float = 0.9
-    enable_lora: bool = False
-    max_lora_rank: int = 16
-    max_loras: int = 1
-    enable_prefix_caching: bool | None = None
-    logprobs_mode: str = "raw_logprobs"
-    resets: int = 0
-    requests: list[Any] = field(default_factory=list)
-    network: Any = None
-    finish_reason: str = "stop"
+    def __init__(self, model: str, **options: Any) -> None:
+        self.options, self.resets, self.requests = options, 0, list[Any]()
+        self.format: Any = read_description(Path(model)).stored_format or "bf16"
+        self.folder, self.answers = model, {"reason": ""}
+        self.policy = load_policy(model, weight_format=self.format, compute_dtype=options["dtype"])
+        self.set: Callable[[nn.Module], Any] = lambda model: 0
+        self.served = 0
 
     def generate(
         self,
         prompts: Sequence[dict[str, list[int]]],
-        sampling_params: Sequence[StandInParameters],
+        sampling_params: Sequence[Any],
         *,
         use_tqdm: bool = True,
-        lora_request: StandInRequest | None = None,
+        lora_request: Any = None,
     ) -> list[Any]:
-        """Answer each request with its seed's digits, most of them ending early."""
-        self.requests.append((list(prompts), list(sampling_params), lora_request))
-        outputs = []
-        for prompt, parameters in zip(prompts, sampling_params, strict=True):
-            assert set(prompt) == {"prompt_token_ids"}
-            assert parameters.logprobs == 0
-            ids = [1 + (parameters.seed or 0) % 7, 5]
-            logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-            output = SimpleNamespace(
-                token_ids=ids, logprobs=logprobs, finish_reason=self.finish_reason
+        """Answer each request by the plain sampler."""
+        self.requests.append(lora_request)
+        if lora_request is not None and lora_request.lora_int_id != self.served:
+            self.served = lora_request.lora_int_id
+            self.policy = load_adapted(
+                lora_request.lora_path,
+                checkpoint=self.folder,
+                weight_format=self.format,
+                compute_dtype=self.options["dtype"],
             )
-            outputs.append(SimpleNamespace(outputs=[output]))
-        return outputs
+            self.set(self.policy.decoder)
+        first = sampling_params[0]
+        assert first.stop_token_ids == sorted(end_token_ids(self.policy))
+        assert first.logprobs == 0
+        batch = TorchSampler(self.policy).sample(
+            [prompt["prompt_token_ids"] for prompt in prompts],
+            SamplingConfig(
+                **{
+                    name: getattr(first, name)
+                    for name in ("temperature", "top_p", "top_k", "min_p")
+                },
+                max_new_tokens=first.max_tokens,
+            ),
+            group_size=1,
+            seeds=[parameters.seed for parameters in sampling_params],
+        )
+        return [SimpleNamespace(outputs=[self.output(own)]) for own in batch.completions]
+
+    def output(self, own: Completion) -> Any:
+        """Return a completion as vLLM does."""
+        drawn = zip(own.token_ids, own.sampled_logprobs, strict=True)
+        return SimpleNamespace(
+            token_ids=own.token_ids,
+            logprobs=[{token: SimpleNamespace(logprob=value)} for token, value in drawn],
+            finish_reason=self.answers["reason"] or own.finish_reason,
+        )
 
     def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
         """Return what `func` returns for the model of each worker, of which there is one."""
-        return [func(self.network)]
+        self.set = func
+        return [func(self.policy.decoder)]
 
     def reset_prefix_cache(self) -> bool:
         """Count the resets."""
@@ -106,60 +108,98 @@ class StandInEngine:
         return True
 
 
-def network_like(policy: Policy) -> nn.Module:
-    """Return modules with the norms' names, in bfloat16, as vLLM's model has them."""
-    network = nn.Module()
-    norms = {**block_norms(policy.decoder), "model.norm": final_norm(policy.decoder)}
-    for name, norm in norms.items():
-        *path, leaf = name.split(".")
-        parent = network
-        for part in path:
-            if part not in dict(parent.named_children()):
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
-        module = nn.Module()
-        module.weight = nn.Parameter(norm.weight.detach().bfloat16(), requires_grad=False)
-        parent.add_module(leaf, module)
-    return network
-
-
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = StandInEngine, StandInParameters  # type: ignore[attr-defined]
-    request = ModuleType("vllm.lora.request")
-    request.LoRARequest = StandInRequest  # type: ignore[attr-defined]
+def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module, request = ModuleType("vllm"), ModuleType("vllm.lora.request")
+    module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    for name, value in (
+        ("LLM", StandInEngine),
+        ("SamplingParams", SimpleNamespace),
+        ("__version__", "9.9"),
+    ):
+        setattr(module, name, value)
+    request.LoRARequest = lambda name, number, path: SimpleNamespace(  # type: ignore[attr-defined]
+        lora_int_id=number, lora_path=path
+    )
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.lora", ModuleType("vllm.lora"))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", request)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(**changes: Any) -> Policy:
+    ask: dict[str, Any] = {"weight_format": "nvfp4", "training": "lora", "lora_rank": 4} | changes
+    return load_policy("tiny", lora_alpha=8, norms_trained=True, **ask)
 
 
 @pytest.fixture
-def sampler(vllm: None, make_policy: MakePolicy) -> Any:
-    policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), effects={"norms_trained": 4})
-    own_sampler = VllmSampler(policy, "checkpoint", max_positions=64)
-    own_sampler._llm.network = network_like(policy)
-    yield own_sampler
-    own_sampler.close()
+def sampler(vllm: None) -> Iterator[Any]:
+    with VllmSampler(load(), max_positions=64) as own:
+        yield own
 
 
 SAMPLING = SamplingConfig(temperature=0.8, max_new_tokens=8)
 
 
-def sample(sampler: VllmSampler, **changes: Any) -> Any:
+def sample(sampler: Any, **changes: Any) -> Any:
     ask: dict[str, Any] = {"group_size": 2, "seeds": [3, 4, 5, 6]} | changes
-    return sampler.sample([[1, 2], [3]], SAMPLING, **ask)
+    return sampler.sample([[10, 20], [30]], SAMPLING, **ask)
 
 
-def test_each_row_has_its_seed_and_its_sampled_logprob(sampler: Any) -> None:
-    batch = sample(sampler)
-    assert [c.token_ids for c in batch.completions] == [(4, 5), (5, 5), (6, 5), (7, 5)]
-    assert batch.completions[0].sampled_logprobs == (-0.5, -0.5)
-    prompts, parameters, _ = sampler._llm.requests[0]
-    assert [p["prompt_token_ids"] for p in prompts] == [[1, 2], [1, 2], [3], [3]]
-    assert [p.seed for p in parameters] == [3, 4, 5, 6]
-    assert sampler._llm.logprobs_mode == "processed_logprobs"
+def run_of(name: str, *, steps: int = 4, **settings: Any) -> RunConfig:
+    target = with_overrides(with_steps(find("table1"), steps), Tier.SMOKE, settings)
+    (run,) = plan(target, Tier.SMOKE, 1, [name])
+    return dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=few(run.scale.data)))
+
+
+def trained(run: RunConfig, folder: Path) -> Measured:
+    return train_and_evaluate(
+        run,
+        folder=folder,
+        progress=lambda text, values: None,
+        should_stop=lambda: False,
+        threads=1,
+    )
+
+
+CAPPED = {"loss": {"importance_cap": 2.0}}
+
+
+def test_a_run_on_it_is_the_run_on_our_own_sampler(vllm: None, tmp_path: Path) -> None:
+    own = trained(run_of("nvfp4_lora_aqn", arm=CAPPED), tmp_path / "own")
+    run = run_of("nvfp4_lora_aqn", arm=CAPPED, sampler="vllm")
+    assert refusal(run) is None
+    measured = trained(run, tmp_path / "vllm")
+    assert measured.series["reward"] == own.series["reward"]
+    assert measured.series["loss"] == pytest.approx(own.series["loss"], abs=1e-6)
+    assert measured.effects["answers"] == own.effects["answers"]
+    assert measured.effects["sampler"] == "VllmSampler"
+    assert "sampler" not in own.effects
+    receipt = measured.effects["vllm"]
+    assert receipt["version"] == "9.9"
+    assert receipt["channels_changed"] > 0
+    # The policy as it stands, noise included, is what was sampled from; the clean one is not.
+    assert receipt["abs_diff_mean_clean"] < 1e-5
+    assert receipt["abs_diff_mean_noisy"] < 1e-5
+    assert max(measured.series["sampler_trainer_abs_diff_mean"]) > 1e-4
+
+
+def test_the_folder_is_written_once_of_the_arms_own_weights_and_checked(vllm: None) -> None:
+    policy = load()
+    folder, digest = served_folder(policy)
+    weights = folder / "model.safetensors"
+    stamp = weights.stat().st_mtime_ns
+    assert read_description(folder).stored_format == "nvfp4"
+    assert (folder, digest) == served_folder(load())
+    assert weights.stat().st_mtime_ns == stamp
+    assert served_folder(load(weight_format="mxfp4"))[0] != folder
+    assert served_folder(load(weight_format="bf16"))[0] == policy.folder
+    spoilt = bytearray(weights.read_bytes())
+    spoilt[-1] ^= 1
+    weights.write_bytes(spoilt)
+    with pytest.raises(CheckpointError, match=r"model.safetensors has SHA-256"):
+        served_folder(policy)
 
 
 def test_an_adapter_gets_a_new_id_at_each_refresh_and_the_old_file_goes(sampler: Any) -> None:
@@ -167,49 +207,40 @@ def test_an_adapter_gets_a_new_id_at_each_refresh_and_the_old_file_goes(sampler:
     sample(sampler)
     sampler.refresh()
     sample(sampler)
-    requests = [request for _, _, request in sampler._llm.requests]
+    requests = sampler._llm.requests
     assert [request.lora_int_id for request in requests] == [1, 1, 2]
     assert not Path(requests[0].lora_path).exists()
     assert Path(requests[2].lora_path).exists()
     assert sampler._llm.resets == 2
+    assert sampler._llm.options["logprobs_mode"] == "processed_logprobs"
+    assert sampler._llm.options["max_lora_rank"] == 8
 
 
 def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
-    sample(sampler)
-    assert sampler.channels_changed == 0
+    before = sample(sampler)
     noise = NoiseConfig(sigma_start=0.3, sigma_end=0.2)
-    name = "model.layers.1.post_attention_layernorm"
-    before = sampler._llm.network.get_submodule(name).weight.clone()
     with perturbed(sampler.policy, noise, seed=1, step=5, total_steps=10):
-        sample(sampler)
+        noisy = sample(sampler)
         under = sampler.channels_changed
         # A second batch of the same rollout: nothing moves, and the receipt stands.
-        sample(sampler)
+        assert sample(sampler) == noisy
         assert sampler.channels_changed == under > 0
-        gain = block_norms(sampler.policy.decoder)[name].gain()
-        assert torch.equal(sampler._llm.network.get_submodule(name).weight, gain.bfloat16())
-    sample(sampler)
+    assert noisy != before
+    assert sample(sampler) == before
     assert sampler.channels_changed == 0
-    assert torch.equal(sampler._llm.network.get_submodule(name).weight, before)
 
 
-def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:
+def test_noise_that_is_swallowed_is_an_error(sampler: Any) -> None:
     sample(sampler)
     for norm in block_norms(sampler.policy.decoder).values():
-        norm.noise = torch.full_like(norm.weight, 1e-9)
-    try:
-        with pytest.raises(ValueError, match="no gain of vLLM's differs"):
-            sample(sampler)
-    finally:
-        for norm in block_norms(sampler.policy.decoder).values():
-            norm.noise = None
+        norm.noise = torch.full_like(norm.weight, 1e-12)
+    with pytest.raises(ValueError, match="no gain of vLLM's differs"):
+        sample(sampler)
 
 
 def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any) -> None:
-    sampler._llm.finish_reason = "length"
-    assert {item.finish_reason for item in sample(sampler).completions} == {"length"}
-    sampler._llm.finish_reason = "abort"
-    with pytest.raises(RuntimeError, match="ended a completion of 2 tokens for 'abort'"):
+    sampler._llm.answers["reason"] = "abort"
+    with pytest.raises(RuntimeError, match=r"ended a completion of \d+ tokens for 'abort'"):
         sample(sampler)
 
 
@@ -220,17 +251,11 @@ def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:
 
 
 def test_an_engine_in_another_process_is_refused(
-    vllm: None, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+    vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(ValueError, match=r"MULTIPROCESSING is '1'; .* needs '0'"):
-        VllmSampler(make_policy("qwen2", "nvfp4"), "checkpoint", max_positions=64)
-
-
-def test_a_policy_whose_base_is_trained_is_refused(vllm: None, make_policy: MakePolicy) -> None:
-    policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), training="full")
-    with pytest.raises(ValueError, match="it serves LoRA and frozen policies only"):
-        VllmSampler(policy, "checkpoint", max_positions=64)
+        VllmSampler(load(), max_positions=64)
 
 
 def test_a_cache_that_is_not_reset_is_an_error(
@@ -239,3 +264,42 @@ def test_a_cache_that_is_not_reset_is_an_error(
     monkeypatch.setattr(sampler._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(RuntimeError, match="did not reset its prefix cache"):
         sample(sampler)
+
+
+@pytest.mark.parametrize(
+    ("arm", "settings", "reason"),
+    [
+        ("nvfp4_lora", {}, r"importance_cap is None; .* --set arm.loss.importance_cap=2"),
+        ("bf16_full", {"arm": CAPPED}, "bf16_full trains the base"),
+        ("nvfp4_lora", {"arm": CAPPED, "together": True}, "trained together with others"),
+        ("nvfp4_lora", {"arm": CAPPED, "permuted": True}, "changes the weights on loading"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_refused(
+    vllm: None, arm: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(refusal(run_of(arm, steps=30, sampler="vllm", **settings)))
+
+
+def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(
+    vllm: None, monkeypatch: Any
+) -> None:
+    run = run_of("bf16_lora", sampler="vllm", arm=CAPPED)
+    planted = dataclasses.replace(run.arm, rounding=PlantedRounding(format="nf4"))
+    assert "changes the weights" in str(refusal(dataclasses.replace(run, arm=planted)))
+    assert "is a dose" in str(refusal(dataclasses.replace(run, procedure="dose")))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'qerl-repro[vllm]'" in str(refusal(run))
+
+
+def test_the_plan_holds_a_second_copy_and_gives_vllm_the_cache() -> None:
+    scale, arm = find("table1").scales[Tier.PAPER], find("table1").arm("nvfp4_lora")
+    own = training_memory(arm, scale)
+    served = training_memory(arm, dataclasses.replace(scale, sampler="vllm"))
+    assert own is not None
+    assert served is not None
+    assert served.least - own.least == served.served > 5e9
+    device = 80 * 10**9
+    assert own.peak(device) < served.peak(device) < device
+    assert served.served < served.served_share(device) * device < 0.6 * device

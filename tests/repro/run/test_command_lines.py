@@ -38,6 +38,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
     [
         ("--workers 0", "--workers 0: needs 1 or more"),
         ("--limit 0", "--limit 0: needs 1 or more"),
+        ("--stop-idle 0", "--stop-idle 0: needs 1 or more"),
         ("--tir smoke", "run: there is no argument --tir (did you mean --tier?)"),
         ("--seeds=-1,3", "seed -1 is negative; needs 0 or more"),
         ("--seeds 3,3", "seeds repeat 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -76,3 +77,22 @@ def test_a_plan_on_a_folder_without_sizes_says_why_it_cannot(
         (folder / "config.json").write_text(text)
         assert main(line) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(TINY_FOLDER, folder)
+    line = ["plan", "table1", "--tier", "smoke", "--arms", "nvfp4_lora", "--model", str(folder)]
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "own: 0.8312 million parameters, 4 blocks of width 128" in said
+    assert "refused" not in said
+    values = json.loads((folder / "config.json").read_text())
+    for field, value in (("rms_norm_eps", "1e-6"), ("hidden_act", "gelu"), ("model_type", "phi")):
+        (folder / "config.json").write_text(json.dumps(values | {field: value}))
+        assert main(line) == 0
+        said = capsys.readouterr().out
+        (refused,) = [line for line in said.splitlines() if line.startswith("  refused   ")]
+        assert field in refused

@@ -298,10 +298,10 @@ def test_torchrun_and_ranks_do_not_go_together(monkeypatch):
 
 
 def test_ranks_of_unlike_sources_are_refused():
-    own = {"host": "a", "source": "1", "torch": "2.9"}
-    require_alike([own, {**own, "host": "b"}])
+    own = {"place": "rank 0 (a)", "source": "1", "torch": "2.9"}
+    require_alike([own, {**own, "place": "rank 1 (b)"}])
     with pytest.raises(ValueError, match=r"torch is 2.8 on rank 1 \(b\) and 2.9 on rank 0"):
-        require_alike([own, {**own, "host": "b", "torch": "2.8"}])
+        require_alike([own, {**own, "place": "rank 1 (b)", "torch": "2.8"}])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_one_gpu_is_what_was_measured(model, lengths):
     name = f"{model.replace('.', '_')}_{lengths}"
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == name]
     rates = measured_rates(model, arm, EXPECTED)
-    one, two, four = (predicted(rates, StepPoint(**values), ranks) for ranks in (1, 2, 4))
+    one, two, four = (predicted(rates, StepPoint.recorded(values), ranks) for ranks in (1, 2, 4))
     assert one.step == pytest.approx(record.value(f"step_seconds_{name}"), rel=0.05)
     assert one.waiting == 0
     assert one.step > two.step > four.step > one.step / 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from repro.evidence.paper import paper_cells
@@ -57,70 +55,6 @@ def test_table_2_sizes_are_summed_over_three_models() -> None:
     assert paper(sizes.AQN_GAIN_BIGMATH) == pytest.approx(
         (qerl - nvfp4) / (nvfp4 - total("NVFP4 base")), abs=6e-4
     )
-
-
-def test_sizes_of_curves_are_those_of_the_points_read_off_them() -> None:
-    fig4, fig5, fig10, fig14 = (cells(f"figure{n}") for n in (4, 5, 10, 14))
-    first = fig4["BF16 Full, NVFP4, MXFP4/DAPO step of reward 0.9/step"]
-    second = fig4["BF16 LoRA, NF4/DAPO step of reward 0.9/step"]
-    assert paper(sizes.FORMAT_SPEED) == pytest.approx(1 - first / second, abs=6e-4)
-    for effect in sizes.FORMAT_TAKE_OFF.values():
-        assert paper(effect) == pytest.approx(second / first)
-    # Both curves lie at the height between these points of theirs, to a hundredth.
-    fig12 = cells("figure12")
-    low, high = (fig12[f"LoRA/step {step}/reward"] for step in (500, 550))
-    at_540 = low + (high - low) * 40 / 50
-    assert at_540 == pytest.approx(fig12["QeRL/step 250/reward"], abs=0.01)
-    assert paper(sizes.QERL_TAKE_OFF) == 540 / 250
-    base = fig5["BF16/step 0/entropy"]
-    for name in ("NF4", "MXFP4", "NVFP4"):
-        more = fig5[f"{name}/step 0/entropy"] / base - 1
-        assert paper(sizes.ENTROPY[name.lower()]) == pytest.approx(more, abs=6e-4)
-    low, high = (fig10[f"rank {rank}/step 45/reward"] for rank in (128, 16))
-    assert paper(sizes.RANK_SPEED) == pytest.approx((high - low) / (1 - low), abs=6e-4)
-    late = fig14["QeRL/step 600/entropy"] / fig14["LoRA/step 600/entropy"] - 1
-    assert paper(sizes.ENTROPY_LATE) == pytest.approx(late, abs=6e-4)
-
-
-def test_who_bears_the_higher_rate_is_read_off_two_figures() -> None:
-    lora, qerl = cells("figure17"), cells("figure16")
-    assert lora["lr 3e-5/step 75/reward"] < 0.5 * lora["lr 3e-5/step 40/reward"]
-    assert qerl["lr 3e-5/step 200/reward"] > 0.9
-
-
-def test_what_added_noise_adds_to_bigmaths_reward_is_the_plots_difference() -> None:
-    late = cells("figure8")["7B AQN - no AQN/after step 210/difference"]
-    assert paper(sizes.AQN_LATE_BIGMATH) == late
-
-
-def mean_to(points: dict[int, float]) -> float:
-    """Return the mean under straight lines between points, {step: reward}."""
-    steps = sorted(points)
-    area = sum((points[a] + points[b]) / 2 * (b - a) for a, b in pairwise(steps))
-    return area / (steps[-1] - steps[0])
-
-
-def curve(name: str, row: str, last: int) -> dict[int, float]:
-    by_step = {}
-    for key, value in cells(name).items():
-        line, column, _ = key.split("/")
-        if line == row and column.startswith("step ") and int(column.split()[1]) <= last:
-            by_step[int(column.split()[1])] = value
-    return by_step
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "last", "effect"),
-    [
-        ("figure13", ("QeRL", "LoRA"), 254, sizes.QERL_SPEED_32B),
-        ("figure16", ("lr 3e-5", "lr 5e-6"), 100, sizes.RATE_SPEED),
-    ],
-)
-def test_sizes_of_whole_curves_are_shares_of_what_is_left_below_one(
-    name: str, rows: tuple[str, str], last: int, effect: Effect
-) -> None:
-    high, low = (mean_to(curve(name, row, last)) for row in rows)
-    assert paper(effect) == pytest.approx((high - low) / (1 - low), abs=6e-4)
 
 
 def test_ratios_are_those_of_the_papers_rates() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from repro.spec.arm import GRPO, Arm, NoiseConfig
+from repro.spec.arm import Arm
 from repro.spec.claim import planned, slope
 from repro.spec.config import TrainScale
 from repro.spec.effect import Effect
@@ -30,42 +30,6 @@ from repro.targets.table1 import METRICS, SMOKE, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
 TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
-
-TEN = {
-    "bf16": ("bf16", "none"),
-    "nf4": ("nf4", "none"),
-    "mxfp4": ("mxfp4", "none"),
-    "nvfp4": ("nvfp4", "none"),
-    "bf16_full": ("bf16", "full"),
-    "bf16_lora": ("bf16", "lora"),
-    "nf4_lora": ("nf4", "lora"),
-    "mxfp4_lora": ("mxfp4", "lora"),
-    "nvfp4_lora": ("nvfp4", "lora"),
-    "nvfp4_lora_aqn": ("nvfp4", "lora"),
-}
-
-
-def test_table_1_has_the_ten_arms_of_the_paper_and_two_controls() -> None:
-    paper = [arm for arm in TABLE1.arms if arm.name not in TABLE1.controls]
-    assert {arm.name: (arm.weight_format, arm.training) for arm in paper} == TEN
-    assert {TABLE1.arm(name).reward for name in TABLE1.controls} == {"random", "format"}
-
-
-def test_an_arm_differs_from_its_neighbour_in_one_thing() -> None:
-    lora = TABLE1.arm("bf16_lora")
-    for name in ("nf4_lora", "mxfp4_lora", "nvfp4_lora"):
-        assert differing_fields(lora, TABLE1.arm(name)) == {"weight_format"}
-    assert differing_fields(TABLE1.arm("nvfp4_lora"), TABLE1.arm("nvfp4_lora_aqn")) == {"noise"}
-    for name in TABLE1.controls:
-        assert differing_fields(lora, TABLE1.arm(name)) == {"reward"}
-
-
-def test_the_arms_carry_the_papers_settings() -> None:
-    arm = TABLE1.arm("nvfp4_lora_aqn")
-    assert (arm.lora_rank, arm.loss, arm.loss.beta) == (32, GRPO, 0.0)
-    assert arm.noise == NoiseConfig(
-        schedule="exponential", sigma_start=1e-2, sigma_end=5e-4, num_stages=10
-    )
 
 
 @pytest.mark.parametrize(

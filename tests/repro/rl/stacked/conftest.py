@@ -19,9 +19,9 @@ from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.masters import Masters, plain_name
-from repro.rl.stacked.policies import StackedPolicies
-from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.stacked.stacked_policies import StackedPolicies
+from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.rl.trainer import train
 from repro.spec.config import (
     DataConfig,
@@ -160,7 +160,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
         stack = stack_of(runs)
         if prepare is not None:
             prepare(stack)
-        sampler = StackSampler(stack, positions(runs[0]))
+        sampler = StackedSampler(stack, positions(runs[0]))
         results = train(
             StackedPolicies(runs, stack, sampler, tokens_at_once),
             [PromptSource(problems, stack.tokenizer, run) for run in runs],

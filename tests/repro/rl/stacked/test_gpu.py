@@ -16,9 +16,9 @@ from repro.models.policy import end_token_ids, load_policy
 from repro.procedures.together import train_together
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
 from repro.rl.policies import StepInputs
-from repro.rl.stacked.noise import added_noise
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.stacked.stacked_noise import added_noise
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rl.stacked.update import Passes, accumulate_gradients, plan_run
 from repro.spec.arm import DAPO, NoiseConfig, PlantedRounding
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
@@ -58,9 +58,9 @@ def stack_on(device: str, dtype: str, training: str = "lora") -> Stack:
 
 def rollouts(
     stack: Stack, problems: list[Problem], new: int = 24
-) -> tuple[StackSampler, list[Rollout]]:
+) -> tuple[StackedSampler, list[Rollout]]:
     """Return rollouts of every run under its noise, rewarded by their texts."""
-    sampler = StackSampler(stack, small.positions(RUNS[0]) + new)
+    sampler = StackedSampler(stack, small.positions(RUNS[0]) + new)
     sampler.refresh(added_noise(RUNS, stack, step=STEP).rollout)
     growing = [
         GrowingRollout(run, PromptSource(problems, stack.tokenizer, run), step=STEP, draws=0)
@@ -80,7 +80,7 @@ def rollouts(
 
 
 def gradients(
-    stack: Stack, sampler: StackSampler, rollouts_of_runs: list[Rollout]
+    stack: Stack, sampler: StackedSampler, rollouts_of_runs: list[Rollout]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return (S, n) gradients and each run's log-probabilities of its rollout."""
     passes = Passes(
@@ -132,7 +132,7 @@ def test_graphs_serve_rollouts_of_other_lengths_and_other_ways_of_drawing(
     problems: list[Problem],
 ) -> None:
     stack = stack_on("cuda", "float32")
-    sampler = StackSampler(stack, 300)
+    sampler = StackedSampler(stack, 300)
     source = PromptSource(problems, stack.tokenizer, RUNS[0])
     prompts = [source.prompt(problem) for problem in problems[:3]]
     requests = [SampleRequest(prompts=prompts, seeds=[1, 2, 3])] * 3
@@ -182,7 +182,7 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
     )  # fmt: skip
     for one in results:
         assert isinstance(one, Measured)
-        assert one.effects["sampler"] == "StackSampler"
+        assert one.effects["sampler"] == "StackedSampler"
         assert sum(one.effects["answers"]["accuracy"]["right"]) > 0
     assert results[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
     assert [len(one.series.get("reward", [])) for one in results] == [3] * 7 + [0]  # type: ignore[union-attr]

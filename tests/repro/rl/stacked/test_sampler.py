@@ -13,9 +13,9 @@ from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.noise import perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.decoding import Buffers, Decoder
-from repro.rl.stacked.noise import added_noise
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_noise import added_noise
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rollout.sampler import RolloutBatch
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import RunConfig, SamplingConfig
@@ -41,11 +41,11 @@ def request_of(run: RunConfig, problems: list[Problem], step: int) -> SampleRequ
 
 def sampler_of(
     runs: list[RunConfig], problems: list[Problem]
-) -> tuple[Stack, list[Any], StackSampler]:
+) -> tuple[Stack, list[Any], StackedSampler]:
     """Return runs as a stack, a request of each for its first step, and the stack's sampler."""
     stack = small.stack_of(runs)
     requests = [request_of(run, problems, 0) for run in runs]
-    return stack, requests, StackSampler(stack, small.positions(runs[0]))
+    return stack, requests, StackedSampler(stack, small.positions(runs[0]))
 
 
 def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
@@ -72,7 +72,7 @@ def test_tokens_of_every_format_and_noise_are_those_of_the_plain_sampler(
     step = 2
     requests = [request_of(run, problems, step) for run in RUNS]
     stack = small.stack_of(RUNS)
-    sampler = StackSampler(stack, small.positions(RUNS[0]) + 40)
+    sampler = StackedSampler(stack, small.positions(RUNS[0]) + 40)
     sampler.refresh(added_noise(RUNS, stack, step=step).rollout)
     together = sampler.sample(requests, sampling, group_size=4)
     for run, request, many in zip(RUNS, requests, together, strict=True):
@@ -127,7 +127,7 @@ def test_idle_runs_get_nothing_and_move_nobody(problems: list[Problem]) -> None:
 
 def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None:
     stack = small.stack_of(RUNS[:2])
-    sampler = StackSampler(stack, 20)
+    sampler = StackedSampler(stack, 20)
     good = SampleRequest(prompts=[[5, 6]], seeds=[1])
     with pytest.raises(ValueError, match="2 runs"):
         sampler.sample([None, None], SHORT, group_size=1)

@@ -11,7 +11,7 @@ import torch
 
 from repro.reward.score import Rewards
 from repro.rl.runs import FailedRun
-from repro.rl.stacked import policies as stacked_policies
+from repro.rl.stacked import stacked_policies
 from repro.rl.stacked.stack import Stack
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from repro.spec.arm import require
 from repro.spec.resolve import LATER
@@ -17,14 +18,11 @@ class ThroughputPoint:
     name
         In the names of metrics: "7b".
     shape
-        A name of `repro.models.shapes`.
+        A name of `repro.models.random_policy`.
     prompt_tokens, new_tokens
         Of every row; rows end at their limit alone.
     batches
         Rows sampled at once.
-    repeats
-        How many seeds, from 0, time this point; 0 takes all. Rollouts of 2,048 tokens on large
-        models take half a minute each, so not every seed repeats them.
     windows, window_steps
         In how many equal stretches the decode steps are cut, and how many steps in the middle of
         each are timed: the rollout's time is their sum (`repro.measure.rollout_cells`). 0
@@ -36,18 +34,15 @@ class ThroughputPoint:
     prompt_tokens: int = 256
     new_tokens: int = 256
     batches: tuple[int, ...] = (1, 8, 64, 256)
-    repeats: int = 0
     windows: int = field(default=0, metadata=LATER)
     window_steps: int = field(default=16, metadata=LATER)
+
+    RETIRED: ClassVar = {"repeats": 0}
 
     def __post_init__(self) -> None:
         require(
             bool(self.batches) and self.prompt_tokens >= 1 and self.new_tokens >= 1,
             f"throughput point {self.name}: it needs batches, prompt tokens and new tokens",
-        )
-        require(
-            self.repeats >= 0,
-            f"throughput point {self.name}: repeats is {self.repeats}; it must not be negative",
         )
         require(
             self.windows >= 0 and self.window_steps >= 1,
@@ -61,10 +56,6 @@ class ThroughputPoint:
             f"and one untimed in each, do not fit {steps} steps",
         )
 
-    def timed_by(self, seed: int) -> bool:
-        """Whether the run of `seed` times this point."""
-        return self.repeats == 0 or seed < self.repeats
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputScale:
@@ -74,9 +65,6 @@ class ThroughputScale:
     ----------
     points
         Neighbours of one shape share a loaded model.
-    checks
-        Always empty: nothing is checked beside the points any more, and recorded runs' digests
-        count the field.
     bitsandbytes
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
     whole
@@ -85,10 +73,11 @@ class ThroughputScale:
     """
 
     points: tuple[ThroughputPoint, ...]
-    checks: tuple[()] = ()
     bitsandbytes: tuple[str, ...] = ()
     whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+    RETIRED: ClassVar = {"checks": ()}
 
     def __post_init__(self) -> None:
         names = [point.name for point in self.points]

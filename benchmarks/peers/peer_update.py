@@ -1,4 +1,4 @@
-"""The update as a user of transformers and peft makes it, on the rows of `rows`.
+"""The update as a user of transformers and peft makes it, on the rows of `step_rows`.
 
     peft         transformers + peft; logits of the completions' positions, log-probabilities by row
     peft_liger   with Liger's rotation, RMSNorm and SwiGLU, and its fused linear GRPO loss
@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.peers import measured
-from benchmarks.peers.rows import (
+from benchmarks.peers import harness
+from benchmarks.peers.step_rows import (
     ALPHA,
     MODELS,
     PROJECTIONS,
@@ -260,13 +260,7 @@ def build(asked: argparse.Namespace) -> tuple[Any, Loss]:
 
 
 class Update:
-    """A model, its optimiser and the passes of a step.
-
-    Parameters
-    ----------
-    asked
-        The way's command line.
-    """
+    """A model, its optimiser and the passes of a step."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.device = torch.device(asked.device)
@@ -314,7 +308,7 @@ def within_memory(work: Callable[[], Any], update: Update) -> tuple[bool, Any]:
         pass
     # Outside the handler: its exception holds the frames, and so the tensors, that failed.
     update.forget()
-    measured.free_memory()
+    harness.free_memory()
     return False, None
 
 
@@ -352,7 +346,7 @@ def choose_rows(update: Update, steps: list[StepRows]) -> tuple[int, dict[int, f
         trial = pad_rows(steps[0], rows, update.device)[: compared // rows]
         fits, seconds = within_memory(lambda: _try(update, widest, trial), update)  # noqa: B023
         tried[rows] = seconds
-        measured.say(f"micro-batches of {rows} rows: {seconds if fits else 'out of memory'}")
+        harness.say(f"micro-batches of {rows} rows: {seconds if fits else 'out of memory'}")
         if not fits:
             compared = 0
         elif best is not None and seconds >= best[0]:
@@ -371,7 +365,7 @@ def _try(update: Update, widest: Batch, trial: list[Batch]) -> float:
     update.step([widest])
 
     def once() -> float:
-        seconds = measured.seconds_of(lambda: update.passes(trial), update.device)
+        seconds = harness.seconds_of(lambda: update.passes(trial), update.device)
         update.forget()
         return seconds
 
@@ -381,7 +375,7 @@ def _try(update: Update, widest: Batch, trial: list[Batch]) -> float:
 
 def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str, Any]:
     """Return a way's entry on one kind of lengths."""
-    sizes = sizes_of(lengths, measured.sizes_asked(asked))
+    sizes = sizes_of(lengths, harness.sizes_asked(asked))
     vocabulary = update.model.config.vocab_size
     steps = [
         draw_step(lengths, step, asked.seed, sizes, vocabulary) for step in range(asked.steps + 1)
@@ -393,7 +387,7 @@ def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str
 
     def once(step: int) -> float:
         own = batches(step)
-        return measured.seconds_of(lambda: update.step(own), update.device)
+        return harness.seconds_of(lambda: update.step(own), update.device)
 
     def whole() -> dict[str, Any]:
         update.optimizer.param_groups[0]["lr"] = _LEARNING_RATE
@@ -403,7 +397,7 @@ def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str
         update.forget()
         tokens = sum(int(batch.mask.sum()) for batch in warm)
         mean = None if total is None else float(total) / tokens
-        return {"logprob": mean} | measured.time_steps(once, asked)
+        return {"logprob": mean} | harness.time_steps(once, asked)
 
     while True:
         fits, entry = within_memory(whole, update)
@@ -424,11 +418,11 @@ def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str
 
 def main() -> None:
     """Measure one way of one model on each kind of lengths asked for."""
-    asked = measured.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
+    asked = harness.arguments(__doc__.partition("\n")[0], WAYS).parse_args()
     update = Update(asked)
     for lengths in asked.lengths.split(","):
-        measured.free_memory()
-        measured.append_entry(asked, lengths, PACKAGES, measure(update, asked, lengths))
+        harness.free_memory()
+        harness.append_entry(asked, lengths, PACKAGES, measure(update, asked, lengths))
 
 
 if __name__ == "__main__":

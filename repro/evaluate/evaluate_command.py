@@ -31,7 +31,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import digest_of_files, resolve, weights_digest
-from repro.models.files.adapter_files import TENSORS, load_adapted, read_adapter
+from repro.models.files.adapter_files import TENSORS, base_named, load_adapted, read_adapter
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
@@ -69,13 +69,7 @@ class Asked:
 
 
 def main_evaluate(args: argparse.Namespace) -> int:
-    """Ask and grade; print a table and write the record where one is asked for; return 0.
-
-    Raises
-    ------
-    ValueError
-        When something named is not there or does not fit.
-    """
+    """Ask and grade; print a table, write the record where one is asked for; return 0."""
     device = device_named(args.device)
     asked = asked_of(args)
     policy = _load(asked, device)
@@ -92,17 +86,11 @@ def main_evaluate(args: argparse.Namespace) -> int:
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """Return the questions of a command line, checked.
-
-    Raises
-    ------
-    ValueError
-        Naming the flag, what was found and what is needed.
-    """
+    """Return the questions of a command line; `ValueError` names the flag that does not fit."""
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
     template, sampling = template_source(args.template), sampling_of(args)
-    name = str(args.checkpoint or (stored and stored.base))
+    name = args.checkpoint or (base_named(adapter, stored) if adapter and stored else "")
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(name, revision or "")
     description, tokenizer = read_description(folder), load_tokenizer(folder)

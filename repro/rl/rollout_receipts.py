@@ -74,13 +74,7 @@ def rollout_values(
     mismatch: Mismatch | None,
     state: TrainState,
 ) -> Values:
-    """Return the values measured once per rollout and written for each of its steps.
-
-    Parameters
-    ----------
-    state
-        With the rollout in its receipts.
-    """
+    """Return the values measured once per rollout and written for each of its steps."""
     groups = rollout.advantages.groups
     values: Values = {
         "sigma": receipt.sigma,

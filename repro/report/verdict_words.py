@@ -158,8 +158,6 @@ class Bar:
     ----------
     title
         The metric in words, the arm before it where the target has several.
-    unit
-        The metric's.
     """
 
     expectation: Expectation

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from repro.spec.needs import Needs
 from repro.spec.target import Target
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets.speed import at_rank, rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA

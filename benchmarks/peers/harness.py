@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.rows import LENGTHS, MODELS, Sizes
+from benchmarks.peers.step_rows import LENGTHS, MODELS, Sizes
 
 RANDOM = "random, normal of standard deviation .02"
 
@@ -65,13 +65,7 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def time_steps(once: Callable[[int], float], asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of the timed steps, numbered from 1, and the most memory in tensors.
-
-    Parameters
-    ----------
-    once
-        Makes a step and returns its seconds.
-    """
+    """Return the seconds of the steps that `once` makes, and the most memory in tensors."""
     device = torch.device(asked.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -157,13 +157,7 @@ def sizes_of(lengths: str, sizes: Sizes) -> Sizes:
 
 
 def draw_lengths(lengths: str, step: int, seed: int, sizes: Sizes) -> list[int]:
-    """Return the tokens of each of a step's completions.
-
-    Raises
-    ------
-    ValueError
-        When `lengths` is not one of `UPDATES`.
-    """
+    """Return the tokens of each of a step's completions; `lengths` is one of `UPDATES`."""
     if lengths not in UPDATES:
         raise ValueError(f"lengths are {lengths!r}; they must be one of {', '.join(UPDATES)}")
     if lengths == "long":

@@ -122,8 +122,6 @@ def norm_doses(
     checkpoint
         A 16- or 32-bit checkpoint: a folder, or a name that `load_policy` takes. One projection is
         held at a time.
-    formats
-        Weight formats to round to.
     device
         Where projections are rounded.
 
@@ -207,17 +205,8 @@ def divergences(
 
     Word problems of the project's generator are rendered as the paper's prompt with the
     checkpoint's chat template (the project's own policies with their own), and the 16-bit policy
-    completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise.
-
-    Parameters
-    ----------
-    prompts, new_tokens
-        How many problems, and the most tokens of a completion.
-
-    Raises
-    ------
-    ValueError
-        If a change has no effect on any token.
+    completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise. A change
+    without effect on any token raises.
     """
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)
@@ -322,13 +311,7 @@ def _by_part(
 
 
 def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
-    """Print the doses of formats and strengths of noise; return 0.
-
-    Raises
-    ------
-    ValueError
-        If a flag or the checkpoint cannot be used; nothing is written then.
-    """
+    """Print the doses of formats and strengths of noise; return 0."""
     device = device_named(args.device)
     prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
     console = Console()

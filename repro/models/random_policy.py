@@ -147,13 +147,7 @@ def _with_random_adapter(
 def random_weight(
     weight_format: str, rows: int, columns: int, generator: torch.Generator
 ) -> QuantizedWeight:
-    """Return (rows, columns) random codes and scales whose values spread like a trained weight's.
-
-    Raises
-    ------
-    ValueError
-        When `columns` is not a multiple of the format's block.
-    """
+    """Return random codes and scales, (rows, columns), that spread like a trained weight's."""
     spec = FORMATS[weight_format]
     require(
         columns % spec.block == 0,

@@ -21,10 +21,10 @@ from repro.report.tables import (
     table,
 )
 from repro.report.tidy import rendered
-from repro.report.verdicts import Bar, counted, stated_bars
+from repro.report.verdict_words import Bar, counted, stated_bars
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
-from repro.targets import kernels
+from repro.targets import kernel_speed
 
 # Checks of the target by device.
 Group = Mapping[str, Checked]
@@ -37,25 +37,25 @@ _GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
 
 def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return what was measured of the kernels as lines of Markdown."""
-    own = [c for c in checks if c.selection.target.name == kernels.KERNELS.name]
+    own = [c for c in checks if c.selection.target.name == kernel_speed.KERNELS.name]
     group = {device_of(checked): checked for checked in own if checked.evidence.count}
     if not group:
         return NOTHING
     stated = {device: stated_bars(checked, expected) for device, checked in group.items()}
     bars = {bar.key: bar for of_device in stated.values() for bar in of_device}
-    scale = kernels.KERNELS.scales[Tier.SYSTEMS]
+    scale = kernel_speed.KERNELS.scales[Tier.SYSTEMS]
     assert isinstance(scale, OperationScale)
     grids = {
-        "layers": (scale.rows, _by_block(scale.blocks, scale.rows, kernels.ratio_name)),
+        "layers": (scale.rows, _by_block(scale.blocks, scale.rows, kernel_speed.ratio_name)),
         "backward": (
             scale.backward_rows,
-            _by_block(scale.blocks, scale.backward_rows, kernels.backward_name),
+            _by_block(scale.blocks, scale.backward_rows, kernel_speed.backward_name),
         ),
         "adapted": (
             scale.adapter_rows,
-            _by_block(scale.blocks, scale.adapter_rows, kernels.adapter_name),
+            _by_block(scale.blocks, scale.adapter_rows, kernel_speed.adapter_name),
         ),
-        "portable": (kernels.PORTABLE_ROWS, _portable_lines()),
+        "portable": (kernel_speed.PORTABLE_ROWS, _portable_lines()),
     }
     not_met = ("contradicted", "inconclusive", "not run")
     tables = {
@@ -72,19 +72,21 @@ def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     )
 
 
-def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[GridLine]:
+def _by_block(
+    blocks: Sequence[str], rows: Sequence[int], name: kernel_speed.Naming
+) -> list[GridLine]:
     return [
         (f"{block.upper()} {arm.upper()}", arm, [name(block, count) for count in rows])
         for block in blocks
-        for arm in kernels.FORMATS
+        for arm in kernel_speed.FORMATS
     ]
 
 
 def _portable_lines() -> list[GridLine]:
-    known = {metric.name for metric in kernels.KERNELS.metrics}
+    known = {metric.name for metric in kernel_speed.KERNELS.metrics}
     names = {
-        format: [kernels.portable_name(format, count) for count in kernels.PORTABLE_ROWS]
-        for format in kernels.FORMATS
+        format: [kernel_speed.portable_name(format, count) for count in kernel_speed.PORTABLE_ROWS]
+        for format in kernel_speed.FORMATS
     }
     return [
         (f"7B {format.upper()}", "operations", [name if name in known else "" for name in columns])

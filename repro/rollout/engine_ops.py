@@ -130,8 +130,6 @@ class Operations:
 
     Parameters
     ----------
-    primitives
-        What computes.
     overlap
         Use programmatic dependent launch (kernels on Hopper and newer).
     workspace

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from kernels import dispatch
 from repro.rl.stacked.batch import Batch
-from repro.rl.stacked.forward import (
+from repro.rl.stacked.shape import Shape
+from repro.rl.stacked.stack import Layer, Weights
+from repro.rl.stacked.stacked_block import (
     Rotary,
     additive,
     attend,
@@ -22,8 +24,6 @@ from repro.rl.stacked.forward import (
     project,
     prompt_masks,
 )
-from repro.rl.stacked.shape import Shape
-from repro.rl.stacked.stack import Layer, Weights
 
 
 def batch_logprobs(

@@ -39,13 +39,7 @@ TARGETS_BY_DEFAULT: dict[str, int | None] = {
 
 
 def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Return the exit status of a command, 2 if it breaks: Python's own 1 would say `regressed`.
-
-    Raises
-    ------
-    ValueError, OSError
-        That of the command, which the command line prints.
-    """
+    """Return the exit status of a command, 2 if it breaks: Python's own 1 would say `regressed`."""
     try:
         return command(args)
     except (ValueError, OSError):

@@ -1,7 +1,7 @@
-"""One policy that trains by itself: a peft module, packed rows, and any sampler of its own.
+"""A single policy as `repro.rl.policies.Policies`: a peft module, packed rows, and any sampler.
 
-It is `repro.rl.policies.Policies` with lists of one. Sampler and passes read the same tensors, so
-noise on the module's norms is seen by both while it lies there.
+All lists have one entry. The sampler and the trainer's passes read the same tensors, so noise on
+the module's norms affects both while it is added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.policies import During, StepInputs, keeps_start
-from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
@@ -41,20 +41,19 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SinglePolicy:
-    """A policy, its optimiser and its sampler; everything that changes is inside its parts.
+    """A policy with its optimiser and its sampler.
 
     Attributes
     ----------
     sampler
-        Samples under the policy.
+        Samples from the policy.
     reference
-        Copies of what is trained, from before training, for a KL term or the KL to the start; else
+        Copies of the trained parameters from before training, if the loss has a KL term; else
         empty.
     micro_tokens
-        Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
-        step's longest.
+        Packed tokens of a micro-batch; None takes `micro_batch_rows` times the longest row.
     kept_blocks
-        Of how many blocks packed passes keep the activations for backward; None keeps all.
+        Number of blocks whose activations are kept for backward; None keeps all.
     """
 
     run: RunConfig
@@ -74,7 +73,7 @@ class SinglePolicy:
 
     @property
     def freeze(self) -> bool:
-        """False: there are no others to go on."""
+        """False: there are no other runs to continue."""
         return False
 
     @contextmanager
@@ -172,7 +171,7 @@ class SinglePolicy:
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
-        # The first reads before the others: it renames a snapshot that it refuses.
+        # The first rank reads before the others, because it renames a damaged snapshot.
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
@@ -204,15 +203,15 @@ def single_policy(
     kept_blocks: int | None = 0,
     ranks: Ranks = ALONE,
 ) -> SinglePolicy:
-    """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
+    """Return a freshly loaded policy with its optimiser and, if the loss needs it, a reference.
 
-    Raises `ValueError` when a module of the policy would drop anything out.
+    Raises `ValueError` if a module of the policy has dropout.
     """
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
     reference: dict[str, Tensor] = {}
     if keeps_start(run):
-        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        # Copied before a checkpoint is loaded, because the reference is the initial policy.
         reference = {name: p.detach().clone() for name, p in parameters.items()}
     return SinglePolicy(
         run=run,
@@ -228,14 +227,14 @@ def single_policy(
 
 
 def require_no_dropout(policy: Policy) -> None:
-    """Raise `ValueError` when a module of the policy would drop anything out."""
+    """Raise `ValueError` if a module of the policy has dropout."""
     for name, module in policy.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
 
 
 def _only(entries: Sequence[Entry | None]) -> Entry:
-    """Return the one run's entry, which a run that is never frozen always has."""
+    """Return the entry of the single run, which is never frozen and so never None."""
     (entry,) = entries
     if entry is None:
         raise ValueError("the one run takes no part in its own step")

@@ -1,10 +1,10 @@
 """S policies that train as one batched model: `repro.rl.policies.Policies` over a stack.
 
-What a run *is* (problems, seeds, noise, loss, rewards, metrics) is `repro.rl`'s own, run by run;
-here only the device's work is batched. A run that fails is frozen and its rows idle.
+Only the work on the device is batched; problems, seeds, noise, loss, rewards and metrics are
+computed for each run by the code for single runs. A run that fails is frozen; its rows stay idle.
 
-Where memory runs out, what the passes had added up is forgotten and they start over with half as
-many tokens of each run at a time.
+If memory runs out, the accumulated gradients are cleared and the passes start over with half as
+many tokens per run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import During, StepInputs, keeps_start
-from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.single_run.optimizers import build_optimizer, require_finite
 from repro.rl.stacked.batch import largest_group
-from repro.rl.stacked.noise import AddedNoise, added_noise
-from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.stacked_noise import AddedNoise, added_noise
+from repro.rl.stacked.stacked_sampler import SampleRequest, StackedSampler
 from repro.rl.stacked.update import (
     Passes,
     RunStep,
@@ -45,18 +45,18 @@ Result = TypeVar("Result")
 
 
 class StackedPolicies:
-    """The policies of a stack, freshly stacked and trained in place, with optimiser and sampler.
+    """The policies of a new stack, trained in place, with their optimiser and sampler.
 
-    Runs are one per policy, alike in what `repro.rl.stacked.grouping` says; `tokens_at_once` are
-    padded tokens of each run in one backward pass.
+    There is one run per policy; `repro.rl.stacked.grouping` says what they must have in common.
+    `tokens_at_once` is the number of padded tokens per run in one backward pass.
 
-    Raises `ValueError` when the stack trains nothing, or by another optimiser than AdamW.
+    Raises `ValueError` if the stack trains nothing, or with another optimiser than AdamW.
     """
 
     freeze = True
 
     def __init__(
-        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackSampler, tokens_at_once: int
+        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackedSampler, tokens_at_once: int
     ) -> None:
         if stack.masters is None:
             raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
@@ -66,11 +66,11 @@ class StackedPolicies:
         if name != "adamw":
             raise ValueError(f"optimizer is {name}; an ensemble has adamw")
         self.masters = stack.masters
-        # One parameter a run, so that each has its own learning rate and norm.
+        # One parameter per run, so that each has its own learning rate and gradient norm.
         self.rows = {f"run {s}": nn.Parameter(row) for s, row in enumerate(self.masters.values)}
         self.optimizer = build_optimizer(self.rows, self.scale.optimizer, rates_apart=True)
         self.tokens_at_once = tokens_at_once
-        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        # Copied before a checkpoint is loaded, because the reference is the initial policy.
         needs_start = any(keeps_start(run) for run in runs)
         self.reference = self.masters.values.clone() if needs_start else None
         # Drawn once per step, for its rollout and its update.
@@ -113,7 +113,7 @@ class StackedPolicies:
         parts: Sequence[Sequence[Tensor]],
         state: RunStates,
     ) -> list[Tensor | None]:
-        """Evaluate all rows at once, as other runs' parts are of other rows."""
+        """Evaluate all rows: the runs' first steps are on different rows."""
         into = _empty(_rows(rollouts))
         if max(len(own) for own in parts) > 1:
             self._evaluate(rollouts, into, state)
@@ -136,7 +136,7 @@ class StackedPolicies:
     def backward(
         self, parts: Sequence[StepInputs | None], state: RunStates
     ) -> list[StepOutput | None]:
-        """Run all runs' passes together, the losses run by run; see `Policies.backward`."""
+        """Run the passes of all runs together, with a loss per run; see `Policies.backward`."""
 
         def attempt(tokens: int) -> list[RunStep | None]:
             planned = state.each(lambda s: plan_run(parts[s]))
@@ -153,7 +153,7 @@ class StackedPolicies:
         ]
 
     def step(self, state: RunStates, step: int) -> list[Values | None]:
-        """Clip and step every live run by its own norm; see `Policies.step`."""
+        """Clip and step every live run, each by its own gradient norm; see `Policies.step`."""
         rates = [learning_rate_of_run(run, step) for run in self.runs]
         for row, gradient in zip(self.rows.values(), self.masters.gradients, strict=True):
             row.grad = gradient
@@ -175,7 +175,7 @@ class StackedPolicies:
         save_checkpoint(folder, state, self.rows, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
-        """See `Policies.load`; passes go on with as many tokens at once as fitted last."""
+        """See `Policies.load`; passes continue with the number of tokens that last fitted."""
         digests = [run.digest() for run in self.runs]
         state = load_checkpoint(folder, digests, self.rows, self.optimizer, freeze=self.freeze)
         for run in () if state is None else state.runs:
@@ -184,7 +184,7 @@ class StackedPolicies:
 
     @contextmanager
     def _as_started(self) -> Iterator[None]:
-        """Let passes read the weights before training for the length of the block."""
+        """Let passes use the initial weights inside a `with` block."""
         if self.reference is None:
             raise ValueError("the policies before training were not kept; no run asks for them")
         trained = self.masters.values.clone()
@@ -215,7 +215,7 @@ class StackedPolicies:
         into: Sequence[tuple[Tensor, Tensor] | None],
         state: RunStates,
     ) -> None:
-        """Write log-probabilities and entropies of all rows of rollouts, no gradient."""
+        """Write log-probabilities and entropies of all rows of the rollouts into `into`."""
         rows = _rows(rollouts)
         every = torch.arange(max(len(own) for own in rows if own is not None))
         self._fitting(
@@ -232,14 +232,14 @@ class StackedPolicies:
         attempt: Callable[[int], Result],
         state: RunStates,
     ) -> Result:
-        """Attempt passes with as many tokens at once as memory allows, and note where with fewer.
+        """Run passes with as many tokens at once as memory allows, and note any reduction.
 
-        Later passes begin with those that fitted.
+        Later passes begin with the number that fitted.
 
         Parameters
         ----------
         rows
-            What the passes are over, in groups of `size`.
+            The rows of the passes, in groups of `size`.
         """
         largest = largest_group(rows, size)
         whole = largest * max((len(own) for own in rows if own is not None), default=1) // size

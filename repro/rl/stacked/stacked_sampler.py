@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps, make_buffers
-from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
+from repro.rl.stacked.stacked_block import ALIGNED, Rotary, aligned
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
 from repro.spec.config import SamplingConfig
@@ -49,15 +49,13 @@ class _Drawn:
         self.lengths.index_copy_(0, rows, buffers.lengths)
 
 
-class StackSampler:
+class StackedSampler:
     """Samples from every policy of a stack.
 
     Parameters
     ----------
     stack
         Its weights are taken now, and again at each `refresh`.
-    max_positions
-        Longest prompt and completion together.
     watched
         Of a stack of one: whether logits that are not finite end a rollout. That waits for the
         device at each token, so steps are not captured.

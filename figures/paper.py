@@ -1,0 +1,406 @@
+"""The paper's tables and figures in its own panels: measured lines or bars, its numbers over them.
+
+An open mark is the paper's. A value that it gives without a step (a plateau, a peak) is a dashed
+stroke at the end, a step without a value a triangle at the foot. What was not measured is said.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from statistics import median
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from figures import captions, curves
+from figures.panels import METHODS, PICTURES, Panel, Series
+from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
+from repro.evidence.paper import PaperCell, paper_cells, read_paper
+from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.judge.check import Checked, device_name
+from repro.models.memory_plan import checkpoint_bytes
+from repro.report.systems_rates import comparisons
+from repro.spec.schedule import sigma_of_stage
+from repro.spec.shapes import shape_named
+from repro.spec.tier import Tier
+from repro.targets import find
+
+Found = Mapping[str, Checked]
+_MARKERS = dict(zip(COLOURS, "v^DosP", strict=True))
+_AT = re.compile(r"(?:step|stage) (\d+)$")
+_VALUE_AT = re.compile(r"step of reward ([\d.]+)$")
+_NEEDLESS = re.compile(r"^(mark|step of the|step where it) | by step \d+$")
+_SIZE = re.compile(r"(?P<size>\d+B)(?: \w+ (?P<n>\d+))?")
+_COMPUTED = "computed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What is drawn at one place, by the `paper` or `here`: a row of the CSV file.
+
+    `place` is a bar's label or how the paper says where, `x` the step if it gives one; `y` is None
+    of a step alone and of what was not run; `n` counts seeds or timed repeats, and `origin` is the
+    place in the paper, or target, arm and device of the records.
+    """
+
+    panel: str
+    series: str
+    source: str
+    model: str
+    place: str = ""
+    x: float | None = None
+    y: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    unit: str
+    colour: str
+    origin: str
+
+
+def by_target(own: Iterable[Checked], blessed: Iterable[Checked]) -> Found:
+    """Return each target's records: own ones, else an H100's, as the paper's card, else any.
+
+    Those of policies made here are left out.
+    """
+    cards = sorted(blessed, key=lambda checked: "h100" not in (device_name(checked.evidence) or ""))
+    found: dict[str, Checked] = {}
+    for checked in [*own, *cards]:
+        if checked.evidence.count and checked.selection.tier is not Tier.SMOKE:
+            found.setdefault(checked.selection.target.name, checked)
+    return found
+
+
+def marks_of(name: str, found: Found, expected: Path) -> list[list[Mark]]:
+    """Return the marks of each panel of a picture."""
+    _, panels = PICTURES[name]
+    known = {row for panel in panels for series in panel.series for row in series.rows}
+    drawn = []
+    for panel in panels:
+        files = panel.files or (name,)
+        cells = [c for f in files for c in paper_cells(expected, f) if _belongs(c, panel, f)]
+        if panel.series:
+            printed = [mark for cell in cells for mark in _points(panel, cell, known)]
+            drawn.append([*_lines(panel, found), *printed])
+        else:
+            drawn.append(_bars(panel, cells, found, expected))
+    return drawn
+
+
+def _belongs(cell: PaperCell, panel: Panel, file: str) -> bool:
+    if panel.quantity and not (cell.quantity == panel.quantity and cell.arm):
+        return False
+    printed_in = file.replace("table", "Table ").replace("figure", "Fig. ")
+    begins = cell.row.startswith(panel.cells) or cell.column.startswith(panel.cells)
+    return begins and printed_in in cell.place
+
+
+def _points(panel: Panel, cell: PaperCell, known: set[str]) -> Iterator[Mark]:
+    """Yield a cell's marks: for each series that its row names, else one of the whole panel."""
+    row, place = (text.removeprefix(panel.cells).strip() for text in (cell.row, cell.column))
+    x, y = (cell.value, None) if cell.unit == "steps" else (None, cell.value)
+    if at := _AT.match(place):
+        x = float(at[1])
+    elif at := _VALUE_AT.match(place):
+        y = float(at[1])
+    elif place == "start":
+        x = 0.0
+    unit = f"difference of {cell.unit}" if cell.quantity == "difference" else cell.unit
+    named = {part for part in row.split(", ") if part in known}
+    whole = Series(name=row, arm="", rows=(), colour="bf16")
+    for series in [s for s in panel.series if named & {*s.rows}] if named else [whole]:
+        yield Mark(panel=panel.title, series=series.name, source="paper", model=panel.model, x=x,
+                   y=y, place=place, unit=unit, colour=series.colour,
+                   origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
+
+
+def _groups(panel: Panel, found: Found) -> Iterator[list[Checked]]:
+    for group in panel.runs:
+        yield [found[name] for name in group.split() if name in found]
+
+
+def _lines(panel: Panel, found: Found) -> list[Mark]:
+    """Return the curves of the first targets that have any."""
+    if panel.metric == "sigma":
+        return [mark for series in panel.series for mark in _schedule(panel, series)]
+    for checks in _groups(panel, found):
+        marks = [
+            Mark(panel=panel.title, series=series.name, source="here", model=_model(checked),
+                 x=point.place, y=point.mean, low=point.low, high=point.high, unit=panel.unit,
+                 n=len(checked.evidence.records[arm]), colour=series.colour,
+                 origin=_origin(checked, arm))
+            for checked in checks
+            for arm, points in curves.training_points(checked, panel.metric).items()
+            for series in panel.series
+            if series.arm == arm
+            for point in points
+        ]  # fmt: skip
+        if marks:
+            return marks
+    return []
+
+
+def _schedule(panel: Panel, series: Series) -> list[Mark]:
+    """Return sigma by stage as runs have it, but from the figure's 5e-2; stage 0 has no noise."""
+    noise = find("figure15").arm(series.arm).noise
+    assert noise is not None
+    noise = dataclasses.replace(noise, sigma_start=5e-2)
+    return [
+        Mark(panel=panel.title, series=series.name, source="here", model=_COMPUTED, x=stage,
+             y=sigma_of_stage(noise, stage), n=1, unit=panel.unit, colour=series.colour,
+             origin="Eq. 8")
+        for stage in range(1, noise.num_stages)
+    ]  # fmt: skip
+
+
+def _model(checked: Checked) -> str:
+    """Return `Qwen2.5-Coder-0.5B-Instruct on GSM8K`, or what systems records have instead."""
+    scale = checked.evidence.every_record()[0].config["scale"]
+    if "checkpoint" not in scale:
+        return "its shapes with random weights"
+    name = scale["checkpoint"].split(":")[0].split("/")[-1].removesuffix("-GGUF")
+    source = scale["data"]["source"]
+    return f"{name} on {'BigMath' if source == 'bigmath' else source.upper()}"
+
+
+def _origin(checked: Checked, arm: str) -> str:
+    return f"{checked.selection.target.name} {arm} {device_name(checked.evidence)}"
+
+
+def _bars(panel: Panel, cells: Sequence[PaperCell], found: Found, expected: Path) -> list[Mark]:
+    """Return for each cell this suite's mark and, of the paper's models, the paper's."""
+    if panel.files:
+        ranked = {(int(c.column.rpartition(" ")[2]), c.arm): c for c in cells}
+        cells = [dataclasses.replace(c, row=METHODS[c.arm]) for _, c in sorted(ranked.items())]
+    marks: list[Mark] = []
+    for checks in _groups(panel, found):
+        marks = [m for cell in cells for m in _bar(panel, cell, checks, expected)]
+        if any(mark.source == "here" and mark.n for mark in marks):
+            return marks
+    return marks if panel.model else []
+
+
+def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> Iterator[Mark]:
+    row = "" if panel.cells and cell.row.startswith(panel.cells) else cell.row
+    place = f"{row} {cell.column.removeprefix(panel.cells).strip()}".strip()
+    colour = "full" if cell.arm.endswith("_full") else cell.arm.partition("_")[0]
+    mark = Mark(panel=panel.title, series=cell.row, place=place, unit=panel.unit, source="paper",
+                colour="noise" if cell.arm.endswith("_aqn") else colour, model=panel.model,
+                y=cell.value, origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
+    if panel.model:
+        yield mark
+    here, model, origin = _measured(panel, cell, checks, to)
+    y, low, high, n = (here.value, here.low, here.high, here.n) if here else (None, None, None, 0)
+    yield dataclasses.replace(mark, source="here", model=model, y=y, low=low, high=high, n=n,
+                              origin=origin)  # fmt: skip
+
+
+def _measured(
+    panel: Panel, cell: PaperCell, checks: Sequence[Checked], expected: Path
+) -> tuple[Interval | None, str, str]:
+    """Return the value of a cell's arm here, its model and origin; QLoRA is by bitsandbytes."""
+    at = _SIZE.fullmatch(cell.column)
+    size, n = (at["size"].lower(), at["n"]) if at else ("", None)
+    metric = panel.metric.format(size=size, n=n)
+    weights = cell.arm.partition("_")[0]
+    if metric == "size":
+        gigabytes = checkpoint_bytes(shape_named(size), weights) / 1e9  # type: ignore[arg-type]
+        return Interval(value=gigabytes, low=None, high=None, n=1), _COMPUTED, "checkpoint_bytes"
+    if metric.startswith("speedup") and cell.arm == "bf16_lora":
+        return Interval(value=1.0, low=None, high=None, n=1), _COMPUTED, "by definition"
+    arms = [cell.arm]
+    if not metric.startswith("accuracy"):
+        plain = cell.arm.removesuffix("_aqn") + (f"_r{n}" if "rank" in cell.column else "")
+        arms = [f"{plain}_bitsandbytes", plain]
+    for arm in arms:
+        for checked in checks:
+            interval = _interval(checked, arm, metric, expected)
+            if interval is not None:
+                return interval, _model(checked), _origin(checked, arm)
+    return None, "", "not run"
+
+
+def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interval | None:
+    """Return the mean over seeds with its interval, or median and range of timed repeats."""
+    if metric.startswith("gain_"):
+        pairs = [pair for pair in comparisons(checked, expected) if pair.fast.arm == arm]
+        return {f"gain_{pair.model}_{pair.place}": pair.ratio for pair in pairs}.get(metric)
+    by_seed = checked.evidence.values(metric).get(arm, {})
+    numbers = [*by_seed.values()]
+    if any(isinstance(key, tuple) for key in by_seed):
+        ends = {"low": min(numbers), "high": max(numbers)}
+        return Interval(value=median(numbers), n=len(numbers), **ends)
+    return mean_interval(numbers) if numbers else None
+
+
+def draw(name: str, found: Found, expected: Path) -> tuple[Figure, list[Mark]]:
+    """Return a picture and its marks."""
+    columns, panels = PICTURES[name]
+    pairs = zip(panels, marks_of(name, found, expected), strict=True)
+    drawn = [(panel, marks) for panel, marks in pairs if marks]
+    every = [mark for _, marks in drawn for mark in marks]
+    columns, curved = min(columns, len(drawn)), bool(panels[0].series)
+    rows, most = ceil(len(drawn) / columns), max(len(_places(marks)) for _, marks in drawn)
+    width, height = (3.7, 3.3) if curved else (3.3, 1.3 + 0.27 * most)
+    figure = new_figure(max(6.4, width * columns), 1.0 + height * rows)
+    grid = [*figure.subplots(rows, columns, squeeze=False).flat]
+    for index, (axes, (panel, marks)) in enumerate(zip(grid, drawn, strict=False)):
+        (_draw_curves if curved else _draw_bars)(axes, panel, marks)
+        if not curved and index % columns and _places(marks) == _places(drawn[index - 1][1]):
+            axes.tick_params(labelleft=False)
+        _head(axes, panel, marks)
+    for axes in grid[len(drawn) :]:
+        axes.set_axis_off()
+    shown = {mark.origin.split(" ")[0] for mark in every if mark.source == "here"}
+    records = [r for target in shown & found.keys() for r in found[target].evidence.every_record()]
+    note = f"{captions.origin(records)}; " if records else ""
+    if any("random weights" in mark.model for mark in every):
+        note += "products by this project's kernels, QLoRA's by bitsandbytes; "
+    title = read_paper(expected / "paper" / f"{name}.json")[0]["title"]
+    frame(figure, title, f"{note}the paper: arXiv 2510.11696v1", _keys(panels, every))
+    return figure, every
+
+
+def _places(marks: Sequence[Mark]) -> list[str]:
+    return list(dict.fromkeys(mark.place for mark in marks))
+
+
+def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
+    """Write the panel's title and models above it, and *not run* across curves that were not."""
+    measured = {f"{m.model}, n = {m.n}" for m in marks if m.source == "here" and m.n}
+    here = sorted(measured - {f"{_COMPUTED}, n = 1"}) or [_COMPUTED if measured else "not run"]
+    lines = [panel.title, f"here: {'; '.join(here)}"]
+    if panel.model and panel.model not in panel.title:
+        lines.append(f"paper: {panel.model}")
+    letters = 52 if panel.series else 34
+    axes.set_title("\n".join(fill(line, letters) for line in lines), fontsize=8, loc="left")
+    if panel.series and not measured:
+        box = {"facecolor": "white", "edgecolor": GREY}
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", fontsize=16,
+                  color=GREY, bbox=box)  # fmt: skip
+
+
+def _draw_curves(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
+    """Draw lines with their bands, and the paper's marks; the axes are at least the paper's."""
+    tidy(axes)
+    for series in panel.series:
+        line = [m for m in marks if m.series == series.name and m.source == "here"]
+        # None becomes nan, which is not drawn.
+        values = np.array([(m.x, m.y, m.low, m.high) for m in line], dtype=float).reshape(-1, 4)
+        places, means, lows, highs = values.T
+        axes.plot(places, means, color=COLOURS[series.colour], linewidth=1.6)
+        axes.fill_between(
+            places, lows, highs, color=COLOURS[series.colour], alpha=0.15, linewidth=0
+        )
+    low = panel.x[0]
+    end = max([panel.x[1], *(mark.x for mark in marks if mark.x is not None)])
+    axes.set_xlim(low - 0.02 * (end - low), end + 0.02 * (end - low))
+    shown = [mark for mark in marks if not mark.unit.startswith("difference")]
+    heights = [y for m in shown for y in (m.y, m.low, m.high) if y is not None]
+    bottom, top = min([panel.y[0], *heights]), max([panel.y[1], *heights])
+    axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom))
+    late: list[tuple[Style, float, float]] = []
+    for mark in (mark for mark in marks if mark.source == "paper"):
+        late += _draw_papers(axes, mark, low, end)
+    name_ends(axes, late, at=1.06 * end, gap=0.07)
+    axes.set(xlabel="stage" if panel.metric == "sigma" else "training steps", ylabel=panel.unit)
+
+
+def _draw_papers(
+    axes: Axes, mark: Mark, low: float, end: float
+) -> Iterator[tuple[Style, float, float]]:
+    """Draw the paper's mark; yield what to name at the end of the axis."""
+    colour, place = COLOURS[mark.colour], _NEEDLESS.sub("", mark.place)
+    style: dict[str, Any] = {"color": colour, "mfc": "white", "markersize": 5.5, "zorder": 4}
+    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "textcoords": "offset points"}
+    if mark.y is None:
+        foot = (mark.x or 0.0, axes.get_ylim()[0])
+        axes.plot(*foot, "^", clip_on=False, **style)
+        axes.annotate(place, foot, xytext=(0, 6), ha="center", **words)
+    elif mark.unit.startswith("difference"):
+        axes.annotate(f"the paper, {mark.series}: {mark.y:+g} {place}", (0.03, 0.95), **words,
+                      xycoords="axes fraction", xytext=(0, 0))  # fmt: skip
+    elif mark.x is not None:
+        axes.plot(mark.x, mark.y, _MARKERS[mark.colour], **style)
+    else:
+        early = "early" in place
+        start = low + (0.05 if early else 0.8) * (end - low)
+        stretch = [start, start + 0.2 * (end - low)]
+        axes.plot(stretch, [mark.y] * 2, color=colour, linestyle=(0, (3, 2)), linewidth=1.6)
+        if early:
+            axes.annotate(place, (start, mark.y), xytext=(0, 2), **words)
+        else:
+            yield Style(label=place, colour=colour, line="-"), end, mark.y
+
+
+def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
+    """Draw bars of what was measured and circles for the paper, both numbers behind them."""
+    places = _places(marks)
+    ends, words = dict.fromkeys(places, 0.0), dict.fromkeys(places, "")
+    for mark in sorted(marks, key=lambda mark: mark.source):
+        row = places.index(mark.place)
+        ends[mark.place] = max(ends[mark.place], mark.high or mark.y or 0.0)
+        if mark.y is None:
+            words[mark.place] = "not run"
+        elif mark.source == "paper":
+            axes.plot(mark.y, row, "o", color="black", mfc="white")
+            words[mark.place] += f" ({mark.y:,g})"
+        else:
+            axes.barh(row, mark.y, 0.7, color=COLOURS[mark.colour], alpha=0.8)
+            if mark.low is not None and mark.high is not None:
+                axes.plot([mark.low, mark.high], [row] * 2, color="black", linewidth=1.2)
+            digits = 0 if mark.y >= 1000 else 1 if mark.y >= 10 else 2
+            words[mark.place] = f"{mark.y:,.{digits}f}"
+    for row, place in enumerate(places):
+        axes.annotate(words[place], (ends[place], row), xytext=(6, 0), va="center", fontsize=7.5,
+                      textcoords="offset points", bbox=curves.BEHIND)  # fmt: skip
+    tidy(axes, "x")
+    if panel.unit.startswith("times"):
+        axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.2)
+    axes.set_yticks(range(len(places)), places, fontsize=8)
+    axes.set(xlim=(0, 1.6 * max(ends.values())), ylim=(len(places) - 0.5, -0.5), xlabel=panel.unit)
+    if "%" in panel.unit:
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
+
+
+def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch]:
+    """Return the legend: the series by their names in the paper, and whose marks are whose."""
+    here = {mark.series: mark.model for mark in marks if mark.source == "here" and mark.n}
+    if not panels[0].series:
+        return [
+            Patch(color=GREY, alpha=0.8, label="bar, first number: measured here"),
+            Line2D([], [], color="black", label="95 % t interval; of timed steps the range"),
+            Line2D([], [], color="black", marker="o", mfc="white", linestyle="",
+                   label="circle, (number): the paper"),
+        ]  # fmt: skip
+    keys: list[Line2D | Patch] = []
+    for series in {s.name: s for panel in panels for s in panel.series}.values():
+        label = series.name if series.name in here or not here else f"{series.name}, not run"
+        keys.append(Line2D([], [], color=COLOURS[series.colour], mfc="white", markersize=5.5,
+                           marker=_MARKERS[series.colour], label=label))  # fmt: skip
+    if here:
+        words = _COMPUTED if _COMPUTED in here.values() else "measured here, 95 % t interval"
+        keys.append(Line2D([], [], color=GREY, label=f"line: {words}"))
+    return [*keys, Line2D([], [], color=GREY, marker="o", mfc="white", linestyle="",
+                          markersize=5.5, label="open mark, dashed stroke: the paper")]  # fmt: skip
+
+
+def write_csv(marks: Sequence[Mark], path: Path) -> Path:
+    """Write exactly what is drawn, a row for each mark; return the path."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        fields = [field.name for field in dataclasses.fields(Mark)]
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(mark) for mark in marks)
+    return path

@@ -1,0 +1,147 @@
+"""Runs as tasks of a Ray cluster: `--executor ray`.
+
+The start that is typed plans, claims and shows as ever (`repro.run.execute`); a task goes to a host
+that has room, where a pool of one worker carries it out. Hosts share the folder of records and
+nothing else: progress is read from metrics.jsonl there, so no actor is lost with a host. A lost
+host costs what a lost worker does; Ray, which knows neither checkpoint nor record, repeats nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repro.evidence.record import run_folder
+from repro.run.several_ranks.rank_processes import identity_of, require_alike
+from repro.run.worker import Event, Task
+from repro.run.workers import WorkerPool
+from repro.runlog.stream import read_lines
+from repro.spec.arm import require
+
+
+def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
+    """Join the cluster and look at its hosts; return how many runs it has room for at once.
+
+    A run takes `needs`, as Ray names them. Raises `ValueError` without ray, a cluster or room, and
+    where a host does not see the folder of records, or has another source or other packages.
+    """
+    installed = importlib.util.find_spec("ray") is not None
+    require(installed, "--executor ray: ray is not installed: pip install 'qerl-repro[ray]'")
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    ((kind, needed),) = needs.items()
+    name = "the cluster"
+    try:
+        ray.init("auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+        there = int(ray.cluster_resources().get({"num_gpus": "GPU", "num_cpus": "CPU"}[kind], 0))
+        require(there >= needed, f"--executor ray: {kind} is {there} in all; a run needs {needed}")
+        look = ray.remote(num_cpus=0, max_calls=1)(_seen)
+        with tempfile.NamedTemporaryFile(prefix=".ray-", dir=runs.absolute()) as file:
+            for host in filter(lambda host: host["Alive"], ray.nodes()):
+                name, there_alone = host["NodeManagerHostname"], On(host["NodeID"], soft=False)
+                seen = look.options(scheduling_strategy=there_alone).remote(Path(file.name))
+                shared, identity = ray.get(seen, timeout=120)
+                require(
+                    shared, f"--runs {runs}: {name} does not see it; hosts need a shared folder"
+                )
+                require_alike([identity_of(socket.gethostname()), identity])
+    except ConnectionError as error:
+        raise ValueError(
+            "--executor ray: this machine is in no Ray cluster; start one: ray start --head, and "
+            "on every other host ray start --address=THIS_HOST:6379"
+        ) from error
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
+    return there // needed
+
+
+def _seen(file: Path) -> tuple[bool, dict[str, Any]]:
+    return file.exists(), identity_of(socket.gethostname())
+
+
+def _carried(task: Task, going: Path, settings: Mapping[str, str], how: Mapping[str, Any]) -> Event:
+    """Carry a task out on this host for as long as a file stands; return how it ended."""
+    os.environ.update(settings)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    log = task.runs / f"workers-{socket.gethostname()}.log"
+    ending = Event(task=task, kind="stopped")
+    with WorkerPool(1, log, devices=[visible] if visible else [], **how) as pool:
+        for event in pool.execute([task] if going.exists() else []):
+            ending = event
+            if not going.exists():
+                pool.stop()
+    return ending
+
+
+class RayPool(WorkerPool):
+    """A `WorkerPool` whose workers are hosts; each run takes `needs` of one, as Ray names them."""
+
+    def __init__(self, needs: Mapping[str, int], count: int, log: Path, *how: Any, **more: Any):
+        super().__init__(count, log, *how, **more)
+        self._needs, self._running = needs, dict[Any, Task]()
+        # Stands in the shared folder for as long as runs are to go on.
+        self._going = Path(tempfile.mkstemp(prefix=".ray-", dir=log.parent.absolute())[1])
+
+    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Yield events until all tasks have ended; what another start is at is left to it."""
+        import ray
+
+        waiting, steps = deque(tasks), dict[Path, int]()
+        while waiting or self._running:
+            while waiting:
+                claim = self._claim(waiting.popleft())
+                if claim.elsewhere is not None:
+                    yield Event(task=claim.elsewhere, kind="elsewhere")
+                if claim.claimed is not None:
+                    self._submit(claim.claimed)
+            ended = ray.wait([*self._running], timeout=0.5)[0] if self._running else []
+            for answer in ended:
+                yield self._ending(answer, self._running.pop(answer), waiting)
+            for task in self._running.values():
+                lines = read_lines(run_folder(task.run, task.runs) / "metrics.jsonl")
+                if lines and lines[-1]["step"] != steps.get(task.folder):
+                    steps[task.folder] = lines[-1]["step"]
+                    values = {"step": steps[task.folder], "steps": task.run.scale.steps}
+                    yield Event(task=task, kind="progress", text="training", values=values)
+
+    def _submit(self, task: Task) -> None:
+        import ray
+
+        settings = {key: text for key, text in os.environ.items() if key.startswith("REPRO_")}
+        how = {"threads": self._threads, "grace": self._grace, "retries": self._retries}
+        how["carry_out"] = self._work[1]
+        run = ray.remote(max_retries=0, max_calls=1, **self._needs)(_carried)
+        self._running[run.remote(task, self._going, settings, how)] = task
+
+    def _ending(self, answer: Any, task: Task, waiting: deque[Task]) -> Event:
+        """Return how a task ended; that of a lost host may go back into the queue."""
+        import ray
+
+        try:
+            event: Event = ray.get(answer)
+        except ray.exceptions.RayError as error:
+            event = self._dead(task, f"its host was lost: {str(error).splitlines()[0]}", waiting)
+        if event.kind == "disk":
+            self.stop()  # the other runs have the same disk
+        return event
+
+    def stop(self) -> None:
+        """Let every run stop after its next step; `execute` then ends by itself."""
+        super().stop()
+        self._going.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End every run at once; those under way can be resumed from their checkpoints."""
+        import ray
+
+        self._going.unlink(missing_ok=True)
+        for answer in self._running:
+            ray.cancel(answer, force=True)

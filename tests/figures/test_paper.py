@@ -1,0 +1,146 @@
+"""The paper's own pictures: its stored numbers and the records' measurements, and nothing else."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from figures import paper
+from figures.__main__ import main
+from figures.curves import training_points
+from figures.panels import PICTURES
+from figures.paper import Found, Mark
+from repro.evidence.paper import paper_cells
+from repro.judge.check import Checked
+from repro.spec.tier import Tier
+from repro.targets import TARGETS
+from tests.figures.conftest import EXPECTED
+
+
+@pytest.fixture(scope="module")
+def found(every_blessed: Sequence[Checked]) -> Found:
+    return paper.by_target([], every_blessed)
+
+
+def marks(name: str, found: Found, source: str) -> list[Mark]:
+    return [
+        mark
+        for of_panel in paper.marks_of(name, found, EXPECTED)
+        for mark in of_panel
+        if mark.source == source
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, panels) in PICTURES.items() if panels[0].series]
+)
+def test_every_stored_point_of_a_figure_is_drawn_at_its_value(name: str, found: Found) -> None:
+    drawn = marks(name, found, "paper")
+    for cell in paper_cells(EXPECTED, name):
+        of_cell = [m for m in drawn if cell.column.endswith(m.place) and m.place
+                   and cell.value in (m.x, m.y)]  # fmt: skip
+        assert of_cell, cell.id
+
+
+def test_every_number_of_the_tables_is_drawn_in_its_row(found: Found) -> None:
+    for name, size in (("table1", 20), ("table2", 90), ("table3", 18), ("table9", 24)):
+        drawn = marks(name, found, "paper")
+        printed = {(c.row, c.value) for c in paper_cells(EXPECTED, name)}
+        assert len(drawn) == size
+        assert {(mark.series, mark.y) for mark in drawn} <= printed
+
+
+def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found: Found) -> None:
+    points = training_points(found["table1_coder_0_5b"], "entropy")["nvfp4_lora"]
+    line = [m for m in marks("figure5", found, "here") if m.series == "NVFP4-LoRA(r32)"]
+    assert [(m.x, m.y, m.low, m.high) for m in line] == [(p.place, p.mean, *p.ends) for p in points]
+    assert {(m.model, m.n) for m in line} == {("Qwen2.5-Coder-0.5B-Instruct on GSM8K", 4)}
+
+
+def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(found: Found) -> None:
+    bars = {(m.panel, m.place): m for m in marks("table6", found, "here")}
+    seeds = found["table6"].evidence.values("tokens_per_second_7b_8")["nvfp4_lora"]
+    rate = bars["Throughput, rollout phase", "NVFP4 QeRL batch 8"]
+    assert (rate.y, rate.n) == (pytest.approx(fmean(seeds.values())), 5)
+    steps = sorted(found["table3"].evidence.values("speedup_7b_b8")["nvfp4_lora"].values())
+    speed = bars["E2E RL speedup, w/ GC", "NVFP4 QeRL batch 8"]
+    assert [speed.low, speed.y, speed.high] == steps
+    assert bars["E2E RL speedup, w/o GC", "NVFP4 QeRL batch 8"].y is None
+    assert bars["Model size", "NVFP4 QeRL"].y == pytest.approx(5.9, abs=0.1)
+
+
+def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
+    assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
+    assert "table1" not in found
+    figure, drawn = paper.draw("figure4", found, EXPECTED)
+    stamped = [axes for axes in figure.axes if "not run" in [t.get_text() for t in axes.texts]]
+    assert [axes.get_title(loc="left").split("\n")[0] for axes in stamped] == [
+        "DAPO: NVFP4", "DAPO: MXFP4", "DAPO: NF4",
+    ]  # fmt: skip
+    assert {m.model for m in drawn} == {
+        "Qwen2.5-7B-Instruct", "Qwen2.5-Coder-0.5B-Instruct on GSM8K",
+    }  # fmt: skip
+
+
+def test_own_records_come_before_blessed_ones(every_blessed: Sequence[Checked]) -> None:
+    other = [c for c in every_blessed if c.selection.target.name == "table6"]
+    assert len(other) == 2
+    for own in other:
+        assert paper.by_target([own], every_blessed)["table6"] is own
+
+
+def test_the_runs_and_arms_of_panels_exist() -> None:
+    targets = {target.name: target for target in TARGETS}
+    for _, panels in PICTURES.values():
+        for panel in panels:
+            for series in panel.series:
+                first = [targets[name].arms for name in panel.runs[:1]]
+                assert all(series.arm in {arm.name for arm in arms} for arms in first) or (
+                    series.name == "Float16-Full"
+                )
+            assert {name for group in panel.runs for name in group.split()} <= targets.keys()
+
+
+def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_path: Path) -> None:
+    line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
+    assert main([*line, "--out", str(tmp_path / "a")]) == 0
+    assert main(["--kinds", "pdf,csv", "--out", str(tmp_path / "b"), *line]) == 0
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {
+        f"{name}.{kind}"
+        for name in ("figure11", "figure15")
+        for kind in ("pdf", "svg", "png", "csv")
+    }  # fmt: skip
+    again = {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert len(again) == 4
+    assert again == {name: (tmp_path / "a" / name).read_bytes() for name in again}
+    with (tmp_path / "a" / "figure11.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    _, drawn = paper.draw("figure11", found, EXPECTED)
+    assert rows == [
+        {
+            key: "" if value is None else str(value)
+            for key, value in dataclasses.asdict(mark).items()
+        }
+        for mark in drawn
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("paper figure44", "there is no table or figure 'figure44' (did you mean figure4?)"),
+        ("papers", "papers: the only word here is `paper`"),
+        ("--kinds csv", "--kinds csv: needs some of png,svg,pdf"),
+    ],
+)
+def test_a_bad_line_is_a_sentence(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert words in capsys.readouterr().err
