@@ -92,6 +92,16 @@ def test_what_others_report_is_judged_by_the_code_before_their_change() -> None:
     assert "secrets" not in (FOLDER / "reported.yml").read_text(encoding="utf-8")
 
 
+def test_only_the_jobs_that_open_a_change_or_publish_the_page_may_write() -> None:
+    jobs = {name: job for path in FILES for name, job in read(path)["jobs"].items()}
+    rights = {name: set(job.get("permissions", {})) for name, job in jobs.items()}
+    assert {name: given for name, given in rights.items() if given} == {
+        "baselines": {"contents", "pull-requests"},
+        "publish": {"pages", "id-token"},
+    }
+    assert "inputs.new_baselines" in jobs["baselines"]["if"]
+
+
 def actionlint() -> str:
     """Return the environment's actionlint, else one on the path."""
     beside = shutil.which("actionlint", path=Path(sys.executable).parent)

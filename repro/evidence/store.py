@@ -357,7 +357,7 @@ def _cell(record: Record, name: str) -> str:
 
 
 def stored_text(records: Iterable[Record]) -> str:
-    """Return a line per record without its series, then a line per series."""
+    """Return a line per record without its series, then a line per series of them all."""
     raw = [record.to_json() for record in records]
     series = [item.pop(SERIES) for item in raw]
     names = sorted({name for curves in series for name in curves})

@@ -38,7 +38,7 @@ TARGETS: tuple[Target, ...] = (
 
 
 def find(name: str) -> Target:
-    """Return a target by name, dashes for underscores or not; `ValueError` has the nearest."""
+    """Return a target by name, dashes for underscores or not; `ValueError` names the nearest."""
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target

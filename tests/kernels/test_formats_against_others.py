@@ -67,22 +67,7 @@ def _weights() -> dict[str, Tensor]:
 WEIGHTS = _weights()
 
 
-# The same in bfloat16, but what would overflow there.
-BFLOAT16 = {
-    name: value.bfloat16()
-    for name, value in WEIGHTS.items()
-    if bool(torch.isfinite(value.bfloat16()).all())
-}
-
-
-@pytest.fixture(params=list(WEIGHTS))
-def weight(request: pytest.FixtureRequest) -> Tensor:
-    return WEIGHTS[request.param].clone()
-
-
-@pytest.fixture(params=list(BFLOAT16))
-def bfloat16_weight(request: pytest.FixtureRequest) -> Tensor:
-    return BFLOAT16[request.param].clone()
+every_weight = pytest.mark.parametrize("name", WEIGHTS)
 
 
 def _compressed_tensors(
@@ -115,17 +100,17 @@ def _require_theirs(
     assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
-def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNamespace) -> None:
-    written, dense = _compressed_tensors(weight)
-    _require_theirs(quantize(weight, "nvfp4"), written, dense, assertions)
-
-
-def test_nvfp4_of_bfloat16_weights_in_its_recipe_equals_compressed_tensors(
-    bfloat16_weight: Tensor, assertions: SimpleNamespace
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_weight
+def test_nvfp4_in_the_recipe_of_its_dtype_equals_compressed_tensors(
+    name: str, dtype: torch.dtype, assertions: SimpleNamespace
 ) -> None:
-    written, dense = _compressed_tensors(bfloat16_weight)
-    ours = quantize(bfloat16_weight, "nvfp4", recipe="bfloat16")
-    _require_theirs(ours, written, dense, assertions)
+    weight = WEIGHTS[name].to(dtype)
+    if not bool(torch.isfinite(weight).all()):
+        pytest.skip("overflows in bfloat16")
+    written, dense = _compressed_tensors(weight.clone())
+    recipe = str(dtype).removeprefix("torch.")
+    _require_theirs(quantize(weight, "nvfp4", recipe=recipe), written, dense, assertions)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -147,10 +132,12 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
         _require_theirs(ours, written, dense, assertions)
 
 
-def test_mxfp4_equals_torchao(weight: Tensor, assertions: SimpleNamespace) -> None:
+@every_weight
+def test_mxfp4_equals_torchao(name: str, assertions: SimpleNamespace) -> None:
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
+    weight = WEIGHTS[name]
     written = MXTensor.to_mx(
         weight, torch.float4_e2m1fn_x2, 32, scaling_mode=ScaleCalculationMode.FLOOR
     )
@@ -169,11 +156,8 @@ def test_mxfp4_equals_torchao(weight: Tensor, assertions: SimpleNamespace) -> No
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *((name, torch.float32) for name in WEIGHTS),
-        ("normal", torch.bfloat16),
-        ("normal", torch.float16),
-    ],
+    [(name, torch.float32) for name in WEIGHTS]
+    + [("normal", dtype) for dtype in (torch.bfloat16, torch.float16)],
 )
 def test_nf4_equals_bitsandbytes(
     name: str, dtype: torch.dtype, assertions: SimpleNamespace

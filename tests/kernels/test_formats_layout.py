@@ -18,13 +18,24 @@ def _quantized(format: str) -> QuantizedWeight:
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_a_weight_survives_safetensors(format: str, assertions: SimpleNamespace) -> None:
+def test_a_weight_survives_safetensors_and_moves_whole(
+    format: str, assertions: SimpleNamespace
+) -> None:
     weight = _quantized(format)
-    back = QuantizedWeight.from_tensors(format, load(save(weight.tensors())), (48, 128))
-    assert back.tensors().keys() == weight.tensors().keys()
-    for name, tensor in weight.tensors().items():
+    tensors = weight.tensors()
+    back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
+    assert back.tensors().keys() == tensors.keys()
+    for name, tensor in tensors.items():
         assertions.bitwise(back.tensors()[name], tensor, name)
     assertions.bitwise(dequantize(back), dequantize(weight))
+    moved = weight.to("meta")
+    assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
+    assert moved.shape == (48, 128)
+    for dropped in tensors.keys() & {"global_scale", "encode_scale"}:
+        # Either of the two gives the other.
+        rest = {name: tensor for name, tensor in tensors.items() if name != dropped}
+        other = QuantizedWeight.from_tensors(format, rest).tensors()[dropped]
+        assert float(other) == pytest.approx(float(tensors[dropped]), rel=2e-7)
 
 
 @pytest.mark.parametrize(("format", "bits"), [("nvfp4", 4.5), ("mxfp4", 4.25), ("nf4", 4.5)])
@@ -32,21 +43,6 @@ def test_the_bytes_are_those_of_the_format(format: str, bits: float) -> None:
     weight = quantize(torch.randn(256, 256), format)
     scalars = 8 if format == "nvfp4" else 0
     assert (weight.nbytes - scalars) * 8 / 256**2 == bits
-
-
-def test_either_global_scale_gives_the_other() -> None:
-    weight = _quantized("nvfp4")
-    tensors = weight.tensors()
-    for dropped in ("global_scale", "encode_scale"):
-        rest = {name: tensor for name, tensor in tensors.items() if name != dropped}
-        back = QuantizedWeight.from_tensors("nvfp4", rest)
-        assert float(back.tensors()[dropped]) == pytest.approx(float(tensors[dropped]), rel=2e-7)
-
-
-def test_a_weight_moves_with_all_its_tensors() -> None:
-    moved = _quantized("nvfp4").to("meta")
-    assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
-    assert moved.shape == (48, 128)
 
 
 def test_a_layout_that_does_not_fit_is_refused() -> None:

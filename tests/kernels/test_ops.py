@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-import subprocess
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +16,8 @@ from torch import Tensor
 
 from kernels.op import Op
 from kernels.ops import OPS
+from tests.interpreted import require_passed
 
-ROOT = Path(__file__).parents[2]
 NO_TRITON = importlib.util.find_spec("triton") is None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Rows whose kernels have a backward of their own in Triton.
@@ -73,19 +70,13 @@ def _interpreter_is_broken() -> bool:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_the_kernel_of_a_row_loads_without_a_gpu(op: Op) -> None:
+def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op: Op) -> None:
     kernel = op.load()
-    assert callable(kernel)
     assert kernel.__module__ == op.kernel.split(":")[0]
-
-
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_a_kernel_and_its_reference_take_the_arguments_of_the_row(op: Op) -> None:
     arguments = op.inputs(op.shapes[0], torch.float32, "cpu", 0)
-    for function, given in ((op.reference, arguments), (op.load(), op.prepare(arguments))):
+    for function, given in ((op.reference, arguments), (kernel, op.prepare(arguments))):
         positional = len(given) - len(op.named)
-        by_name = dict.fromkeys(op.named)
-        inspect.signature(function).bind(*given[:positional], **by_name)
+        inspect.signature(function).bind(*given[:positional], **dict.fromkeys(op.named))
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.dense is not None], ids=lambda op: op.name)
@@ -107,13 +98,7 @@ def test_interpretable_kernels_agree_with_their_references_on_a_cpu() -> None:
         pytest.skip("already interpreted: the cases below run here")
     if _interpreter_is_broken():
         pytest.skip("this Triton's interpreter cannot take loop bounds under this NumPy (>= 2.4)")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "interpreted", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    require_passed(__file__)
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")

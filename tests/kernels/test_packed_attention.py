@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch import Tensor
 from kernels import reference_train
 from kernels.ops import named_op
 from kernels.segments import Segments, segments
+from tests.interpreted import require_passed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 QUERY, KEY, D = 6, 2, 16
@@ -134,14 +132,7 @@ def test_joined_parts_are_the_whole_forward_and_backward() -> None:
     """In a process of its own: the flag must be set before Triton is first imported."""
     if INTERPRETED:
         pytest.skip("already interpreted: the cases below run here")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "interpreted", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    require_passed(__file__)
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)

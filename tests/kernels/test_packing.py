@@ -33,21 +33,12 @@ def test_unpacking_returns_every_bit(format: str, N: int, K: int) -> None:
     assert _same(unpack(pack(weight)), weight)
 
 
-def test_blocks_with_a_zero_scale_keep_their_codes() -> None:
-    weight = _weight("nvfp4", 32, 256)
-    weight.block_scales.view(torch.uint8)[3, :4] = 0
-    packed = pack(weight)
-    assert _same(unpack(packed), weight)
-
-
-def test_mxfp4_exponents_of_any_distance_come_back() -> None:
-    weight = _weight("mxfp4", 16, 256)
-    weight.block_scales[0, :4] = torch.tensor([0, 1, 127, 254], dtype=torch.uint8)
-    assert _same(unpack(pack(weight)), weight)
-
-
-def test_a_nan_scale_is_refused() -> None:
-    weight = _weight("nvfp4", 16, 256)
-    weight.block_scales.view(torch.uint8)[0, 0] = 0x7F
+def test_scales_of_any_size_come_back_with_their_codes_and_a_nan_is_refused() -> None:
+    nvfp4, mxfp4 = _weight("nvfp4", 32, 256), _weight("mxfp4", 16, 256)
+    nvfp4.block_scales.view(torch.uint8)[3, :4] = 0
+    mxfp4.block_scales[0, :4] = torch.tensor([0, 1, 127, 254], dtype=torch.uint8)
+    for weight in (nvfp4, mxfp4):
+        assert _same(unpack(pack(weight)), weight)
+    nvfp4.block_scales.view(torch.uint8)[0, 0] = 0x7F
     with pytest.raises(ValueError, match="NaN"):
-        pack(weight)
+        pack(nvfp4)

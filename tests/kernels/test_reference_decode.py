@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.reference_step import decode_attention, sample_tokens
+from repro.rollout.draw import draw
+from repro.spec.config import SamplingConfig
 
 
 def _paged(
@@ -66,54 +68,14 @@ def test_a_row_of_length_zero_is_zero() -> None:
     assert out[1].abs().sum() > 0
 
 
-def _softmax(logits: list[float], temperature: float) -> list[float]:
-    """Return one row's distribution in plain Python floats."""
-    highest = max(logits)
-    p = [math.exp((z - highest) / temperature) for z in logits]
-    total = math.fsum(p)
-    return [v / total for v in p]
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_the_draw_inverts_the_distribution_of_the_definition(temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.3])
+def test_the_draw_is_that_of_the_plain_sampler_to_the_bit(temperature: float) -> None:
+    # Which is held to the distribution's definition (tests/repro/rollout/test_draw.py).
     generator = torch.Generator().manual_seed(21)
-    logits = 3 * torch.randn(6, 40, generator=generator)
-    for row in logits:
-        p = _softmax(row.double().tolist(), temperature)
-        points = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1] + 1e-4
-        ids, logprobs = sample_tokens(row.expand(399, 40), points, temperature)
-        edges, at, expected = torch.tensor(p, dtype=torch.float64).cumsum(0), 0, []
-        for point in points.tolist():
-            while edges[at] <= point:
-                at += 1
-            expected.append(at)
-        clear = (points.unsqueeze(1) - edges).abs().amin(1) > 1e-6
-        assert float(clear.double().mean()) > 0.95
-        assert torch.equal(ids[clear], torch.tensor(expected)[clear])
-        truth = torch.tensor([math.log(p[i]) for i in ids.tolist()])
-        torch.testing.assert_close(logprobs, truth, rtol=0, atol=2e-6)
-
-
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    generator = torch.Generator().manual_seed(5)
-    logits, uniforms = torch.randn(9, 50, generator=generator), torch.rand(9, generator=generator)
-    ids, logprobs = sample_tokens(logits, uniforms, 0.7)
-    for row in range(9):
-        part = slice(row, row + 1)
-        alone = sample_tokens(logits[part], uniforms[part], 0.7)
-        assert torch.equal(alone[0], ids[part])
-        assert torch.equal(alone[1], logprobs[part])
-
-
-def test_the_ends_of_the_unit_interval_take_the_first_and_last_possible_token() -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, 1.0, 0.5, -torch.inf]])
-    assert int(sample_tokens(logits, torch.tensor([0.0]), 1.0)[0]) == 1
-    below_one = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
-    assert int(sample_tokens(logits, below_one, 1.0)[0]) == 3
-
-
-def test_temperature_zero_is_greedy_with_logprob_zero() -> None:
-    logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 0.0]])
-    ids, logprobs = sample_tokens(logits, torch.tensor([0.9, 0.9]), 0.0)
-    assert ids.tolist() == [1, 0]
-    assert logprobs.tolist() == [0.0, 0.0]
+    logits = 3 * torch.randn(200, 40, generator=generator)
+    logits[:, [0, 7, 39]] = -torch.inf
+    numbers = torch.rand(200, dtype=torch.float64, generator=generator)
+    numbers[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    expected = draw(logits, numbers, SamplingConfig(temperature=temperature))
+    for actual, plain in zip(sample_tokens(logits, numbers, temperature), expected, strict=True):
+        assert torch.equal(actual, plain)

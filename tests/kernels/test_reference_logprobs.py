@@ -32,9 +32,13 @@ def _plain(
 
 
 def _values_and_gradients(
-    function: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, temperature: float
+    function: Callable[..., tuple[Tensor, Tensor]],
+    dtype: torch.dtype,
+    temperature: float,
+    given: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    hidden, weight, ids = _inputs()
+    """Return values and gradients in a type, on inputs rounded to the type in which they come."""
+    hidden, weight, ids = _inputs(given)
     leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
     logprobs, entropy = function(*leaves, ids, temperature)
     generator = torch.Generator().manual_seed(12)
@@ -61,36 +65,22 @@ def test_values_and_gradients_agree_with_autograd_in_float64(
         assertions.within_twice(actual, expected, truth, name)
 
 
-def test_logits_of_bfloat16_inputs_are_not_rounded_to_bfloat16(
-    assertions: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hidden, weight, ids = _inputs(torch.bfloat16)
-    monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
-    logprobs, entropy = token_logprobs(hidden, weight, ids, 0.9)
-    plain = _plain(hidden.float(), weight.float(), ids, 0.9)
-    exact = _plain(hidden.double(), weight.double(), ids, 0.9)
-    assertions.within_twice(logprobs, plain[0], exact[0], "logprobs")
-    assertions.within_twice(entropy, plain[1], exact[1], "entropy")
-
-
-def test_gradients_of_bfloat16_inputs_are_as_exact_as_autograd_in_bfloat16(
+def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autograds(
     assertions: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
-    hidden, weight, ids = _inputs(torch.bfloat16)
-
-    def gradients(
-        function: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype
-    ) -> list[Tensor]:
-        leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
-        logprobs, entropy = function(leaves[0], leaves[1], ids, 1.0)
-        return list(torch.autograd.grad(logprobs.sum() + entropy.sum(), leaves))
-
-    ours = gradients(token_logprobs, torch.bfloat16)
-    plain = gradients(_plain, torch.bfloat16)
-    exact = gradients(_plain, torch.float64)
-    for name, actual, expected, truth in zip(NAMES[2:4], ours, plain, exact, strict=True):
-        assert actual.dtype == torch.bfloat16
+    ours, plain, unrounded, exact = (
+        _values_and_gradients(function, dtype, 0.9, torch.bfloat16)
+        for function, dtype in (
+            (token_logprobs, torch.bfloat16),
+            (_plain, torch.bfloat16),
+            (_plain, torch.float32),
+            (_plain, torch.float64),
+        )
+    )
+    # The values against plain PyTorch in float32, the gradients against it in bfloat16.
+    others = [*unrounded[:2], *plain[2:]]
+    for name, actual, expected, truth in zip(NAMES, ours, others, exact, strict=True):
         assertions.within_twice(actual, expected, truth, name)
 
 

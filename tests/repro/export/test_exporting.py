@@ -47,20 +47,7 @@ def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path: P
     )
 
 
-def test_a_base_of_the_hub_is_named_with_the_commit_that_was_read(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--owner--name" / "snapshots" / "0123abcd"
-    shutil.copytree(TINY_FOLDER, snapshot)
-    policy = trained_policy()
-    policy.checkpoint, policy.folder = "owner/name", snapshot
-    assert base_of(policy) == ("owner/name", "0123abcd")
-    save_adapter(policy, tmp_path / "adapter")
-    stored = read_adapter(tmp_path / "adapter")
-    assert (stored.base, stored.revision) == ("owner/name", "0123abcd")
-    policy.checkpoint = str(snapshot)
-    assert base_of(policy) == (str(snapshot), None)
-
-
-def test_an_adapter_is_loaded_on_the_commit_of_the_base_that_its_files_name(
+def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, hub = "0123abcd" * 5, tmp_path / "hub"
@@ -68,7 +55,14 @@ def test_an_adapter_is_loaded_on_the_commit_of_the_base_that_its_files_name(
     shutil.copytree(TINY_FOLDER, snapshot)
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    save_adapter(trained_policy(), tmp_path / "a", base="owner/name", revision=commit)
+    policy = trained_policy()
+    policy.checkpoint, policy.folder = str(snapshot), snapshot
+    assert base_of(policy) == (str(snapshot), None)
+    policy.checkpoint = "owner/name"
+    assert base_of(policy) == ("owner/name", commit)
+    save_adapter(policy, tmp_path / "a")
+    stored = read_adapter(tmp_path / "a")
+    assert (stored.base, stored.revision) == ("owner/name", commit)
     # No `main` of that name is there: only the commit leads to it.
     assert load_adapted(tmp_path / "a").folder == snapshot
     asked = ["evaluate", "--adapter", str(tmp_path / "a"), "--data", "generated", "--limit", "2"]
@@ -76,10 +70,17 @@ def test_an_adapter_is_loaded_on_the_commit_of_the_base_that_its_files_name(
     assert main([*asked, *greedy]) == 0
 
 
-@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
-def test_an_adapter_loads_here_as_it_was_trained(weight_format: str, run_of: Runs) -> None:
-    policy = trained_policy(weight_format)  # type: ignore[arg-type]
-    again = load_adapted(run_of(weight_format) / "adapter")
+@pytest.mark.parametrize(
+    ("weight_format", "origin"), [("bf16", True), ("bf16", False), ("nvfp4", True)]
+)
+def test_an_adapter_loads_here_as_it_was_trained_and_anothers_on_16_bit_weights(
+    weight_format: WeightFormat, origin: bool, run_of: Runs, tmp_path: Path
+) -> None:
+    policy = trained_policy(weight_format)
+    shutil.copytree(run_of(weight_format) / "adapter", tmp_path / "a")
+    if not origin:  # as another program writes it
+        (tmp_path / "a" / ORIGIN).unlink()
+    again = load_adapted(tmp_path / "a")
     rows = probes_of(policy)
     assert again.weight_format == weight_format
     assert torch.equal(logits_of(policy.model, rows), logits_of(again.model, rows))
@@ -88,26 +89,20 @@ def test_an_adapter_loads_here_as_it_was_trained(weight_format: str, run_of: Run
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("adapter", "as peft reads it: mean KL"),
-        ("merged", "merged in 16 bits, from what was trained: mean KL"),
+        # The first says how far the base is from codes that were made in memory.
+        ("adapter", ["this base is bf16", "as peft reads it: mean KL"]),
+        ("merged", ["merged in 16 bits, from what was trained: mean KL"]),
     ],
 )
 def test_every_kind_of_export_is_compared_and_says_so(
-    kind: str, said: str, run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, said: list[str], run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of("nvfp4")
     assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
     printed = capsys.readouterr().out
-    assert said in printed
-    assert "training moved the policy by" in printed
+    for words in (*said, "training moved the policy by"):
+        assert words in printed
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_an_adapter_of_codes_made_in_memory_says_how_far_its_base_is_from_them(
-    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(run_of("nvfp4")), str(tmp_path / "out")]) == 0
-    assert "trained on nvfp4 codes and this base is bf16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
@@ -155,8 +150,6 @@ def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
 
 
 def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
-    from repro.procedures.train import keep_policy
-
     policy = load_policy("tiny", weight_format="bf16", training="full")
     with torch.no_grad():
         policy.decoder.get_parameter("model.norm.weight").mul_(2.0)
@@ -183,14 +176,6 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
     assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", "merged"]) == 2
     assert "merged, from what was trained: mean KL" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_an_adapter_of_another_program_loads_on_16_bit_weights(
-    run_of: Runs, tmp_path: Path
-) -> None:
-    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
-    (tmp_path / "a" / ORIGIN).unlink()
-    assert load_adapted(tmp_path / "a").weight_format == "bf16"
 
 
 @pytest.mark.parametrize(

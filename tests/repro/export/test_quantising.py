@@ -34,12 +34,15 @@ def test_a_checkpoint_is_quantised_and_read_back(
     assert "from the 16-bit source: mean KL" in printed
 
 
-def test_without_its_reader_the_folder_is_read_back_here_and_that_is_said(
+def test_without_its_reader_the_folder_is_read_back_here_and_is_no_source_of_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(quantising.READERS, "nvfp4", ("no_such_package", "no-such-package"))
-    assert main(["quantize", "tiny", str(tmp_path / "out")]) == 0
+    assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
     assert "this project alone (for transformers: pip install no-such" in capsys.readouterr().out
+    assert main(["quantize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert "quantised already, to nvfp4" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
 
 
 def test_what_does_not_say_the_same_leaves_nothing(
@@ -54,13 +57,6 @@ def test_what_does_not_say_the_same_leaves_nothing(
     assert main(["quantize", "tiny", str(tmp_path / "out")]) == 2
     assert "the mean may be at most" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_quantised_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
-    assert main(["quantize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
-    assert "quantised already, to nvfp4" in capsys.readouterr().err
-    assert not (tmp_path / "two").exists()
 
 
 def test_the_distance_is_the_divergence_of_the_next_token() -> None:

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from repro.models.checkpoint import MANIFEST
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from tests.repro.architectures import CLASSES, LLAMA3_ROPE
-from tests.repro.models.odd_checkpoints import SIZES
+from tests.repro.architectures import CLASSES, small_model
 
 ARCHITECTURES = tuple(CLASSES)
 
@@ -55,23 +54,16 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 
 def random_model(architecture: str, **changes: Any) -> Any:
     """Return a random bfloat16 model: norms and biases off their trivial values, 2 layers."""
-    config_class, model_class = CLASSES[architecture]
-    values: dict[str, Any] = SIZES | {"tie_word_embeddings": architecture != "llama"}
-    if architecture == "qwen3":
-        # Heads of 48, not 128 / 4: the size must come from the config, not from a division.
-        values["head_dim"] = 48
-    if architecture == "llama":
-        values |= {"attention_bias": True, "rope_parameters": dict(LLAMA3_ROPE)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = model_class(config_class(**(values | changes))).to(torch.bfloat16)
+        model = small_model(architecture, **changes)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 else:
                     parameter.mul_(4.0)
-    return model.eval()
+    return model
 
 
 @pytest.fixture(scope="session")

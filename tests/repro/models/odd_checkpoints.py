@@ -15,17 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.repro.architectures import CLASSES, LLAMA3_ROPE
+from tests.repro.architectures import small_model
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 # The exponent field of a projection's largest values, by its place in the network; 127 is 1.0.
 EXPONENTS = (120, 97, 123, 240, 131, 119, 121, 116, 122, 90, 0, 30, 28, 0)
 ZERO, SUBNORMAL = "layers.1.mlp.down_proj.weight", "layers.1.self_attn.o_proj.weight"
@@ -57,14 +48,8 @@ def odd_matrix(seed: int, shape: tuple[int, ...], exponent: int) -> Tensor:
 
 def odd_model(architecture: str) -> Any:
     """Return a bfloat16 model of an architecture with such weights."""
-    config_class, model_class = CLASSES[architecture]
-    more: dict[str, Any] = {"tie_word_embeddings": architecture != "llama"}
-    if architecture == "qwen3":
-        more["head_dim"] = 48
-    if architecture == "llama":
-        more |= {"attention_bias": True, "rope_parameters": dict(LLAMA3_ROPE)}
     with torch.random.fork_rng(devices=[]):
-        model = model_class(config_class(**(SIZES | more))).to(torch.bfloat16).eval()
+        model = small_model(architecture)
     projections = 0
     with torch.no_grad():
         for seed, (name, parameter) in enumerate(model.named_parameters(), start=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def dense(architecture: str, make_checkpoint: Callable[..., Path]) -> Path:
 @pytest.fixture
 def stored(dense: Path, tmp_path: Path) -> Path:
     return write_quantized(dense, tmp_path / "stored", "nf4").folder
+
+
+@pytest.fixture(scope="module")
+def qwen2(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nf4") / "qwen2"
+    return write_quantized(make_checkpoint("qwen2", **SIZES), folder, "nf4").folder
 
 
 def test_codes_and_scales_come_back_to_the_bit(dense: Path, stored: Path) -> None:
@@ -89,6 +96,17 @@ def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor
     assert float((one - other).abs().max()) < 0.05 * float(other.abs().max())
 
 
+def state(**fields: Any) -> Callable[[dict[str, Tensor]], None]:
+    """Return a change of these fields of the state that is stored with a projection's codes."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        name = f"{CODES}.quant_state.bitsandbytes__nf4"
+        values = json.loads(tensors[name].numpy().tobytes()) | fields
+        tensors[name] = torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -97,15 +115,18 @@ def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor
         (lambda t: t[f"{CODES}.absmax"][:1].fill_(float("nan")), "absmax"),
         (lambda t: t[f"{CODES}.quant_map"][:1].fill_(0), "is not that of an NF4 matrix"),
         (lambda t: t.update({CODES: t[CODES][:-1].clone()}), "the model needs"),
+        (state(blocksize=128), "blocksize is 128; needed is 64"),
+        (state(quant_type="fp4"), "quant_type is fp4"),
+        (state(shape=[32, 128]), "shape is"),
     ],
 )
-def test_damaged_files_are_refused_by_name(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, spoil: Any, words: str
+def test_damaged_and_other_files_are_refused_by_name(
+    qwen2: Path, tmp_path: Path, spoil: Any, words: str
 ) -> None:
-    folder = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "broken", "nf4").folder
-    edit_tensors(folder, spoil)
+    shutil.copytree(qwen2, tmp_path / "broken")
+    edit_tensors(tmp_path / "broken", spoil)
     with pytest.raises(CheckpointError, match=words) as caught:
-        load(folder)
+        load(tmp_path / "broken")
     assert "q_proj" in str(caught.value)
 
 
@@ -118,12 +139,12 @@ def test_damaged_files_are_refused_by_name(
     ],
 )
 def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, change: Any, words: str
+    qwen2: Path, tmp_path: Path, change: Any, words: str
 ) -> None:
-    source = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "source", "nf4").folder
-    edit_config(source, lambda config: config["quantization_config"].update(change))
+    shutil.copytree(qwen2, tmp_path / "other")
+    edit_config(tmp_path / "other", lambda config: config["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
-        load(source)
+        load(tmp_path / "other")
 
 
 def test_what_transformers_writes_is_read(
@@ -146,27 +167,3 @@ def test_what_transformers_writes_is_read(
         weight = stock.get_submodule(name).weight
         dequantised = functional.dequantize_4bit(weight.data, weight.quant_state)
         assert torch.equal(reference.dequantize(linear.weight, torch.float16), dequantised), name
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("blocksize", 128, "blocksize is 128; needed is 64"),
-        ("quant_type", "fp4", "quant_type is fp4"),
-        ("shape", [32, 128], "shape is"),
-    ],
-)
-def test_a_state_of_another_kind_is_refused_by_field(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, field: str, value: Any, words: str
-) -> None:
-    folder = write_quantized(make_checkpoint("qwen2", **SIZES), tmp_path / "nf4", "nf4").folder
-
-    def change(tensors: dict[str, Tensor]) -> None:
-        name = f"{CODES}.quant_state.bitsandbytes__nf4"
-        state = json.loads(tensors[name].numpy().tobytes()) | {field: value}
-        tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-
-    edit_tensors(folder, change)
-    with pytest.raises(CheckpointError, match=words) as caught:
-        load(folder)
-    assert "q_proj" in str(caught.value)

@@ -78,14 +78,8 @@ def codes_of(values: np.ndarray, kind: Any, generator: np.random.Generator) -> n
 
 def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     """Return a projection's rows as Llama's files have them: a head's halves interleaved."""
-    half = len(rows) // heads // 2
-    order = [
-        head * 2 * half + part * half + at
-        for head in range(heads)
-        for at in range(half)
-        for part in (0, 1)
-    ]
-    return rows[order]
+    halves = rows.reshape(heads, 2, -1, rows.shape[1])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def tensors_of(
@@ -260,60 +254,47 @@ def test_the_tokenizer_splits_and_merges_as_the_file_says(
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (END, PAD)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"named": "gemma"}, "gemma"),
-        ({"tokenizer.ggml.model": "llama"}, "llama"),
-        ({"tokenizer.ggml.pre": "tekken"}, "tekken"),
-        ({"tokenizer.ggml.merges": ["t h e"]}, "t h e"),
-        ({"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
-        ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
-        ({"split.count": 3}, "3"),
-        ({"llama.rope.scaling.type": "yarn"}, "rotary"),
-        ({"llama.attention.sliding_window": 64}, "64"),
-        ({"llama.attention.head_count_kv": 3}, "3"),
-        ({"llama.block_count": 3}, "blk.2."),
-        ({"llama.block_count": 10**9}, "1000000000"),
-    ],
-)
-def test_what_a_file_says_and_is_not_read_is_named(
-    llama: Callable[..., Path], changes: dict[str, Any], named: str
-) -> None:
-    assert named in refused(llama(**changes))
-
-
 MATRIX = np.zeros((256, 512), "f4")
+DOWN = "blk.0.ffn_down.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "stored", "said"),
+    ("tensors", "changes", "named"),
     [
-        ("blk.1.ffn_down.weight", None, "blk.1.ffn_down.weight"),
-        ("blk.0.attn_q.bias", (MATRIX[0, :256], Type.F32), "blk.0.attn_q.bias"),
-        ("rope_freqs.weight", (MATRIX[0, :32], Type.F32), "rotary"),
-        ("blk.0.ffn_down.weight", (MATRIX.T, Type.F32), "(512, 256)"),
-        ("blk.0.ffn_down.weight", (MATRIX + np.nan, Type.F32), "blk.0.ffn_down.weight"),
+        ({}, {"named": "gemma"}, "gemma"),
+        ({}, {"tokenizer.ggml.model": "llama"}, "llama"),
+        ({}, {"tokenizer.ggml.pre": "tekken"}, "tekken"),
+        ({}, {"tokenizer.ggml.merges": ["t h e"]}, "t h e"),
+        ({}, {"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
+        ({}, {"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
+        ({}, {"split.count": 3}, "3"),
+        ({}, {"llama.rope.scaling.type": "yarn"}, "rotary"),
+        ({}, {"llama.attention.sliding_window": 64}, "64"),
+        ({}, {"llama.attention.head_count_kv": 3}, "3"),
+        ({}, {"llama.block_count": 3}, "blk.2."),
+        ({}, {"llama.block_count": 10**9}, "1000000000"),
+        ({"blk.1.ffn_down.weight": None}, {}, "blk.1.ffn_down.weight"),
+        ({"blk.0.attn_q.bias": (MATRIX[0, :256], Type.F32)}, {}, "blk.0.attn_q.bias"),
+        ({"rope_freqs.weight": (MATRIX[0, :32], Type.F32)}, {}, "rotary"),
+        ({DOWN: (MATRIX.T, Type.F32)}, {}, "(512, 256)"),
+        ({DOWN: (MATRIX + np.nan, Type.F32)}, {}, DOWN),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(
-    llama: Callable[..., Path], name: str, stored: Any, said: str
+def test_what_a_file_holds_and_is_not_read_is_named(
+    llama: Callable[..., Path], tensors: dict[str, Any], changes: dict[str, Any], named: str
 ) -> None:
-    assert said in refused(llama({name: stored}))
+    assert named in refused(llama(tensors, **changes))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.002, 0.5, 0.999])
-def test_a_file_cut_short_is_refused(llama: Callable[..., Path], share: float) -> None:
-    path = llama()
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
-    refused(path)
-
-
-def test_a_missing_library_is_named(
+def test_a_file_cut_short_and_one_without_the_library_are_refused(
     llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = llama()
+    whole = path.read_bytes()
+    for share in (0.0, 0.002, 0.5, 0.999):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        refused(path)
+    path.write_bytes(whole)
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
     assert "qerl-repro[gguf]" in refused(path)
 
@@ -328,33 +309,23 @@ def test_a_policy_of_a_file_names_the_file(llama: Callable[..., Path]) -> None:
     assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
 
 
-@pytest.fixture
-def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return what makes the hub's cache of a model at a commit; the hub itself is not asked."""
+def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
+    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def make(commit: str) -> Path:
-        model = tmp_path / "hub" / "models--owner--model"
-        (model / "snapshots" / commit).mkdir(parents=True)
-        (model / "refs").mkdir()
-        (model / "refs" / "main").write_text(commit)
-        return model / "snapshots" / commit
-
-    return make
-
-
-def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
-    llama: Callable[..., Path], hub_at: Callable[[str], Path]
-) -> None:
     path = llama()
     pinned, name = f"{PINNED_BYTES}{sha256_of(path)}", "owner/model:elsewhere.gguf"
     with pytest.raises(CheckpointError, match=r"elsewhere\.gguf"):
         resolve(name, pinned)
     made = resolve(path)
     assert resolve(name, pinned) == made
-    commit = "b" * 40
-    shutil.copy(path, hub_at(commit) / "elsewhere.gguf")
+    # The hub's cache of the model at a commit.
+    commit, model = "b" * 40, tmp_path / "hub" / "models--owner--model"
+    (model / "snapshots" / commit).mkdir(parents=True)
+    shutil.copy(path, model / "snapshots" / commit / "elsewhere.gguf")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
     assert resolve(name) == resolve(name, commit) == made
     assert snapshots("model", name) == [made]
     with pytest.raises(CheckpointError, match=f"{PINNED_BYTES}{'0' * 64} is needed"):

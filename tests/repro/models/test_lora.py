@@ -46,38 +46,35 @@ def dequantised_transformers(policy: Policy, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("weight_format", ALL_FORMATS)
-def test_fresh_adapter_leaves_the_base_bit_equal(folder, token_ids, weight_format):
-    base = load_policy(folder, weight_format=weight_format)
+def test_a_fresh_or_disabled_adapter_leaves_the_base_bit_equal(folder, token_ids, weight_format):
+    base = load_policy(folder, weight_format=weight_format).model(input_ids=token_ids).logits
     adapted = load(folder, weight_format)
-    assert torch.equal(
-        adapted.model(input_ids=token_ids).logits, base.model(input_ids=token_ids).logits
-    )
+    assert torch.equal(adapted.model(input_ids=token_ids).logits, base)
+    randomise(adapted)
+    assert not torch.equal(adapted.model(input_ids=token_ids).logits, base)
+    with adapted.model.disable_adapter():
+        assert torch.equal(adapted.model(input_ids=token_ids).logits, base)
 
 
 def test_start_depends_on_seed_and_module_but_not_on_the_format(make_checkpoint):
     folder = make_checkpoint("qwen2")
-    starts = {}
-    for weight_format in ALL_FORMATS:
-        torch.manual_seed(hash(weight_format) % 1000)
-        layers = dict(adapter_layers(load(folder, weight_format).model))
-        starts[weight_format] = {name: layer.adapter()[0] for name, layer in layers.items()}
-    for weight_format in ALL_FORMATS[1:]:
-        for name, A in starts["bf16"].items():
-            assert torch.equal(A, starts[weight_format][name])
-    distinct = {tuple(A.flatten()[:4].tolist()) for A in starts["bf16"].values()}
-    assert len(distinct) == len(starts["bf16"])
-    other = dict(adapter_layers(load(folder, seed=1).model))
-    assert not torch.equal(
-        next(iter(other.values())).adapter()[0], starts["bf16"][next(iter(other))]
-    )
 
+    def start(weight_format, **more):
+        layers = adapter_layers(load(folder, weight_format, **more).model)
+        return {name: layer.adapter()[0] for name, layer in layers}
 
-def test_loading_leaves_the_global_generator_alone(make_checkpoint):
-    torch.manual_seed(11)
-    expected = torch.rand(3)
-    torch.manual_seed(11)
-    load(make_checkpoint("qwen2"))
-    assert torch.equal(torch.rand(3), expected)
+    first = start("bf16")
+    for number, weight_format in enumerate(ALL_FORMATS[1:]):
+        torch.manual_seed(number)
+        expected = torch.rand(3)
+        torch.manual_seed(number)
+        again = start(weight_format)
+        # Loading leaves the global generator alone.
+        assert torch.equal(torch.rand(3), expected)
+        assert all(torch.equal(A, again[name]) for name, A in first.items())
+    assert len({tuple(A.flatten()[:4].tolist()) for A in first.values()}) == len(first)
+    other = start("bf16", seed=1)
+    assert not any(torch.equal(A, other[name]) for name, A in first.items())
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
@@ -124,37 +121,23 @@ def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, wei
         policy.model.merge_and_unload()
 
 
-def test_disabled_adapter_is_the_base_bit_for_bit(folder, token_ids):
-    policy: Any = load(folder)
-    fresh = policy.model(input_ids=token_ids).logits
-    randomise(policy)
-    assert not torch.equal(policy.model(input_ids=token_ids).logits, fresh)
-    with policy.model.disable_adapter():
-        assert torch.equal(policy.model(input_ids=token_ids).logits, fresh)
-
-
-def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder):
+@pytest.mark.parametrize("norms", [True, False])
+def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder, norms):
     policy = load(folder, norms_trained=True)
     randomise(policy)
-    save_adapter(policy, tmp_path, base="Qwen/Some")
+    save_adapter(policy, tmp_path, base="Qwen/Some", norms=norms)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "Qwen/Some"
+    assert bool(config["modules_to_save"]) == norms
     stored = load_file(tmp_path / "adapter_model.safetensors")
     trained = adapter_tensors(policy)
-    assert stored.keys() == trained.keys()
     assert len(trained) == len(trainable_parameters(policy))
-    for name, parameter in trained.items():
-        assert torch.equal(stored[name], parameter), name
+    # Without its norms it is an adapter that never had any.
+    assert stored.keys() == (trained if norms else adapter_tensors(load(folder))).keys()
+    for name, tensor in stored.items():
+        assert torch.equal(tensor, trained[name]), name
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
         "qerl_adapter.json",
     ]
-
-
-def test_an_adapter_saved_without_its_norms_is_one_that_never_had_any(tmp_path, folder):
-    policy = load(folder, norms_trained=True)
-    save_adapter(policy, tmp_path, norms=False)
-    stored = load_file(tmp_path / "adapter_model.safetensors")
-    assert stored.keys() == adapter_tensors(load(folder)).keys()
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] is None

@@ -138,31 +138,26 @@ def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write: Wri
 
 
 def test_a_target_under_another_reward_is_another_target_without_claims(write: Write) -> None:
-    table, reward = find("table1"), reward_named(f"{write(SHORT)}:shorter")
-    changed = with_reward(table, reward)
-    assert changed.name.startswith("table1_rewarded_by_own_reward_")
-    assert (changed.claims, changed.shared, changed.paper_file) == ((), {}, "")
-    by_name = {arm.name: arm.reward_function for arm in changed.arms}
-    assert by_name["nvfp4_lora"] == reward
-    assert by_name["nvfp4"] is by_name["bf16_lora_random_reward"] is None
-    with pytest.raises(ValueError, match="pays no reward"):
-        with_reward(find("kernels"), reward)
-
-
-def test_the_target_s_own_runs_keep_their_digests(write: Write) -> None:
-    (own,) = select(["table1"], tier="smoke")
-    (changed,) = select(["table1"], tier="smoke", changes=Changes(reward=f"{write(SHORT)}:shorter"))
-    own_digests = {run.digest() for run in own.plan(1, ["nvfp4_lora"])}
-    assert not own_digests & {run.digest() for run in changed.plan(1, ["nvfp4_lora"])}
-
-
-def test_a_figure_that_reads_rewarded_runs_judges_nothing_either(write: Write) -> None:
-    (changed,) = select(
-        ["figure4"], tier="smoke", changes=Changes(reward=f"{write(SHORT)}:shorter")
+    changes = Changes(reward=f"{write(SHORT)}:shorter")
+    own, changed, figure = (
+        select([name], tier="smoke", changes=how)[0]
+        for name, how in (("table1", Changes()), ("table1", changes), ("figure4", changes))
     )
-    assert changed.target.name.startswith("figure4_rewarded_by_")
-    assert changed.target.records_of == changed.source.name
-    assert changed.target.claims == ()
+    target = changed.target
+    assert target.name.startswith("table1_rewarded_by_own_reward_")
+    assert (target.claims, target.shared, target.paper_file) == ((), {}, "")
+    by_name = {arm.name: arm.reward_function for arm in target.arms}
+    assert by_name["nvfp4_lora"] == reward_named(str(changes.reward))
+    assert by_name["nvfp4"] is by_name["bf16_lora_random_reward"] is None
+    digests, others = (
+        {run.digest() for run in chosen.plan(1, ["nvfp4_lora"])} for chosen in (own, changed)
+    )
+    assert not digests & others
+    # A figure that reads the rewarded runs judges nothing either.
+    assert figure.target.name.startswith("figure4_rewarded_by_")
+    assert (figure.target.records_of, figure.target.claims) == (figure.source.name, ())
+    with pytest.raises(ValueError, match="pays no reward"):
+        with_reward(find("kernels"), by_name["nvfp4_lora"])
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -183,10 +178,7 @@ def test_a_run_under_a_user_s_reward_goes_the_whole_way(
     main(["check", *line, *runs])
     assert "reproduced" not in capsys.readouterr().out
     assert main(["check", "table1", "--tier", "smoke", "--steps", "2", *runs]) == 2
-
-
-def test_a_bad_reward_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
-    assert main([*line, "--reward", "nothing"]) == 2
+    elsewhere = ["--runs", str(tmp_path / "others"), "--reward", "nothing"]
+    assert main(["run", "table1", "--tier", "smoke", *elsewhere]) == 2
     assert "needs module:function" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "others").exists()

@@ -15,13 +15,16 @@ WRONG_UNFORMATTED = "<answer>19</answer>"
 HASHES = "<think>a</think>\n#### 18"
 
 
-def test_task_reward_is_accuracy_plus_format(pool: GraderPool) -> None:
-    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED, HASHES]
-    rewards = score(texts, ["18"] * 5, "task", 0.2, pool)
-    assert rewards.accuracy == [1, 0, 1, 0, 0]
-    assert rewards.format == [1, 1, 0, 0, 0]
-    assert rewards.lenient_accuracy == [1, 0, 1, 0, 1]
-    assert rewards.total == pytest.approx([1.2, 0.2, 1.0, 0.0, 0.0])
+def test_task_reward_is_accuracy_plus_format_and_an_item_with_a_broken_gold_is_dropped(
+    pool: GraderPool,
+) -> None:
+    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED, HASHES, RIGHT]
+    rewards = score(texts, ["18"] * 5 + ["\\frac{1}{"], "task", 0.2, pool)
+    assert rewards.accuracy == [1, 0, 1, 0, 0, None]
+    assert rewards.format == [1, 1, 0, 0, 0, 1]
+    assert rewards.lenient_accuracy == [1, 0, 1, 0, 1, None]
+    assert rewards.total[:5] == pytest.approx([1.2, 0.2, 1.0, 0.0, 0.0])
+    assert rewards.total[5] is None
 
 
 def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool: GraderPool) -> None:
@@ -42,12 +45,6 @@ def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: Grad
     # Four standard errors of a Bernoulli mean.
     assert abs(mean - RANDOM_PROBABILITY) < 4 * (0.3 * 0.7 / 4000) ** 0.5
     assert first.accuracy == [1.0] * 4000
-
-
-def test_an_item_with_a_broken_gold_is_dropped(pool: GraderPool) -> None:
-    rewards = score([RIGHT, WRONG, RIGHT], ["18", "18", "\\frac{1}{"], "task", 0.2, pool)
-    assert rewards.total[2] is None
-    assert rewards.accuracy == [1, 0, None]
 
 
 def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(

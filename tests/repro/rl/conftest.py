@@ -223,9 +223,7 @@ class PlainSampler:
         assert policy.tokenizer is not None
         self.policy, self.end = policy, policy.tokenizer.eos_token_id
 
-    def refresh(self) -> None:
-        """Nothing is kept, so nothing is stale."""
-
+    @torch.no_grad()
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
@@ -235,46 +233,31 @@ class PlainSampler:
         seeds: Sequence[int],
     ) -> RolloutBatch:
         """Sample each prompt's completions by themselves."""
+        completions = []
         groups = uniforms(seeds, sampling.max_new_tokens).split(group_size)
+        for prompt, numbers in zip(prompts, groups, strict=True):
+            rows, logprobs = torch.tensor([list(prompt)] * group_size), []
+            for uniform in numbers.t():
+                drawn, logprob = draw(self.policy.model(rows).logits[:, -1], uniform, sampling)
+                rows = torch.cat([rows, drawn.unsqueeze(1)], dim=1)
+                logprobs.append(logprob)
+                if bool((rows[:, len(prompt) :] == self.end).any(dim=1).all()):
+                    break
+            of_rows = rows[:, len(prompt) :].tolist(), torch.stack(logprobs, dim=1).tolist()
+            for tokens, values in zip(*of_rows, strict=True):
+                length = tokens.index(self.end) + 1 if self.end in tokens else len(tokens)
+                completions.append(
+                    Completion(
+                        token_ids=tuple(tokens[:length]),
+                        sampled_logprobs=tuple(values[:length]),
+                        finish_reason="stop" if self.end in tokens else "length",
+                    )
+                )
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[
-                completion
-                for prompt, numbers in zip(prompts, groups, strict=True)
-                for completion in self._group(list(prompt), numbers, sampling)
-            ],
+            completions=completions,
             group_size=group_size,
         )
-
-    @torch.no_grad()
-    def _group(
-        self, prompt: list[int], numbers: torch.Tensor, sampling: SamplingConfig
-    ) -> list[Completion]:
-        G, T = numbers.shape
-        rows = torch.tensor([prompt] * G)
-        steps = []
-        for t in range(T):
-            logits, uniform = self.policy.model(rows).logits[:, -1], numbers[:, t]
-            drawn = draw(logits, uniform, sampling)
-            steps.append(drawn)
-            rows = torch.cat([rows, drawn[0].unsqueeze(1)], dim=1)
-            if bool((rows[:, len(prompt) :] == self.end).any(dim=1).all()):
-                break
-        completions = []
-        kinds = zip(*steps, strict=True)
-        by_row = (torch.stack(kind).t().tolist() for kind in kinds)  # (G, steps) each
-        for columns in zip(*by_row, strict=True):
-            tokens = columns[0]
-            length = tokens.index(self.end) + 1 if self.end in tokens else len(tokens)
-            tokens, logprobs = (column[:length] for column in columns)
-            completions.append(
-                Completion(
-                    token_ids=tuple(tokens),
-                    sampled_logprobs=tuple(logprobs),
-                    finish_reason="stop" if tokens[-1] == self.end else "length",
-                )
-            )
-        return completions
 
 
 @dataclass

@@ -58,26 +58,12 @@ def test_rewards_that_are_not_numbers_raise() -> None:
         advantages([1.0, math.nan], [0, 0])
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    [
-        (1, 0.0),
-        (79, 0.0),
-        (80, 0.0),
-        (81, -0.05),
-        (90, -0.5),
-        (99, -0.95),
-        (100, -1.0),
-        (101, -1.0),
-    ],
-)
-def test_overlong_penalty_at_its_boundaries(length: int, expected: float) -> None:
-    penalty = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
-    assert penalty == pytest.approx(expected, abs=1e-12)
-
-
-def test_overlong_penalty_is_off_without_buffer() -> None:
-    assert overlong_penalty(10_000, max_new_tokens=100, buffer=0.0) == 0.0
+def test_overlong_penalty_falls_to_one_over_its_buffer_and_is_off_without() -> None:
+    for length in range(1, 120):
+        expected = -min(max(length - 80, 0) / 20, 1.0)
+        penalty = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
+        assert penalty == pytest.approx(expected, abs=1e-12)
+        assert overlong_penalty(length, max_new_tokens=100, buffer=0.0) == 0.0
 
 
 def test_informative_groups_go_by_accuracy() -> None:

@@ -1,4 +1,4 @@
-"""Which sampler a policy gets, and that memory's end is not the run's."""
+"""Which sampler a policy gets, and that it follows what is trained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.rl import step
 from repro.rl.single_run.for_policy import CopySampler, sampler_for
-from repro.rl.single_run.packed import packed_logprobs
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
@@ -29,29 +27,6 @@ def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) 
     assert isinstance(sampler_for(policy, rows=4, max_new_tokens=8, max_positions=64), TorchSampler)
     result, _, _ = go(steps=1)
     assert "micro_tokens" not in result.effects
-
-
-def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, _, _ = go()
-    failures = []
-
-    def scarce(policy: Any, rows: Any, temperature: float, **settings: Any) -> Any:
-        if len(rows) > 3:
-            failures.append(len(rows))
-            raise torch.OutOfMemoryError("planted")
-        return packed_logprobs(policy, rows, temperature, **settings)
-
-    monkeypatch.setattr(step, "packed_logprobs", scarce)
-    result, _, _ = go(folder="b")
-    assert failures
-    (number, expected, fitting), *others = result.effects["micro_batch_fallbacks"]
-    assert number == 0
-    assert expected in [fitting * 2**i for i in range(3, 8)]
-    assert result.effects["micro_tokens"] == min([fitting, *(other[2] for other in others)])
-    for name in ("loss", "grad_norm", "entropy"):
-        assert result.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
 
 
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:

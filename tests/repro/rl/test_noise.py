@@ -130,39 +130,32 @@ def enter(policy: Any, config: Any, *, step: int = 3, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("form", ["as_described", "as_released"])
-def test_noise_acts_inside_and_is_gone_to_the_bit_outside(make_policy: Any, form: Any) -> None:
-    policy = make_policy()
+def test_noise_changes_gains_inside_and_is_gone_to_the_bit_outside(
+    make_policy: Any, form: Any
+) -> None:
+    policy, config = make_policy(), dataclasses.replace(STRONG, form=form)
     clean = logits(policy)
-    gains = {name: norm.weight.clone() for name, norm in block_norms(policy.model).items()}
-    with enter(policy, dataclasses.replace(STRONG, form=form)) as receipt:
+    norms = block_norms(policy.model) | {"model.norm": final_norm(policy.model)}
+    gains = {name: norm.weight.clone() for name, norm in norms.items()}
+    with enter(policy, config) as receipt:
         noisy = logits(policy)
+        drawn = {name: norms[name].noise.clone() for name in receipt.modules}
+        with pytest.raises(ValueError, match="do not nest"), enter(policy, config):
+            pass
+        assert torch.equal(logits(policy), noisy)
     assert (noisy - clean).abs().max() > 1e-3
+    with pytest.raises(RuntimeError, match="inside"), enter(policy, config):
+        raise RuntimeError("inside")
     assert torch.equal(logits(policy), clean)
-    for name, norm in block_norms(policy.model).items():
-        assert torch.equal(norm.weight, gains[name])
+    assert all(torch.equal(norm.weight, gains[name]) for name, norm in norms.items())
     assert len(receipt.modules) == (5 if form == "as_released" else 4)
     assert ("model.norm" in receipt.modules) == (form == "as_released")
     assert receipt.channels == 32 * len(receipt.modules)
     assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.25)
-
-
-def test_noise_is_a_change_of_the_gain(make_policy: Any) -> None:
-    policy = make_policy()
-    with enter(policy, STRONG):
-        noisy = logits(policy)
-        drawn = {n: norm.noise.clone() for n, norm in block_norms(policy.model).items()}
     with torch.no_grad():
-        for name, norm in block_norms(policy.model).items():
-            norm.weight += drawn[name]
+        for name, noise in drawn.items():
+            norms[name].weight += noise
     torch.testing.assert_close(logits(policy), noisy, rtol=1e-5, atol=1e-5)
-
-
-def test_noise_is_removed_after_an_exception(make_policy: Any) -> None:
-    policy = make_policy()
-    clean = logits(policy)
-    with pytest.raises(RuntimeError, match="inside"), enter(policy, STRONG):
-        raise RuntimeError("inside")
-    assert torch.equal(logits(policy), clean)
 
 
 def test_first_stage_no_configuration_and_the_published_form_touch_nothing(
@@ -188,12 +181,3 @@ def test_noise_that_touches_nothing_raises(
         pass
     with enter(policy, STRONG, step=0):
         pass
-
-
-def test_perturbations_do_not_nest(make_policy: Any) -> None:
-    policy = make_policy()
-    with enter(policy, STRONG):
-        with pytest.raises(ValueError, match="do not nest"), enter(policy, STRONG):
-            pass
-        assert all(norm.noise is not None for norm in block_norms(policy.model).values())
-    assert final_norm(policy.model).noise is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,9 @@ from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.packed import packed_logprobs
+from repro.rollout.sampler import Completion
 from tests.repro.rl.uneven_rows import (
     LENGTHS,
     exact_head,
@@ -95,6 +97,36 @@ def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
         alone = plain_logprobs(policy, rows, 1.0)[0]
         packed = packed_logprobs(policy, rows, 1.0)[0]
     torch.testing.assert_close(packed, alone, rtol=0, atol=2e-5)
+
+
+def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_token(
+    make_completion: Callable[..., Completion],
+) -> None:
+    end = 0  # also what rows are padded with
+    completions = [
+        make_completion([5, 6, end]),
+        make_completion([5, 6, 7, 8], "length"),
+        make_completion([end]),
+    ]
+    rows = make_rows([[1], [2], [3]], completions, group_size=1)
+    assert rows.mask.sum(1).tolist() == rows.lengths().tolist() == [3, 4, 1]
+    assert rows.truncated.tolist() == [False, True, False]
+
+
+def test_broken_completions_and_temperatures_are_refused(
+    make_completion: Callable[..., Completion], rows: Rows, policy: Policy
+) -> None:
+    bad = dataclasses.replace(make_completion([5]), sampled_logprobs=(float("nan"),))
+    for prompt, completion, group_size, message in (
+        ([1], make_completion([]), 1, "a completion is empty"),
+        ([], make_completion([5]), 1, "a prompt or a completion is empty"),
+        ([1], make_completion([5]), 2, "need 2"),
+        ([1], bad, 1, "not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_rows([prompt], [completion], group_size=group_size)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        packed_logprobs(policy, rows, 0.0)
 
 
 def test_weights_that_lie_one_after_another_are_one_matrix() -> None:

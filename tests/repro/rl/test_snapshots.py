@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,31 +67,32 @@ def test_every_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> None:
     assert newest(tmp_path) == 1
 
 
-def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(tmp_path: Path) -> None:
+def odd_steps(snapshot: Snapshot) -> int:
+    """Refuse a snapshot of an even step, as a caller may whose run is another."""
+    if snapshot.step % 2 == 0:
+        raise SnapshotError("it is even")
+    return checked(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("stray", "check", "why"),
+    [(True, checked, "stray has SHA-256"), (False, odd_steps, "it is even")],
+)
+def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(
+    tmp_path: Path, stray: bool, check: Callable[[Snapshot], int], why: str
+) -> None:
     for step in (5, 10):
         write(tmp_path, step)
-    (tmp_path / "step-00000010" / "stray").touch()
-    newest_state = read_newest(tmp_path, checked)
+    if stray:
+        (tmp_path / "step-00000010" / "stray").touch()
+    newest_state = read_newest(tmp_path, check)
     assert newest_state is not None
-    assert newest_state[0] == 5
-    assert "stray has SHA-256" in newest_state[1][0]
+    step, (sentence,) = newest_state
+    assert step == 5
+    assert "step-00000010 was refused" in sentence
+    assert why in sentence
     write(tmp_path, 7)
     assert names(tmp_path) == ["refused-00000010", "step-00000005", "step-00000007"]
-
-
-def test_what_its_caller_refuses_is_not_used(tmp_path: Path) -> None:
-    for step in (5, 10):
-        write(tmp_path, step)
-
-    def odd_steps(snapshot: Snapshot) -> int:
-        if snapshot.step % 2 == 0:
-            raise SnapshotError("it is even")
-        return snapshot.step
-
-    newest_state = read_newest(tmp_path, odd_steps)
-    assert newest_state is not None
-    assert newest_state[0] == 5
-    assert "step-00000010 was refused (it is even)" in newest_state[1][0]
 
 
 # Ends the process at the file operation of a number, as a kill at that moment would.

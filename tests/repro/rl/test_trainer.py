@@ -53,19 +53,16 @@ def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) ->
     assert set(result.series["clip_fraction_high"]) == {0.0}
 
 
-def test_sampler_and_trainer_agree_without_noise(go: Any) -> None:
-    result, _, _ = go(weight_format="nvfp4")
-    assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
-    assert 0 <= max(result.series["sampler_trainer_kl"]) < 1e-8
-
-
-def test_a_sampler_that_was_not_refreshed_shows_as_mismatch(go: Any) -> None:
+def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go: Any) -> None:
     def forget(policy: Any, sampler: Any) -> None:
         sampler.refresh = lambda: None
 
-    result, _, _ = go(prepare=forget)
-    assert result.series["sampler_trainer_abs_diff_max"][0] < 1e-4
-    assert result.series["sampler_trainer_abs_diff_max"][-1] > 1e-3
+    result, _, _ = go(weight_format="nvfp4")
+    assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
+    assert 0 <= max(result.series["sampler_trainer_kl"]) < 1e-8
+    stale, _, _ = go(folder="b", prepare=forget)
+    assert stale.series["sampler_trainer_abs_diff_max"][0] < 1e-4
+    assert stale.series["sampler_trainer_abs_diff_max"][-1] > 1e-3
 
 
 def test_several_updates_move_the_ratio_after_the_first(go: Any) -> None:
@@ -84,14 +81,15 @@ def test_ratio_against_the_sampler_differs_from_one_under_noise(go: Any) -> None
     assert far == noisy
 
 
-def test_noise_reaches_the_sampler_only_and_leaves_the_norms_clean(go: Any) -> None:
+def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(go: Any) -> None:
     seen: list[bool] = []
 
     def watch(policy: Any, sampler: Any) -> None:
         norms = block_norms(policy.model).values()
         sampler.before = lambda: seen.append(all(norm.noise is not None for norm in norms))
 
-    result, policy, _ = go(noise=NOISE, prepare=watch)
+    loss = LossConfig(beta=0.05, importance_cap=2.0)
+    result, policy, _ = go(noise=NOISE, loss=loss, prepare=watch)
     assert seen == [False, False, True, True, True, True]
     assert all(norm.noise is None for norm in block_norms(policy.model).values())
     mismatch = result.series["sampler_trainer_abs_diff_mean"]
@@ -101,6 +99,10 @@ def test_noise_reaches_the_sampler_only_and_leaves_the_norms_clean(go: Any) -> N
     assert (receipt["rollouts_asked"], receipt["rollouts_perturbed"]) == (4, 4)
     assert receipt["modules"] == 4
     assert len(receipt["digest"]) == 64
+    assert result.series["kl"][0] == pytest.approx(0, abs=1e-12)
+    assert min(result.series["kl"][1:]) > 0
+    assert result.series["importance_weight"][0] == pytest.approx(1.0, abs=1e-4)
+    assert any(abs(w - 1) > 1e-3 for w in result.series["importance_weight"][2:])
 
 
 def test_shared_noise_is_seen_by_the_trainer_too(go: Any) -> None:
@@ -131,10 +133,12 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(
     assert [[p.id for p in again.draw(batch)] for batch in (3, 0)] == [ids[3], ids[0]]
 
 
-def test_equal_rewards_leave_the_weights_alone(go: Any, score_by_text: Any) -> None:
+def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(
+    go: Any, score_by_text: Any
+) -> None:
     def constant(texts: Any, golds: Any, seeds: Any) -> Any:
-        scored = score_by_text(texts, golds, seeds)
-        return dataclasses.replace(scored, total=[0.2] * len(texts))
+        total = [None if i % 4 == 0 else 0.2 for i in range(len(texts))]
+        return dataclasses.replace(score_by_text(texts, golds, seeds), total=total)
 
     start: dict[str, torch.Tensor] = {}
     result, policy, _ = go(score=constant, prepare=lambda p, s: start.update(weights(p)))
@@ -142,15 +146,6 @@ def test_equal_rewards_leave_the_weights_alone(go: Any, score_by_text: Any) -> N
     assert set(result.series["grad_norm"]) == {0.0}
     assert set(result.series["zero_variance_groups"]) == {1.0}
     assert min(result.series["entropy"]) > 0
-
-
-def test_rows_without_reward_are_counted_and_do_not_train(go: Any, score_by_text: Any) -> None:
-    def dropping(texts: Any, golds: Any, seeds: Any) -> Any:
-        scored = score_by_text(texts, golds, seeds)
-        total = [None if i % 4 == 0 else v for i, v in enumerate(scored.total)]
-        return dataclasses.replace(scored, total=total)
-
-    result, _, _ = go(score=dropping)
     assert result.effects["rows"]["without_reward"] == 6 * 3
 
 
@@ -217,20 +212,7 @@ def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:
     assert result.series["grad_norm"][0] != plain.series["grad_norm"][0]
 
 
-def test_kl_term_acts_after_the_first_step(go: Any) -> None:
-    result, _, _ = go(loss=LossConfig(beta=0.05), steps=3)
-    assert result.series["kl"][0] == pytest.approx(0, abs=1e-12)
-    assert min(result.series["kl"][1:]) > 0
-
-
-def test_truncated_importance_weights_act_under_noise(go: Any) -> None:
-    strong = dataclasses.replace(NOISE, num_stages=3, sigma_start=0.3)
-    result, _, _ = go(noise=strong, loss=LossConfig(importance_cap=2.0))
-    assert result.series["importance_weight"][0] == pytest.approx(1.0, abs=1e-4)
-    assert any(abs(w - 1) > 1e-3 for w in result.series["importance_weight"][2:])
-
-
-def test_evaluation_runs_at_its_interval_without_noise(go: Any) -> None:
+def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_tokens(go: Any) -> None:
     norms: list[Any] = []
     called: list[tuple[int, bool]] = []
 
@@ -240,15 +222,15 @@ def test_evaluation_runs_at_its_interval_without_noise(go: Any) -> None:
 
     result, _, _ = go(
         noise=dataclasses.replace(NOISE, reach="shared"),
-        evaluation=EvaluationConfig(every=2),
+        evaluation=EvaluationConfig(every=2, token_budget=100),
         prepare=lambda p, s: norms.extend(block_norms(p.model).values()),
         call={"evaluate": evaluate},
     )
-    assert called == [(2, True), (4, True), (6, True)]
-    assert result.series["evaluation_step"] == [2, 4, 6]
-    assert result.series["evaluation_accuracy"] == [20.0, 40.0, 60.0]
+    assert called == [(0, True), (2, True), (4, True), (6, True)]
+    assert result.series["evaluation_step"] == [0, 2, 4, 6]
+    assert result.series["evaluation_accuracy"] == [0.0, 20.0, 40.0, 60.0]
     sampled = [12 * tokens for tokens in result.series["completion_tokens"]]
-    assert result.series["evaluation_tokens"] == [round(sum(sampled[:n])) for n in (2, 4, 6)]
+    assert result.series["evaluation_tokens"] == [round(sum(sampled[:n])) for n in (0, 2, 4, 6)]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -88,7 +89,11 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     return Notebook.logged
 
 
-def test_a_run_leaves_a_line_a_step_equal_to_its_record(tmp_path: Path) -> None:
+def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import parquet
+
     (run,) = small_runs("nvfp4_lora_aqn")
     carried_out([run], tmp_path)
     folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
@@ -102,6 +107,31 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record(tmp_path: Path) -> None:
     assert evaluation["step"] == 2
     assert [evaluation["evaluation_accuracy"]] == record.series["evaluation_accuracy"]
     assert not (folder / "completions").exists()
+
+    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
+    carried_out([run], tmp_path / "with")
+    again = read_record(record_path(run, tmp_path / "with"))
+    assert (again.series, again.digest) == (record.series, record.digest)
+    kept = run_folder(run, tmp_path / "with") / "completions"
+    table = parquet.read_table(kept).to_pydict()
+    rows, group = run.scale.prompts_per_rollout * run.scale.group_size, run.scale.group_size
+    assert len(table["text"]) == 3 * rows
+    assert set(table["step"][:rows]) == {1}
+    assert table["run"][0] == name_of(run)
+    assert table["sample"][:group] == list(range(group))
+    assert sum(table["reward"][:rows]) / rows == pytest.approx(record.series["reward"][0])
+    names = ("reward", "accuracy", "format", "accuracy_lenient")
+    for reward, accuracy, form, lenient in zip(*map(table.get, names), strict=True):
+        assert reward == pytest.approx(accuracy + run.scale.format_reward * form)
+        assert accuracy <= lenient
+    (gold,) = set(table["gold"][:group])
+    assert gold
+    assert sum(table["advantage"][:group]) == pytest.approx(0.0, abs=1e-9)
+    assert set(table["finish_reason"]) <= {"stop", "length"}
+    tokenizer = load_tokenizer(TINY_FOLDER)
+    assert tokenizer is not None
+    counted = len(tokenizer(table["text"][0], add_special_tokens=False)["input_ids"])
+    assert table["tokens"][0] - counted in (0, 1)  # the end token, unless truncated
 
 
 def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
@@ -135,48 +165,6 @@ def test_runs_side_by_side_keep_each_its_own(
         assert [step for step, values in notebook[name_of(run)] if "reward" in values] == [1, 2, 3]
 
 
-def test_completions_are_a_table_that_data_sets_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyarrow import parquet
-
-    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    (run,) = small_runs("nvfp4_lora", steps=2)
-    carried_out([run], tmp_path)
-    folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
-    table = parquet.read_table(folder / "completions").to_pydict()
-    rows = run.scale.prompts_per_rollout * run.scale.group_size
-    first = slice(0, rows)
-    assert len(table["text"]) == 2 * rows
-    assert set(table["step"][first]) == {1}
-    assert table["run"][0] == name_of(run)
-    assert table["sample"][: run.scale.group_size] == list(range(run.scale.group_size))
-    assert sum(table["reward"][first]) / rows == pytest.approx(record.series["reward"][0])
-    names = ("reward", "accuracy", "format", "accuracy_lenient")
-    for reward, accuracy, form, lenient in zip(*map(table.get, names), strict=True):
-        assert reward == pytest.approx(accuracy + run.scale.format_reward * form)
-        assert accuracy <= lenient
-    group = slice(0, run.scale.group_size)
-    (gold,) = set(table["gold"][group])
-    assert gold
-    assert sum(table["advantage"][group]) == pytest.approx(0.0, abs=1e-9)
-    assert set(table["finish_reason"]) <= {"stop", "length"}
-    tokenizer = load_tokenizer(TINY_FOLDER)
-    assert tokenizer is not None
-    counted = len(tokenizer(table["text"][0], add_special_tokens=False)["input_ids"])
-    assert table["tokens"][0] - counted in (0, 1)  # the end token, unless truncated
-
-
-def test_what_is_kept_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run,) = small_runs("nvfp4_lora_aqn", steps=2)
-    carried_out([run], tmp_path / "without")
-    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    carried_out([run], tmp_path / "with")
-    one, other = (read_record(record_path(run, tmp_path / name)) for name in ("without", "with"))
-    assert one.series == other.series
-    assert one.digest == other.digest
-
-
 def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -187,48 +175,25 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
             logger.steps(step, [{"reward": step / 4, "kl": None}])
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["reward"]
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
-        (1, 0.25),
-        (2, 0.5),
-    ]
-
-
-class FakeRun:
-    """What `init` of a tracker's library gives back."""
-
-    def __init__(self, **how: Any) -> None:
-        self.how, self.rows, self.finished = how, [], False  # type: ignore[var-annotated]
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Note a step."""
-        self.rows.append((step, values))
-
-    def finish(self) -> None:
-        """Note the end."""
-        self.finished = True
+    scalars = [(event.step, event.value) for event in events.Scalars("reward")]
+    assert scalars == [(1, 0.25), (2, 0.5)]
 
 
 def test_wandb_is_opened_by_its_own_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[FakeRun] = []
-
-    class Library:
-        @staticmethod
-        def init(**how: Any) -> FakeRun:
-            opened.append(FakeRun(**how))
-            return opened[-1]
-
-    monkeypatch.setitem(sys.modules, "wandb", Library)  # type: ignore[arg-type]
+    library = mock.Mock()
+    monkeypatch.setitem(sys.modules, "wandb", library)
     runs = small_runs("nvfp4_lora")
     with RunLogger(runs, [tmp_path], LogOptions(trackers=("wandb",))) as logger:
         logger.steps(1, [{"reward": 0.5}])
-    (run,) = opened
-    assert run.rows == [(1, {"reward": 0.5})]
-    assert run.finished
-    assert run.how["name"].startswith("table1_in_3_steps/nvfp4_lora/seed-0")
-    assert run.how["config"] == runs[0].resolved()
-    assert (run.how["project"], run.how["resume"]) == ("qerl-repro", "allow")
+    ((_, how),) = library.init.call_args_list
+    assert how["name"].startswith("table1_in_3_steps/nvfp4_lora/seed-0")
+    assert how["config"] == runs[0].resolved()
+    assert (how["project"], how["resume"]) == ("qerl-repro", "allow")
+    opened = library.init.return_value
+    opened.log.assert_called_once_with({"reward": 0.5}, step=1)
+    opened.finish.assert_called_once_with()
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,12 @@ def problems() -> list[Problem]:
 def alone(problems: list[Problem], tmp_path: Path) -> Callable[..., Trained]:
     """Return a function that trains one run by itself."""
 
-    def start(run: RunConfig, **call: Any) -> Trained:
-        policy = load(run)
-        folder = tmp_path / f"alone-{run.digest()}"
+    def start(
+        run: RunConfig, *, folder: str | None = None, score: Any = score, **hooks: Any
+    ) -> Trained:
+        policy, where = load(run), tmp_path / (folder or f"alone-{run.digest()}")
         result = train_alone(
-            run, policy, TorchSampler(policy), problems, score, folder=folder, **call
+            run, policy, TorchSampler(policy), problems, score, folder=where, **hooks
         )
         computed = trainable_parameters(policy)
         return Trained(result, {plain_name(n): p.detach() for n, p in computed.items()})

@@ -15,15 +15,11 @@ from typing import Any
 
 import pytest
 
-from repro.data.problem import Problem
-from repro.models.policy import trainable_parameters
 from repro.reward.score import Rewards
-from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rl.stacked.masters import plain_name
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import RunConfig
 from tests.repro.rl.stacked import conftest as small
-from tests.repro.small_runs import equal, train_alone
+from tests.repro.small_runs import equal
 
 FOLDER = "together"
 STEPS = small.SCALE.steps
@@ -49,21 +45,16 @@ def runs(request: pytest.FixtureRequest) -> list[RunConfig]:
 
 
 @pytest.fixture
-def start(runs: list[RunConfig], problems: list[Problem], together: Start, tmp_path: Path) -> Start:
+def start(runs: list[RunConfig], together: Start, alone: Callable[..., Any]) -> Start:
     """Return what trains runs: one by itself, several as one ensemble."""
 
-    def alone(
-        asked: Sequence[RunConfig], *, folder: str = FOLDER, score: Any = small.score, **hooks: Any
+    def by_itself(
+        asked: Sequence[RunConfig], *, folder: str = FOLDER, **more: Any
     ) -> list[small.Trained]:
         (run,) = asked
-        policy = small.load(run)
-        result = train_alone(
-            run, policy, TorchSampler(policy), problems, score, folder=tmp_path / folder, **hooks
-        )
-        parameters = trainable_parameters(policy).items()
-        return [small.Trained(result, {plain_name(name): p.detach() for name, p in parameters})]
+        return [alone(run, folder=folder, **more)]
 
-    return together if len(runs) > 1 else alone
+    return together if len(runs) > 1 else by_itself
 
 
 def at_every_step(runs: Sequence[RunConfig]) -> list[RunConfig]:

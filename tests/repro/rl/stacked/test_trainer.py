@@ -14,7 +14,6 @@ from repro.rl.runs import FailedRun
 from repro.rl.stacked import stacked_policies
 from repro.rl.stacked.stack import Stack
 from repro.spec.arm import LossConfig, NoiseConfig
-from repro.spec.config import EvaluationConfig
 from tests.repro.rl.stacked import conftest as small
 from tests.repro.small_runs import equal
 
@@ -89,29 +88,6 @@ def test_a_failure_survives_a_stop(together: Callable[..., Any]) -> None:
     rest = together(RUNS)
     assert isinstance(rest[1].result, FailedRun)
     assert rest[0].result.finished
-
-
-def test_held_out_accuracy_is_noted_with_steps_and_sampled_tokens(
-    together: Callable[..., Any],
-) -> None:
-    scale = small.with_steps(
-        small.SCALE, evaluation=EvaluationConfig(every=2, token_budget=100), steps=4
-    )
-    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, noise=NOISE)]
-    asked: list[int] = []
-
-    def evaluate(step: int, alive: Sequence[bool]) -> list[float | None]:
-        asked.append(step)
-        return [10.0 * step + number for number in range(len(alive))]
-
-    for number, trained in enumerate(together(runs, evaluate=evaluate)):
-        series = trained.result.series
-        assert series["evaluation_step"] == [0, 2, 4]
-        assert series["evaluation_accuracy"] == [number, 20.0 + number, 40.0 + number]
-        sampled = [12 * tokens for tokens in series["completion_tokens"]]
-        expected = [0, round(sum(sampled[:2])), round(sum(sampled))]
-        assert series["evaluation_tokens"] == expected
-    assert asked == [0, 2, 4]
 
 
 def test_the_size_of_a_micro_batch_changes_nothing_but_rounding(
