@@ -41,10 +41,7 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A bundle with its verdicts: whose account sent it, what it is of, what they come to.
-
-    One that cannot be judged has its file's name and the reason in place of them.
-    """
+    """A bundle: who sent it, what it is, what its verdicts come to or why it has none."""
 
     who: str
     title: str
@@ -56,12 +53,9 @@ class Report:
 def page_text(
     checks: Sequence[Checked], expected: Path, reports: Sequence[Report] | None = None
 ) -> str:
-    """Return the page of these checks as HTML; of a target the paper's claims come first.
+    """Return the page of these checks as HTML, without a section of reports where they are None.
 
-    Parameters
-    ----------
-    reports
-        What others measured, in a section of its own; None leaves the section out.
+    Of a target the paper's claims come first.
     """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
@@ -127,13 +121,7 @@ def interval_marks(row: Row) -> dict[str, float]:
 
 
 def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
-    """Return where the seeds of a statement's arms lie, in percent; empty without several values.
-
-    Parameters
-    ----------
-    seeds
-        (seed, value) by target, tier, device, arm and metric.
-    """
+    """Return where the seeds of each arm (see `_seeds`) lie, in percent; empty of too few."""
     places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
     arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
     every = [value for arm in arms for value in arm]
