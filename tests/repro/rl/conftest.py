@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -260,29 +259,22 @@ class PlainSampler:
         )
 
 
-@dataclass
-class WatchedSampler:
-    """Passes requests on to another sampler and remembers them."""
+class WatchedSampler(TorchSampler):
+    """The plain sampler, which remembers its seeds and calls `before` each rollout."""
 
-    inner: Any
-    calls: int = 0
-    seeds: list[int] = field(default_factory=list)
     before: Callable[[], None] | None = None
 
-    def refresh(self) -> None:
-        """Pass on."""
-        self.inner.refresh()
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.calls, self.seeds = 0, list[int]()
 
-    def sample(self, prompts: Any, sampling: Any, *, group_size: int, seeds: Any) -> RolloutBatch:
-        """Remember and pass on."""
+    def sample(self, *asked: Any, seeds: Sequence[int], **more: Any) -> RolloutBatch:
+        """Remember and sample."""
         self.calls += 1
         self.seeds += seeds
         if self.before is not None:
             self.before()
-        batch: RolloutBatch = self.inner.sample(
-            prompts, sampling, group_size=group_size, seeds=seeds
-        )
-        return batch
+        return super().sample(*asked, seeds=seeds, **more)
 
 
 @pytest.fixture
@@ -297,12 +289,6 @@ def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], 
     policy = make_policy()
     nudge(policy, 0.1)
     return policy
-
-
-@pytest.fixture(scope="session")
-def make_sampler() -> Callable[..., WatchedSampler]:
-    """Return a function from a policy to a watched sampler of it."""
-    return lambda policy: WatchedSampler(TorchSampler(policy))
 
 
 @pytest.fixture(scope="session")
@@ -342,10 +328,7 @@ def score_by_text() -> Callable[..., Rewards]:
 
 
 @pytest.fixture
-def go(
-    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
-    tmp_path: Path,
-) -> Any:  # fmt: skip
+def go(make_policy: Any, make_run: Any, problems: Any, score_by_text: Any, tmp_path: Path) -> Any:
     """Return a function that trains a fresh policy and returns the result and the policy."""
 
     def start(
@@ -355,7 +338,7 @@ def go(
     ) -> Any:  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
         policy = make_policy(training=training, weight_format=weight_format)
-        source = make_sampler(policy)
+        source = WatchedSampler(policy)
         if prepare is not None:
             prepare(policy, source)
         result = train_alone(run, policy, source, problems, score or score_by_text,

@@ -11,6 +11,7 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.rl.collect import PromptSource
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
 from tests.repro.small_runs import equal, train_alone, weights
@@ -277,7 +278,7 @@ def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, prob
     ],
 )
 def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
-    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
+    make_policy: Any, make_run: Any, problems: Any, score_by_text: Any,
     tmp_path: Path, weight_format: str, training: str, optimizer: str,
 ) -> None:  # fmt: skip
     if optimizer == "adamw_8bit":
@@ -294,7 +295,7 @@ def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
             weight_format=weight_format, training=training, compute_dtype="bfloat16", device="cuda"
         )
         result = train_alone(
-            run, policy, make_sampler(policy), problems, score_by_text,
+            run, policy, TorchSampler(policy), problems, score_by_text,
             folder=tmp_path, should_stop=lambda: next(answers),
         )  # fmt: skip
     assert result.finished
