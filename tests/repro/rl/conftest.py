@@ -119,11 +119,6 @@ class Tabular:
 
 
 @pytest.fixture(scope="session")
-def tabular() -> Callable[[float], Tabular]:
-    return Tabular
-
-
-@pytest.fixture(scope="session")
 def make_run() -> Callable[..., RunConfig]:
     """Return a function from changes (of arm, scale or seed, by field name) to a small run."""
 
@@ -200,19 +195,14 @@ def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
     return make
 
 
-@pytest.fixture(scope="session")
-def nudge() -> Callable[[Policy, float], None]:
-    """Return a function that moves all trainable tensors off their start, B included."""
-
-    def move(policy: Policy, size: float = 0.1) -> None:
-        generator = torch.Generator().manual_seed(23)
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                if parameter.requires_grad:
-                    moved = torch.randn(parameter.shape, generator=generator) * size
-                    parameter.add_(moved.to(parameter.device))
-
-    return move
+def nudge(policy: Policy, size: float = 0.1) -> None:
+    """Move all trainable tensors off their start, B included."""
+    generator = torch.Generator().manual_seed(23)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                moved = torch.randn(parameter.shape, generator=generator) * size
+                parameter.add_(moved.to(parameter.device))
 
 
 class PlainSampler:
@@ -284,25 +274,20 @@ def rows() -> Rows:
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
+def policy(make_policy: Callable[..., Policy]) -> Policy:
     """Return the tiny policy with its adapter off zero."""
     policy = make_policy()
     nudge(policy, 0.1)
     return policy
 
 
-@pytest.fixture(scope="session")
-def make_completion() -> Callable[..., Completion]:
-    """Return a function from tokens to a completion."""
-
-    def make(
-        tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
-    ) -> Completion:
-        return Completion(
-            token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
-        )
-
-    return make
+def make_completion(
+    tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
+) -> Completion:
+    """Return a completion of these tokens."""
+    return Completion(
+        token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
+    )
 
 
 @pytest.fixture(scope="session")
@@ -314,21 +299,14 @@ def problems() -> list[Problem]:
     ]
 
 
-@pytest.fixture(scope="session")
-def score_by_text() -> Callable[..., Rewards]:
-    """Return a score function: about a third right, decided by the text alone."""
-
-    def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        accuracy: list[float | None] = [
-            float(derive_seed(text, "right") % 3 == 0) for text in texts
-        ]
-        return rewards_of(texts, accuracy)
-
-    return score
+def score_by_text(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+    """Reward about a third as right, by the text alone."""
+    accuracy: list[float | None] = [float(derive_seed(text, "right") % 3 == 0) for text in texts]
+    return rewards_of(texts, accuracy)
 
 
 @pytest.fixture
-def go(make_policy: Any, make_run: Any, problems: Any, score_by_text: Any, tmp_path: Path) -> Any:
+def go(make_policy: Any, make_run: Any, problems: Any, tmp_path: Path) -> Any:
     """Return a function that trains a fresh policy and returns the result and the policy."""
 
     def start(

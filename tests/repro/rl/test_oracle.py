@@ -22,6 +22,7 @@ from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.rows import Rows, make_rows
 from repro.rl.step import accumulate_step
 from repro.spec.arm import LossConfig
+from tests.repro.rl.conftest import Tabular, make_completion
 from tests.repro.rl.uneven_rows import plain_logprobs, rollout_of
 
 NO_STD = LossConfig(scale_by_std=False)
@@ -44,10 +45,8 @@ def lengths(tab: Any) -> Tensor:
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_expected_gradient_over_all_pairs_is_exact(
-    tabular: Any, aggregation: str, scale_by_std: bool
-) -> None:
-    tab = tabular(TEMPERATURE)
+def test_expected_gradient_over_all_pairs_is_exact(aggregation: str, scale_by_std: bool) -> None:
+    tab = Tabular(TEMPERATURE)
     config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)  # type: ignore[arg-type]
     count, length = len(tab.completions), lengths(tab)
     pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count))  # (N^2, 2)
@@ -106,12 +105,12 @@ def table_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sampled(tabular: Any, make_run: Any, make_completion: Any) -> Callable[..., Tensor]:
+def sampled(make_run: Any) -> Callable[..., Tensor]:
     """Return a function that gives the gradients, (batches, n), of batches of sampled groups of 4.
 
     They come by the trainer's path from completions; without a baseline advantages are rewards.
     """
-    tab = tabular(TEMPERATURE)
+    tab = Tabular(TEMPERATURE)
 
     def gradients(
         config: LossConfig, *, groups: int, batches: int, baseline: bool = True
@@ -170,10 +169,10 @@ CORRECT = {
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_sampled_gradient_converges_at_the_monte_carlo_rate(
-    tabular: Any, sampled: Callable[..., Tensor], name: str
+    sampled: Callable[..., Tensor], name: str
 ) -> None:
     config, oracle = CORRECT[name]
-    expected = oracle(tabular(TEMPERATURE), 4)
+    expected = oracle(Tabular(TEMPERATURE), 4)
     gradients = sampled(config, groups=12, batches=256)
     assert excess(gradients, expected) < 2
     # Blocks of 4 batches against blocks of 64: the squared error falls by 16, give or take chance.
@@ -183,8 +182,8 @@ def test_sampled_gradient_converges_at_the_monte_carlo_rate(
 
 
 def test_reinforce_without_baseline_converges_to_the_gradient_itself(
-    tabular: Any, sampled: Callable[..., Tensor]
+    sampled: Callable[..., Tensor],
 ) -> None:
     gradients = sampled(CORRECT["constant"][0], groups=48, batches=64, baseline=False)
     # exact_centred at a group size without end is d E[r] / d table.
-    assert excess(gradients, exact_centred(tabular(TEMPERATURE), 10**9) / 3) < 2
+    assert excess(gradients, exact_centred(Tabular(TEMPERATURE), 10**9) / 3) < 2
