@@ -78,44 +78,6 @@ def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation: Any) -
     assert float(result.loss) == pytest.approx(total, abs=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-@pytest.mark.parametrize("cut", [(8,), (1,) * 8, (2, 2, 2, 2), (4, 4), (3, 5)])
-@pytest.mark.parametrize("truncated_masked", [False, True])
-def test_gradient_does_not_depend_on_micro_batches(
-    aggregation: Any, cut: tuple[int, ...], truncated_masked: bool
-) -> None:
-    lengths = (1, 9, 4, 9, 2, 7, 5, 9)
-    logprobs, mask = batch(1, lengths)
-    if truncated_masked:
-        mask = mask & (torch.tensor(lengths) < 9)[:, None]
-    advantages = torch.randn(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    old = logprobs - 0.1 * torch.randn(
-        logprobs.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
-    config = LossConfig(aggregation=aggregation, beta=0.1)
-
-    def gradient(parts: tuple[int, ...], counts: Any) -> Tensor:
-        leaf = logprobs.clone().requires_grad_()
-        for index in torch.arange(8).split(list(parts)):
-            if not bool(mask[index].any()):
-                continue
-            policy_loss(
-                leaf[index], advantages[index], mask[index], config, counts(mask[index]),
-                old_logprobs=old[index], ref_logprobs=old[index],
-            ).loss.backward()  # type: ignore[no-untyped-call] # fmt: skip
-        assert leaf.grad is not None
-        return leaf.grad
-
-    whole = gradient((8,), lambda part: counts_of(mask))
-    torch.testing.assert_close(
-        gradient(cut, lambda part: counts_of(mask)), whole, rtol=0, atol=1e-10
-    )
-    if len(cut) > 1:
-        # The planted fault: each micro-batch divides by its own count.
-        local = gradient(cut, lambda part: counts_of(part))
-        assert not torch.allclose(local, whole, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
 )
