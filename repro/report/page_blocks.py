@@ -13,8 +13,8 @@ from repro.judge.check import Checked
 from repro.report.claims import claims_rows, count_rows
 from repro.report.kernel_tables import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
+from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
-from repro.report.reported import REPORTED, reported_rows
 from repro.report.systems import systems_writers
 from repro.spec.whole_files import replace_text
 

@@ -36,15 +36,8 @@ Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
 def visible_devices(named: str | None) -> tuple[str, ...]:
     """Return the devices to fill, as `CUDA_VISIBLE_DEVICES` names them.
 
-    Parameters
-    ----------
-    named
-        How many (`2`) or which (`0,3`); None takes all that this process may use.
-
-    Raises
-    ------
-    ValueError
-        If more are asked for than there are.
+    `named` says how many (`2`) or which (`0,3`); None takes all that this process may use. Raises
+    `ValueError` if more are asked for than there are.
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
@@ -68,17 +61,9 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
 def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
     """Return the runs or ensembles side by side that a plan is of, on any machine.
 
-    Parameters
-    ----------
-    named
-        Devices by number or name, which need not be here; None takes those that are, at least one.
-    workers
-        How many are asked for; None takes one per device.
-
-    Raises
-    ------
-    ValueError
-        If it names none, or several for a tier whose runs share one; as `require_workers`.
+    Devices are `named` by number or name and need not be here; None takes those that are. One goes
+    on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
+    for a tier whose runs share one; as `require_workers`.
     """
     if named is None:
         devices = len(visible_devices(None)) if tier in SPREAD_TIERS else 0

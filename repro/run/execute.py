@@ -255,11 +255,8 @@ def execute(
     ray_needs
         CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
 
-    Raises
-    ------
-    ValueError
-        If a record at a run's place belongs to another configuration, or the disk of the records
-        cannot be used (`DiskError`).
+    Raises `ValueError` if a record at a run's place belongs to another configuration, or the disk
+    of the records cannot be used (`DiskError`).
     """
     unrecorded = [run for run in plan if find_record(run, runs) is None]
     before = len(plan) - len(unrecorded)

@@ -112,10 +112,7 @@ class Ranked:
     ) -> list[Path]:
         """Carry out a run and write its record; see `repro.run.carry_out`.
 
-        Raises
-        ------
-        EndedError
-            When a rank failed, died, or did not come: its number, and what is known of its end.
+        Raises `EndedError` when a rank failed, died, or did not come: its number, and how it ended.
         """
         (run,) = runs
         task = Task(run=run, folder=folder, runs=records)

@@ -86,7 +86,9 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
 
 
 @pytest.mark.parametrize(
-    "loss", [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1)], ids=["grpo", "dapo", "bnpo", "kl"]
+    "loss",
+    [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1), LossConfig(aggregation="constant")],
+    ids=["grpo", "dapo", "bnpo", "kl", "constant"],
 )
 def test_any_cut_gives_the_whole_steps_gradient_in_float64(
     rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], loss: LossConfig
