@@ -10,11 +10,11 @@ from statistics import fmean
 
 import pytest
 
-from figures import paper
+from figures import paper_panels
 from figures.__main__ import main
 from figures.curves import training_points
 from figures.panels import PICTURES
-from figures.paper import Found, Mark
+from figures.paper_panels import Found, Mark
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked
 from repro.spec.tier import Tier
@@ -24,13 +24,13 @@ from tests.figures.conftest import EXPECTED
 
 @pytest.fixture(scope="module")
 def found(every_blessed: Sequence[Checked]) -> Found:
-    return paper.by_target([], every_blessed)
+    return paper_panels.by_target([], every_blessed)
 
 
 def marks(name: str, found: Found, source: str) -> list[Mark]:
     return [
         mark
-        for of_panel in paper.marks_of(name, found, EXPECTED)
+        for of_panel in paper_panels.marks_of(name, found, EXPECTED)
         for mark in of_panel
         if mark.source == source
     ]
@@ -77,7 +77,7 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
 def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
     assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
     assert "table1" not in found
-    figure, drawn = paper.draw("figure4", found, EXPECTED)
+    figure, drawn = paper_panels.draw("figure4", found, EXPECTED)
     stamped = [axes for axes in figure.axes if "not run" in [t.get_text() for t in axes.texts]]
     assert [axes.get_title(loc="left").split("\n")[0] for axes in stamped] == [
         "DAPO: NVFP4", "DAPO: MXFP4", "DAPO: NF4",
@@ -91,7 +91,7 @@ def test_own_records_come_before_blessed_ones(every_blessed: Sequence[Checked]) 
     other = [c for c in every_blessed if c.selection.target.name == "table6"]
     assert len(other) == 2
     for own in other:
-        assert paper.by_target([own], every_blessed)["table6"] is own
+        assert paper_panels.by_target([own], every_blessed)["table6"] is own
 
 
 def test_the_runs_and_arms_of_panels_exist() -> None:
@@ -121,7 +121,7 @@ def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_
     assert again == {name: (tmp_path / "a" / name).read_bytes() for name in again}
     with (tmp_path / "a" / "figure11.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    _, drawn = paper.draw("figure11", found, EXPECTED)
+    _, drawn = paper_panels.draw("figure11", found, EXPECTED)
     assert rows == [
         {
             key: "" if value is None else str(value)
