@@ -22,7 +22,7 @@ from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
-from repro.rl.collect import Asked
+from repro.rl.collect import GradingRequest
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 Alive = Sequence[bool] | None
@@ -113,7 +113,7 @@ class ScaleEvaluator:
             answers["accuracy_forced_working"] = self.greedy(test, alive, opening=prefix)
         return answers
 
-    def score(self, asked: Sequence[Asked | None]) -> list[Rewards | None]:
+    def score(self, asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
         """Return the rewards of each run's completions, by its own arm's reward."""
         evaluator, pool = self.evaluator, self.evaluator.pool
         evaluator.learn([pair for one in asked if one for pair in zip(one[1], one[0], strict=True)])

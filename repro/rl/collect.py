@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
 # Texts, golds and seeds of one run's completions, and which of them were cut.
-Asked = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
+GradingRequest = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
 # Their rewards; one entry per run, None for those that idle.
-Score = Callable[[Sequence[Asked | None]], Sequence[Rewards | None]]
+Score = Callable[[Sequence[GradingRequest | None]], Sequence[Rewards | None]]
 # Each run's completions of what it asks.
 Sample = Callable[[Sequence["BatchRequest | None"]], Sequence["Sequence[Completion] | None"]]
 
@@ -349,7 +349,7 @@ def _asked(
     growing: GrowingRollout,
     request: BatchRequest | None,
     completions: Sequence[Completion] | None,
-) -> Asked | None:
+) -> GradingRequest | None:
     if request is None or completions is None:
         return None
     cut = [completion.finish_reason == "length" for completion in completions]

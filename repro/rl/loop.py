@@ -41,7 +41,7 @@ class Hooks:
         Called with the steps done and the scored rollout of each run, before the updates on it;
         may return runs that are to fail here, each with its error.
     should_stop
-        Asked before each iteration; True writes a checkpoint and returns.
+        Called before each iteration; True writes a checkpoint and returns.
     tallies
         One per run, or none: what the process counts for it beside its steps; read into each
         checkpoint, and gone on from there.

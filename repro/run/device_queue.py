@@ -29,8 +29,8 @@ RETRIES = 1
 _HOST_BYTES = 64 * 2**30
 # Whose runs, or ensembles, take a device each.
 SPREAD_TIERS = REAL_CHECKPOINTS
-Group = tuple[RunConfig, ...]
-Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
+RunGroup = tuple[RunConfig, ...]
+Grouping = Callable[[Sequence[RunConfig], int], Sequence[RunGroup]]
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def rows_of(run: RunConfig) -> int:
     return rows
 
 
-def _task(group: Group, runs: Path) -> Task:
+def _task(group: RunGroup, runs: Path) -> Task:
     name = digest_of([run.digest() for run in group])[:12]
     folder = runs / group[0].tier / ".ensembles" / name
     return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

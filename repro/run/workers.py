@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, Event, EventKind, Task, work
 
 
@@ -76,7 +76,7 @@ class WorkerPool:
         retries: Callable[[Task], int] = lambda task: 0,
         carry_out: CarryOut | None = None,
         alone: bool = False,
-        claim: Callable[[Task], Claim] | None = None,
+        claim: Callable[[Task], Reservation] | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -87,7 +87,7 @@ class WorkerPool:
         self._devices: list[str | None] = list(devices) or [None]
         self._retries = retries
         self._alone = alone
-        self._claim = claim or (lambda task: Claim(claimed=task))
+        self._claim = claim or (lambda task: Reservation(claimed=task))
         self._work = alone, carry_out
         self._workers: list[_Worker] = []
         self._asked_to_stop = False

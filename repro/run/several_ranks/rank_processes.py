@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run.carry_out import is_ensemble, launched_ranks
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import ending_of, send, start_process
 from repro.spec.arm import require
@@ -221,7 +221,7 @@ class InPlace:
     goes on. A run that another start is at is left to it.
     """
 
-    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Claim]) -> None:
+    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
         self._ranks, self._threads, self._claim = ranks, threads, claim
         self._stop = False
 
