@@ -1,4 +1,4 @@
-"""Asking policies questions: one by its own sampler, or many side by side, by the same function.
+"""Sampling answers to questions: from one policy, or from many at once, with the same interface.
 
 The samplers read the very tensors that were trained. What asks several policies at once (`Asker`)
 returns one batch per run, None for runs that idle; a single run is a list of one.
@@ -36,7 +36,7 @@ class Asker(Protocol):
     """What samples the same prompts' completions from each of several runs."""
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return the number of prompts, of at most `longest` tokens, asked of each run at once."""
+        """Return how many prompts of at most `longest` tokens each run gets at once."""
         ...
 
     def sample(
@@ -95,7 +95,7 @@ class StackAsker:
         self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return the number of prompts asked of each run at once, by rows and tokens."""
+        """Return how many prompts each run gets at once, limited by rows and tokens."""
         runs = self.sampler.stack.runs
         most = max(1, self.rows_at_once // (samples * runs))
         return min(most, prompts_at_once(runs, samples, longest, self.share))

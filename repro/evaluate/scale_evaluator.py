@@ -1,4 +1,4 @@
-"""What training runs are asked and graded on, as their scale says: one run, or many side by side.
+"""Evaluation of training runs as their scale says: of one run, or of many at once.
 
 Every arm, trained or not, is asked the same: sampled as the paper evaluates, greedily, and, an
 untrained arm, greedily with the working forced, which is the ceiling of what training the policy's

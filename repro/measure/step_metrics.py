@@ -1,4 +1,4 @@
-"""What a run has measured of steps, and the metrics that it comes to.
+"""The measurements of timed steps, and the metrics computed from them.
 
 Per point `p`, the metrics are
 

@@ -1,4 +1,4 @@
-"""What a process counts for a run beside its steps, over all starts of the run.
+"""Counts for a run besides its steps, summed over all its starts.
 
 Grades, killed graders and peak memory are counters of the process; a run that is stopped and goes
 on in another would show those of its last start alone. So they are read into each checkpoint

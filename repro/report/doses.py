@@ -27,7 +27,7 @@ _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmDose:
-    """What one arm is before training, beside BF16 of the same draw.
+    """An arm before training, compared with BF16 of the same draw.
 
     Attributes
     ----------

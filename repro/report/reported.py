@@ -71,7 +71,7 @@ def _judged(who: str, checked: Checked, expected: Path) -> Report:
 
 
 def reported_rows(folder: Path, expected: Path) -> list[str]:
-    """Return a table of what others report, or a sentence where nobody has yet."""
+    """Return a table of results reported by others, or a sentence if there are none."""
     found = reports(folder, expected)
     if not found:
         return ["Nobody has sent one yet."]

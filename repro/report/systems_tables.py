@@ -1,4 +1,4 @@
-"""Tables of `docs/systems.md`: rollouts and steps, the paper's numbers beside ours."""
+"""Tables of `docs/systems.md`: rollouts and steps, with the paper's numbers and ours."""
 
 from __future__ import annotations
 

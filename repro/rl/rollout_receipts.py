@@ -25,14 +25,14 @@ Values = dict[str, float | int | None]
 
 
 class Tally(Protocol):
-    """What a process counts for a run beside its steps."""
+    """Counts of a process for a run besides its steps."""
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of all starts of the run so far, as JSON values."""
         ...
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from what an earlier start had counted when it wrote a checkpoint."""
+        """Continue from the counts that an earlier start saved in a checkpoint."""
         ...
 
 

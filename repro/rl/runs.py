@@ -1,4 +1,4 @@
-"""Runs that train side by side: what each knows beside tensors, and what happens when one fails.
+"""State of runs that train together, besides tensors, and the handling of a failed run.
 
 A run may fail by itself: a rollout that cannot be scored, a gradient that is not finite. Among
 others it is frozen: its reason is kept, its rows idle, and the others go on. A run that trains by
@@ -59,7 +59,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """What a run knows beside tensors; grows with every step.
+    """The state of a run besides tensors; grows with every step.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class TrainState:
 
 @dataclass(slots=True, kw_only=True)
 class RunStates:
-    """What runs know beside tensors; grows with every step.
+    """The state of all runs besides tensors; grows with every step.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
 
 
 def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return the runs or ensembles side by side that a plan is of, on any machine.
+    """Return the runs or ensembles of a plan, the same on any machine.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
 
 
 def require_workers(tier: Tier, workers: int, devices: int) -> None:
-    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
+    """Raise `ValueError` if several runs would share a device that a single run fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
         f"--workers {workers}: measurements on one device run one at a time; needs 1",

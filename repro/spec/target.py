@@ -203,7 +203,7 @@ def lacking_here(target: Target, tier: Tier) -> str | None:
 
 
 def other_tiers(target: Target, taken: Tier) -> str | None:
-    """Return a line on the tiers of a target beside the one taken, or None without any."""
+    """Return a line on the other tiers of a target, or None if there are none."""
     others = [tier for tier in target.tiers() if tier is not taken]
     said = [f"--tier {tier.value} {lacking_here(target, tier) or 'runs here'}" for tier in others]
     chosen = f"{target.name}: the {taken.value} tier, since none was named"

@@ -264,7 +264,7 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out beside the first rank what it takes up; return whether runs are left."""
+    """Carry out the first rank's runs together with it; return whether runs are left."""
     asked: list[int] = []
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
