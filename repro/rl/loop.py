@@ -1,6 +1,6 @@
-"""Steps from a checkpoint to the last one: when to stop, to evaluate and to save.
+"""The loop from a checkpoint to the last step: when to stop, evaluate and save.
 
-What an iteration is, its caller says (`repro.rl.trainer`).
+The caller defines the iteration (`repro.rl.trainer`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repro.spec.config import TrainScale
 # Of one step: the values of each run, None for frozen ones.
 StepValues = list[Values | None]
 OnRollout = Callable[[int, Sequence[Rollout | None]], Mapping[int, Exception] | None]
-# Moves the states on, in place, by as many steps as it returns values of.
+# Makes some steps and advances the states in place; returns the values of each step.
 Iterate = Callable[[RunStates], list[StepValues]]
 
 
