@@ -156,7 +156,7 @@ def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
 
 
 def draw_reported(args: argparse.Namespace) -> None:
-    """Draw the pictures beside the report that the same command line writes."""
+    """Draw the pictures for the report that the same command line writes."""
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     out = Path(args.out) if args.out else runs / "report.md"

@@ -40,7 +40,7 @@ from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
-from repro.rl.collect import Asked, PromptSource, Score
+from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
@@ -71,7 +71,7 @@ def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     if ranks.world == 1:
         return score
 
-    def checked(asked: Sequence[Asked | None]) -> Sequence[Rewards | None]:
+    def checked(asked: Sequence[GradingRequest | None]) -> Sequence[Rewards | None]:
         rewards = score(asked)
         digests = ranks.texts(digest_of([None if own is None else own.total for own in rewards]))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]

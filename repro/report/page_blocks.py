@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.
 
 
 def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> str:
-    """Return a text with what stands between its markers replaced.
+    """Return a text with the part between its markers replaced.
 
     A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`.
 

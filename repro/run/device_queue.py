@@ -29,8 +29,8 @@ RETRIES = 1
 _HOST_BYTES = 64 * 2**30
 # Whose runs, or ensembles, take a device each.
 SPREAD_TIERS = REAL_CHECKPOINTS
-Group = tuple[RunConfig, ...]
-Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
+RunGroup = tuple[RunConfig, ...]
+Grouping = Callable[[Sequence[RunConfig], int], Sequence[RunGroup]]
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
 
 
 def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return the runs or ensembles side by side that a plan is of, on any machine.
+    """Return the runs or ensembles of a plan, the same on any machine.
 
     Devices are `named` by number or name and need not be here; None takes those that are. One goes
     on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
@@ -93,7 +93,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
 
 
 def require_workers(tier: Tier, workers: int, devices: int) -> None:
-    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
+    """Raise `ValueError` if several runs would share a device that a single run fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
         f"--workers {workers}: measurements on one device run one at a time; needs 1",
@@ -152,7 +152,7 @@ def rows_of(run: RunConfig) -> int:
     return rows
 
 
-def _task(group: Group, runs: Path) -> Task:
+def _task(group: RunGroup, runs: Path) -> Task:
     name = digest_of([run.digest() for run in group])[:12]
     folder = runs / group[0].tier / ".ensembles" / name
     return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

@@ -58,7 +58,7 @@ from repro.run.several_ranks.rank_processes import (
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
-from repro.run.shared_work import Claims
+from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
@@ -79,7 +79,7 @@ _GRACE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunCounts:
     """Numbers of runs that were recorded before, finished now, failed, or are left to do."""
 
     before: int
@@ -237,7 +237,7 @@ def execute(
     stall: float = 600.0,
     joined: Ranks | None = None,
     ray_needs: Mapping[str, int] | None = None,
-) -> Outcome:
+) -> RunCounts:
     """Carry out every run of `plan` that has no record of success yet.
 
     Parameters
@@ -266,13 +266,13 @@ def execute(
         console.print(sentence, highlight=False, markup=False)
     if not pending:
         console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
-        return Outcome(before=before, finished=0, failed=0, left=0)
+        return RunCounts(before=before, finished=0, failed=0, left=0)
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     tasks = tasks_of(pending, runs.absolute(), workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
-    claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
+    locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
     if ranks > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
@@ -287,14 +287,14 @@ def execute(
         retries=_retries,
         carry_out=carry_out,
         alone=any(map(_needs_a_fresh_process, plan)),
-        claim=claims.take,
+        claim=locks.take,
     )
     if joined is not None:
-        pool = InPlace(joined, threads, claims.take)
-    with claims, pool, Display(tasks, before, console) as display:
+        pool = InPlace(joined, threads, locks.take)
+    with locks, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
-            faults = _follow(pool, tasks, claims, counts, display)
+            faults = _follow(pool, tasks, locks, counts, display)
         finally:
             restore()
     left = len(pending) - counts["finished"] - counts["failed"]
@@ -302,7 +302,7 @@ def execute(
         raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
-    return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+    return RunCounts(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:
@@ -319,7 +319,7 @@ def _retries(task: Task) -> int:
 def _follow(
     pool: WorkerPool | InPlace,
     tasks: Sequence[Task],
-    claims: Claims,
+    locks: RunLocks,
     counts: dict[str, int],
     display: Display,
 ) -> list[str]:
@@ -328,7 +328,7 @@ def _follow(
     for event in pool.execute(tasks):
         _conclude(event, counts)
         if event.kind in ("finished", "failed", "stopped", "disk"):
-            claims.release(event.task)
+            locks.release(event.task)
         if event.kind == "disk":
             faults.append(event.text)
         display.show(event, _shown(event))

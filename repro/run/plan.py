@@ -28,7 +28,7 @@ from repro.spec.tier import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class BlessedTimes:
     """What blessed records of the planned runs' kind took.
 
     Attributes
@@ -137,7 +137,7 @@ def _refusals(left: list[RunConfig], ranks: int) -> dict[str, list[str]]:
     return refused
 
 
-def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]:
+def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> list[str]:
     by_arm: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         by_arm.setdefault((run.target, run.arm.name), []).append(run)
@@ -180,7 +180,7 @@ def _disk_lines(needed: int, free: int | None) -> list[str]:
     return lines
 
 
-def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
+def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> BlessedTimes:
     """Return what blessed records of the runs' targets and arms took.
 
     Those of this machine's kind of device count alone where there are some. Those of an earlier
@@ -202,7 +202,7 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
     devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
     commits = ", ".join(commit[:7] for commit in commits_of(blessed))
     basis = f"median of {len(blessed)} blessed records of {', '.join(devices)} at {commits}"
-    return Timed(
+    return BlessedTimes(
         seconds={arm: median_low(taken) for arm, taken in times.items()},
         peak_bytes=max((int(record.value("peak_bytes") or 0) for record in blessed), default=0),
         basis=basis if blessed else "no blessed record of these arms",

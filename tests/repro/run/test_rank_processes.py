@@ -24,7 +24,7 @@ from repro.run.several_ranks.rank_processes import (
     require_alike,
     require_ranks,
 )
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -338,5 +338,5 @@ def test_a_rank_sees_no_device_but_those_given_to_all(monkeypatch, visible, seen
 def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("stopped", ""))
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
-    first = InPlace(ALONE, 1, lambda task: Claim(claimed=task))
+    first = InPlace(ALONE, 1, lambda task: Reservation(claimed=task))
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]
