@@ -23,12 +23,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
@@ -38,6 +40,8 @@ from repro.spec.whole_files import write_new
 
 SCHEMA = 2
 SEAL = "seal"
+# Of git, or what `REPRO_COMMIT` says; no option of a program, and nothing that a terminal obeys.
+_COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 
 class RecordError(ValueError):
@@ -295,17 +299,18 @@ def read_record(path: Path) -> Record:
 def parse_record(raw: Any, where: str) -> Record:
     """Convert JSON values to a record; `where` names their origin in errors.
 
-    Only fields and seal are checked: a matching seal means that this program wrote the values.
+    What is deeper in effects and environment than a field's type is not looked at.
 
     Raises
     ------
     RecordError
-        If the values have another schema, other fields than a record, or a wrong seal.
+        If the values have another schema, other fields than a record, one of another type, or a
+        wrong seal.
     """
     if not isinstance(raw, dict):
         raise RecordError(f"{where}: it holds a {type(raw).__name__}; needs an object")
     if raw.get("schema") != SCHEMA:
-        raise RecordError(f"{where}: schema is {raw.get('schema')}; this program reads {SCHEMA}")
+        raise RecordError(f"{where}: schema is {raw.get('schema')!r}; this program reads {SCHEMA}")
     needed = {SEAL, *(item.name for item in dataclasses.fields(Record))}
     if raw.keys() != needed:
         missing, unknown = sorted(needed - raw.keys()), sorted(raw.keys() - needed)
@@ -317,8 +322,32 @@ def parse_record(raw: Any, where: str) -> Record:
         )
     if digest_of(values["config"]) != values["digest"]:
         raise RecordError(f"{where}: digest is not that of the record's own config")
+    for name, hint in get_type_hints(Record).items():
+        if not _fits(values[name], hint):
+            raise RecordError(f"{where}: field {name} is {values[name]!r:.60}; needed is {hint}")
+    if not _COMMIT.fullmatch(values["commit"]):
+        raise RecordError(f"{where}: commit is {values['commit']!r:.60}; that is no commit's name")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether a JSON value has a field's type."""
+    members = get_args(hint)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(item, members[1]) for item in value.values())
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, members[0]) for item in value)
+    if get_origin(hint) is UnionType:
+        return any(_fits(value, member) for member in members)
+    if hint is Estimate:
+        hints = get_type_hints(Estimate)
+        return (
+            isinstance(value, dict)
+            and value.keys() == hints.keys()
+            and all(_fits(item, hints[name]) for name, item in value.items())
+        )
+    return hint is Any or isinstance(value, int | float if hint is float else hint)
 
 
 def seal_of(values: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ from repro.models.files.merged_files import write_merged
 from repro.models.loading import read_description
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
-from repro.spec.arm import WeightFormat
+from repro.spec.arm import WeightFormat, require
 from repro.spec.whole_files import appearing
 
 
@@ -99,6 +99,8 @@ def main_export(args: argparse.Namespace) -> int:
         if args.kind == "adapter":
             said += _adapter(policy, trained, folder, args, device)
         else:
+            moved = f"{adapter} moves no probe text's distribution: training changed nothing"
+            require(trained.effect > 0, f"{moved}, so there is nothing to merge")
             said += _merged(trained, write_merged(policy, folder), device)
         del policy
     sys.stdout.write("\n".join((f"{args.out}: {args.kind}", *said)) + "\n")

@@ -81,7 +81,7 @@ def test_another_result_is_contradicted_by_blessed_values(
     ("spoil", "seeds", "words"),
     [
         (lambda r: at_commit(r, dirty=True), 5, "with changes"),
-        (lambda r: at_commit(r, "no such commit"), 5, "of a commit that is not here"),
+        (lambda r: at_commit(r, "no-such-commit"), 5, "of a commit that is not here"),
         (
             lambda r: at_commit(r, str(len(r.arm) % 2) * 40),
             5,

@@ -21,6 +21,7 @@ from repro.evidence.record import (
     find_record,
     read_record,
     record_path,
+    seal_of,
 )
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -110,6 +111,39 @@ def test_an_edited_record_is_refused_with_file_and_reason(
         read_record(path)
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("commit", "--output=precious.txt"),
+        ("commit", "a\0b"),
+        ("commit", "\x1b[31m<script>"),
+        ("commit", None),
+        ("schema", "2"),
+        ("dirty", "no"),
+        ("environment", []),
+        ("started", None),
+        ("inputs", {"checkpoint": 7}),
+        ("series", {"reward": "x"}),
+        ("effects", "none"),
+        ("outcome", "ok"),
+        ("metrics", {"accuracy": 7}),
+        ("metrics", {"accuracy": {"value": "1", "unit": "percent"}}),
+        ("sources", [7]),
+    ],
+)
+def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
+    name: str, value: Any, run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    path = made_up_record(run).write(tmp_path)
+    values = json.loads(path.read_text()) | {name: value}
+    values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordError, match=f"{name} is ") as caught:
+        read_record(path)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\xfe\x00", b"[" * 100_000])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from repro.__main__ import main
@@ -176,6 +176,20 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
     assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", "merged"]) == 2
     assert "merged, from what was trained: mean KL" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(
+    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(run_of("nvfp4") / "adapter", adapter)
+    tensors = load_file(adapter / TENSORS)
+    idle = {name: tensor * ("lora_A" in name) for name, tensor in tensors.items()}
+    save_file(idle, adapter / TENSORS)
+    out = tmp_path / "out"
+    assert main(["export", str(adapter), str(out), "--as", "merged"]) == 2
+    assert "training changed nothing" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
