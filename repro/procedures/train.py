@@ -29,7 +29,6 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.models.sharding import shard
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -44,6 +43,7 @@ from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.single_run.divide import shard
 from repro.rl.single_run.for_policy import CopySampler, sampler_for
 from repro.rl.single_run.ranks import Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy

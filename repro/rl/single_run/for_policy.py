@@ -24,7 +24,7 @@ from repro.models.loading import build_on_meta
 from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gathered_bytes
 from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import Policy, trainable_parameters
-from repro.models.sharding import whole_parameters
+from repro.rl.single_run.divide import whole_parameters
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from repro.models.sharding import shard
+from repro.rl.single_run.divide import shard
 from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.run.several_ranks.rank_processes import Ranked
 from repro.targets import find
@@ -27,7 +27,7 @@ import json, os
 from pathlib import Path
 import torch
 from repro.models.policy import load_policy, trainable_parameters
-from repro.models.sharding import shard
+from repro.rl.single_run.divide import shard
 from repro.rl.policies import StepInputs
 from repro.rl.runs import fresh_states
 from repro.rl.single_run.single_policy import single_policy
