@@ -19,7 +19,7 @@ from repro.evidence.environment import capture_environment, device_of
 
 
 class DeviceClock:
-    """A timer of pytest-benchmark that stands still but for the works added to it."""
+    """A timer for pytest-benchmark that only advances by the times added to it."""
 
     __name__ = "device_clock"
 

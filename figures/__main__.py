@@ -17,7 +17,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import bars, curves, intervals, paper, roofline
+from figures import bars, curves, intervals, paper_pictures, roofline
 from figures.panels import PICTURES
 from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
@@ -133,13 +133,13 @@ def draw_paper(
         require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
     blessed = [c for c in blessed_checks(expected) if args.tier in (None, c.selection.tier.value)]
     own = [] if args.blessed else list(_checks(args, expected))
-    found = paper.by_target(own, blessed)
+    found = paper_pictures.by_target(own, blessed)
     drawn = []
     for name in names or PICTURES:
-        figure, marks = paper.draw(name, found, expected)
+        figure, marks = paper_pictures.draw(name, found, expected)
         drawn += save(figure, out, name, [kind for kind in kinds if kind != "csv"])
         if "csv" in kinds:
-            drawn.append(paper.write_csv(marks, out / f"{name}.csv"))
+            drawn.append(paper_pictures.write_csv(marks, out / f"{name}.csv"))
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     return drawn
@@ -156,7 +156,7 @@ def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
 
 
 def draw_reported(args: argparse.Namespace) -> None:
-    """Draw the pictures beside the report that the same command line writes."""
+    """Draw the pictures for the report that the same command line writes."""
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     out = Path(args.out) if args.out else runs / "report.md"
@@ -223,12 +223,12 @@ def _of_target(checked: Checked, expected: Path) -> Iterator[tuple[str, Figure]]
 
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures of the systems page."""
-    behind, found = f"; {Tier.SYSTEMS.value} tier", paper.by_target(checks, ())
+    behind, found = f"; {Tier.SYSTEMS.value} tier", paper_pictures.by_target(checks, ())
     for block in BLOCKS.values():
         of_block = [one for one in checks if one.selection.target.name in block.targets]
         first, _, kind = block.picture.rpartition("_")
         if first in PICTURES and of_block:
-            yield block.picture, paper.draw(first, found, expected)[0]
+            yield block.picture, paper_pictures.draw(first, found, expected)[0]
         elif block.picture and of_block:
             title = f"{block.asks[:1].upper()}{block.asks[1:]}{behind}"
             figure = _OF_SYSTEMS[kind](of_block, expected, title)

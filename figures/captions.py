@@ -1,4 +1,4 @@
-"""What stands below a picture: seeds, device, commit, and how it was measured.
+"""Captions of pictures: seeds, device, commit, and how values were measured.
 
 All of it is read from the records themselves: a record of another device, commit or length of
 rollout says so in the caption.

@@ -109,7 +109,7 @@ def claims(checked: Checked, expected: Path, title: str) -> Figure | None:
 
 
 def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
-    """Return the figure of doses before training, None without records beside BF16's.
+    """Return the figure of doses before training; None if only BF16 has records.
 
     On the left how far each treatment raises the entropy of own finished completions, beside Fig.
     5 at step 0. On the right accuracy against entropy: BF16 at several temperatures is a line, and

@@ -142,7 +142,7 @@ def _columns(labels: Sequence[str], width: float) -> int:
 def name_ends(
     axes: Axes, ends: Sequence[tuple[Style, float, float]], *, at: float, gap: float
 ) -> None:
-    """Write each style's label beside the end (x, y) of its line, joined to it by a thin stroke.
+    """Write each style's label next to the end (x, y) of its line, joined by a thin stroke.
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ Build = tuple[tuple[str, ...], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TableEntry:
     """One entry of the table: y (M, N) = x (M, K) W^T, with (`adapted`) or without an adapter."""
 
     adapted: bool
@@ -196,10 +196,10 @@ class Entry:
                 yield choice, None
 
 
-def all_entries() -> list[Entry]:
+def all_entries() -> list[TableEntry]:
     """Return the entries of a table, layer by layer."""
     return [
-        Entry(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
+        TableEntry(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
         for block, layers in LAYERS.items()
         for name, (N, K) in layers.items()
         for adapted, counts in ((False, ROWS), (True, ADAPTED_ROWS))
@@ -207,7 +207,7 @@ def all_entries() -> list[Entry]:
     ]
 
 
-def builds(entry: Entry, processors: int) -> Iterator[Build]:
+def builds(entry: TableEntry, processors: int) -> Iterator[Build]:
     """Yield the sources and macros that an entry's candidates are compiled from."""
     packs = torch.empty(
         -(-entry.N // PACK_ROWS), -(-entry.K // PACK_COLUMNS), PACK_BYTES, device="meta",
@@ -226,7 +226,7 @@ def builds(entry: Entry, processors: int) -> Iterator[Build]:
             yield hopper.WIDE_FILES, hopper.wide_macros(weight, choice)
 
 
-def compile_ahead(entries: Sequence[Entry], processors: int, architecture: str) -> int:
+def compile_ahead(entries: Sequence[TableEntry], processors: int, architecture: str) -> int:
     """Compile all candidates of the entries into the cache; return the number of builds.
 
     Candidates that cannot be compiled are skipped; timing them reports the error.
@@ -281,7 +281,7 @@ def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Ad
     ]
 
 
-def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float]:
+def fastest(entry: TableEntry, processors: int, replays: int = 7) -> tuple[Way, float]:
     """Return the fastest candidate for an entry and its microseconds.
 
     Raises
@@ -305,7 +305,7 @@ def fastest(entry: Entry, processors: int, replays: int = 7) -> tuple[Way, float
     return way, times[way]
 
 
-def entry_of(entry: Entry, way: Way) -> dict[str, Any]:
+def entry_of(entry: TableEntry, way: Way) -> dict[str, Any]:
     """Return a table entry: the values that differ from the defaults; always join and parts."""
     choice, joining = way
     defaults = Choice(path="narrow")

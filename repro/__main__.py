@@ -335,7 +335,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from repro.report.listing import listing_text
+    from repro.run.listing import listing_text
 
     print(listing_text())
     return FINE

@@ -25,7 +25,7 @@ BUDGET = {
     "lines of source": 57_679,
     "lines of tests": 29_768,
     "words of docs": 28_361,
-    "pictures in docs": 18,
+    "pictures in docs": 13,
     "bytes of expected/": 765_109,
 }
 # A budget this far above what there is has to be lowered.

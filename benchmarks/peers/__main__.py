@@ -1,4 +1,4 @@
-"""The project's update beside what a user would otherwise run, on one card in one run.
+"""Compare the project's update with the alternatives of a user, on one card in one run.
 
 `python -m benchmarks.peers` starts each way of each model in a process of its own, with the Python
 of its environment, and writes what they measured into one JSON file; it goes on where it was

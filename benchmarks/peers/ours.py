@@ -1,4 +1,4 @@
-"""The project's update on the rows of `step_rows`, and its whole step beside TRL's.
+"""The project's update on the rows of `step_rows`, and its whole step, compared with TRL's.
 
     ours_bf16, ours_nvfp4    `SinglePolicy.backward` and `step`, as the trainer calls them, on a
                              policy with LoRA on the seven projections

@@ -108,7 +108,7 @@ def goes_dense(weight: PackedWeight, M: int) -> bool:
 def dense_with_columns(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, a: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (x W^T + b, x A^T) from one product: A's rows stand below the dense scratch of W.
+    """Return (x W^T + b, x A^T) from one product: A's rows are below W in the dense buffer.
 
     A product of its own for x A^T would read x once more.
 

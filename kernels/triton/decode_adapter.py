@@ -1,4 +1,4 @@
-"""A LoRA update beside a linear layer, in two small launches that overlap it, in Triton.
+"""A LoRA update in two small launches that overlap the linear layer, in Triton.
 
     z = x A^T             cut along K into parts, so that enough programs read A at once; the last
                           part to arrive adds them up

@@ -1,4 +1,4 @@
-"""What stands between the products of one decode step, in as few launches as can be, in Triton.
+"""The operations between the products of a decode step, in as few launches as possible, in Triton.
 
 A step of a small batch is bound by launches, not by bytes: every kernel here does all that lies
 between two products, and under *programmatic dependent launch* (`overlap`) starts while the kernel

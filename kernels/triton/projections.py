@@ -1,4 +1,4 @@
-r"""Projections that share an input, their adapters and what stands before them, differentiable.
+r"""Projections with a common input, their adapters, and the operation before them, differentiable.
 
     y = e(x) W^T + b + scaling * (e(x) A^T) B^T
 
@@ -127,7 +127,7 @@ def projected(
     gain: Tensor | None = None,
     before: Before = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the projections of e(x) with their adapters, and x, with which a stream goes on.
+    """Return the projections of e(x) with their adapters, and x for the residual stream.
 
     Differentiable in x, A, B and the gain. A stream that goes on with the x returned has its
     gradient added inside the norm's backward.

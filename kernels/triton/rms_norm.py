@@ -108,7 +108,7 @@ def norm_backward(
     beside: Tensor | None,
     wants_gain: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of x, with what reaches x beside the norm added, and that of the gain.
+    """Return the gradient of x, including the part that bypasses the norm, and that of the gain.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ _BIGMATH_DEFAULT_LEVELS = (3, 4, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicSet:
-    """Where a public set lies and how its rows read.
+    """The location of a public data set, and how to read its rows.
 
     Attributes
     ----------

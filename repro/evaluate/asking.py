@@ -1,10 +1,10 @@
-"""Asking policies questions: one by its own sampler, or many side by side, by the same function.
+"""Sampling answers to questions: from one policy, or from many at once, with the same interface.
 
-The samplers read the very tensors that were trained. What asks several policies at once (`Asker`)
-returns one batch per run, None for runs that idle; a single run is a list of one.
+The samplers read the tensors that were trained. An `Asker` samples from several policies at once
+and returns a batch per run, None for idle runs; a single run is a list of one.
 
-`SingleAsker` and `StackAsker` differ in what bounds a batch: rows of one sampler, or rows and
-prompts' tokens over all runs of a stack.
+`SingleAsker` and `StackAsker` have different limits for a batch: rows of one sampler, or rows and
+prompt tokens over all runs of a stack.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Asker(Protocol):
-    """What samples the same prompts' completions from each of several runs."""
+    """Samples completions of the same prompts from each of several runs."""
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return the number of prompts, of at most `longest` tokens, asked of each run at once."""
+        """Return how many prompts of at most `longest` tokens each run gets at once."""
         ...
 
     def sample(
@@ -84,9 +84,9 @@ class StackAsker:
     Parameters
     ----------
     rows_at_once
-        Most rows of all runs together; idle runs have rows as well.
+        Largest number of rows of all runs together; idle runs have rows as well.
     share
-        Of a whole evaluation's rows and tokens, that memory has room for at once.
+        Fraction of an evaluation's rows and tokens that fits in memory at once.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class StackAsker:
         self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return the number of prompts asked of each run at once, by rows and tokens."""
+        """Return how many prompts each run gets at once, limited by rows and tokens."""
         runs = self.sampler.stack.runs
         most = max(1, self.rows_at_once // (samples * runs))
         return min(most, prompts_at_once(runs, samples, longest, self.share))
@@ -116,19 +116,19 @@ class StackAsker:
 
 
 class Evaluator:
-    """Asks one or many runs and grades their completions.
+    """Samples and grades the answers of one or many runs.
 
     Parameters
     ----------
     seeds
-        One per run: completions' own seeds follow from it, the problem and the sample.
+        One per run; the seed of a completion derives from it, the problem and the sample.
     stream
         Name of the random numbers; see `seeds_of`.
 
     Attributes
     ----------
     grades
-        One counter per run: how many grades of each status it was given.
+        One counter per run: its number of grades by status.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class Evaluator:
         return answers
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Let all workers grade (gold, text) pairs that runs' own grading then has in memory."""
+        """Grade all (gold, text) pairs in parallel, so that grading each run finds them cached."""
         strict = [(gold, READINGS[self.reads].answer(text)) for gold, text in pairs]
         self.pool.learn(strict + [(gold, lenient_answer(text)) for gold, text in pairs])
 
     def count(self, number: int, before: Counter[str]) -> None:
-        """Add to a run what the pool has graded since its counters were `before`."""
+        """Add the pool's grades since its counters were `before` to a run's counts."""
         self.grades[number].update(self.pool.counters - before)
 
     def _complete(

@@ -48,7 +48,7 @@ Metrics = Mapping[str, Mapping[str, Estimate]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asked:
+class EvaluationRequest:
     """What will be asked, all of it known before the weights are read.
 
     `name` is the checkpoint's as it was given or as the adapter's files have it, `questions` are by
@@ -85,7 +85,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def asked_of(args: argparse.Namespace) -> Asked:
+def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     """Return the questions of a command line; `ValueError` names the flag that does not fit."""
     adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
@@ -114,7 +114,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     )
     trained = stored.weight_format if stored else None
     weight_format = args.format or description.stored_format or trained or "bf16"
-    return Asked(
+    return EvaluationRequest(
         name=name,
         folder=folder,
         adapter=adapter,
@@ -129,7 +129,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     )
 
 
-def _load(asked: Asked, device: str) -> Policy:
+def _load(asked: EvaluationRequest, device: str) -> Policy:
     how: dict[str, Any] = {
         "weight_format": asked.weight_format,
         "compute_dtype": "float32" if device == "cpu" else "bfloat16",
@@ -140,7 +140,7 @@ def _load(asked: Asked, device: str) -> Policy:
     return load_adapted(asked.adapter, checkpoint=asked.folder, **how)
 
 
-def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
+def _ask(asked: EvaluationRequest, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     """Return the graded answers by data set."""
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(
@@ -176,7 +176,7 @@ def _telling(name: str, completions: int) -> Callable[[int, int], None]:
 
 
 def _record(
-    asked: Asked, policy: Policy, answers: Mapping[str, Answers], metrics: Metrics
+    asked: EvaluationRequest, policy: Policy, answers: Mapping[str, Answers], metrics: Metrics
 ) -> dict[str, Any]:
     """Return the record as JSON values: checkpoint, questions, sampling and results."""
     commit, dirty = source_commit()
@@ -216,7 +216,7 @@ def _record(
     }
 
 
-def _table(asked: Asked, answers: Mapping[str, Answers], metrics: Metrics) -> str:
+def _table(asked: EvaluationRequest, answers: Mapping[str, Answers], metrics: Metrics) -> str:
     """Return a line per data set: problems, then percents; the lenient reading in brackets."""
     sampled = [f"mean_at_{asked.samples}"] if asked.at else []
     sampled += [f"{kind}_at_{k}" for k in asked.at for kind in ("pass", "maj")]

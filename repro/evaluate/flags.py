@@ -118,7 +118,7 @@ def names_of(text: str) -> list[str]:
 
 
 def data_of(named: str, limit: int | None) -> DataConfig:
-    """Return what a data set's name, a folder or file stands for; `ValueError` where nothing."""
+    """Return the data for a set's name, a folder or a file; `ValueError` if there is none."""
     require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
     is_path = Path(named).expanduser().exists()
     source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named

@@ -1,8 +1,8 @@
-"""What training runs are asked and graded on, as their scale says: one run, or many side by side.
+"""Evaluation of training runs as their scale says: of one run, or of many at once.
 
-Every arm, trained or not, is asked the same: sampled as the paper evaluates, greedily, and, an
-untrained arm, greedily with the working forced, which is the ceiling of what training the policy's
-*habits* can reach.
+All arms, trained or not, are evaluated on the same problems: by sampling as in the paper, and
+greedily. An untrained arm is also evaluated greedily with the working forced: the upper limit of
+what training can reach by changing only the *style* of answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
-from repro.rl.collect import Asked
+from repro.rl.collect import GradingRequest
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 Alive = Sequence[bool] | None
@@ -31,7 +31,7 @@ _GREEDY = ("accuracy_greedy", "accuracy_forced_working")
 
 
 class ScaleEvaluator:
-    """Asks and grades runs of one scale."""
+    """Evaluates the runs of one scale."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ScaleEvaluator:
     def greedy(
         self, problems: Sequence[Problem], alive: Alive = None, *, opening: str = ""
     ) -> list[Answers | None]:
-        """Ask each live run once per problem, greedily."""
+        """Return each live run's greedy answers to the problems."""
         limit = self.scale.evaluation.sampling.max_new_tokens
         sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
         return self._ask(
@@ -73,7 +73,7 @@ class ScaleEvaluator:
     def sampled(
         self, problems: Sequence[Problem], alive: Alive = None, *, max_prompt_tokens: int = 0
     ) -> list[Answers | None]:
-        """Ask each live run as the scale's evaluation says; 0 takes the scale's own limit."""
+        """Return each live run's sampled answers; 0 takes the scale's own length limit."""
         evaluation = self.scale.evaluation
         return self._ask(
             problems,
@@ -89,13 +89,13 @@ class ScaleEvaluator:
         further: Mapping[str, Sequence[Problem]],
         alive: Alive = None,
     ) -> dict[str, list[Answers | None]]:
-        """Ask the policies as they are at the end of a run; return the answers by metric.
+        """Evaluate the policies at the end of a run; return the answers by metric.
 
         Parameters
         ----------
         further
-            Further test sets, by name. Where accuracy is over these, `test` holds them all, and is
-            asked greedily alone.
+            Further test sets, by name. If accuracy is over these, `test` has all their problems,
+            and is only evaluated greedily.
         """
         answers = {}
         if self.scale.accuracy_over == "split":
@@ -113,8 +113,8 @@ class ScaleEvaluator:
             answers["accuracy_forced_working"] = self.greedy(test, alive, opening=prefix)
         return answers
 
-    def score(self, asked: Sequence[Asked | None]) -> list[Rewards | None]:
-        """Return the rewards of each run's completions, by its own arm's reward."""
+    def score(self, asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
+        """Return the rewards of each run's completions, by the reward of its arm."""
         evaluator, pool = self.evaluator, self.evaluator.pool
         evaluator.learn([pair for one in asked if one for pair in zip(one[1], one[0], strict=True)])
         rewards: list[Rewards | None] = []
@@ -164,7 +164,7 @@ class ScaleEvaluator:
 def final_tallies(
     answers: Mapping[str, Sequence[Answers | None]], number: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Return the tallies behind the metrics of one run's final answers; see `Answers.tallies`."""
+    """Return the tallies of one run's final answers; see `Answers.tallies`."""
     own = {name: of_runs[number] for name, of_runs in answers.items()}
     return {
         name: own_answers.tallies() for name, own_answers in own.items() if own_answers is not None
@@ -176,7 +176,7 @@ def mean_tokens(
 ) -> dict[str, Estimate]:
     """Return `completion_tokens_mean` of one run's final sampled answers, the mean over its sets.
 
-    All else follows from the tallies, as a record is read (`repro.evidence.derived`).
+    All other metrics are computed from the tallies (`repro.evidence.derived`).
     """
     names = ["accuracy"] if "accuracy" in answers else sorted(answers.keys() - _GREEDY)
     asked = [own for name in names if (own := answers[name][number]) is not None]

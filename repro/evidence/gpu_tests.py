@@ -61,7 +61,7 @@ def _counted(counts: dict[str, int]) -> str:
 
 
 def main(folder: Path) -> int:
-    """Write the summary beside the JUnit files; return 0 where all passed, else 1."""
+    """Write the summary next to the JUnit files; return 0 if all tests passed, else 1."""
     record = summary(folder)
     (folder / NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(record, indent=1) + "\n")

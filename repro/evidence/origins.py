@@ -1,4 +1,4 @@
-"""Origins: the commit and device of each seed's records, and which records may stand together.
+"""Origins: the commit and device of each seed's records, and which records may be combined.
 
 Records of several commits may stand together where no comparison crosses a state of the source:
 every seed, all its arms and those shared with other targets included, is of one state. Arms are
@@ -78,7 +78,7 @@ def is_clean(record: Record) -> bool:
 
 
 def refusal(records: Sequence[Record], *, several: bool) -> str | None:
-    """Return why records must not stand together, or None.
+    """Return why records must not be combined, or None.
 
     Parameters
     ----------

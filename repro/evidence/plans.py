@@ -94,7 +94,7 @@ def _read(path: Path, whole: Path, stamps: str) -> tuple[KeptPlan, ...]:
 
 
 def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> list[Path]:
-    """Write plans to their lines, and whole beside them; return both paths.
+    """Write the lines of plans and the file of complete plans; return both paths.
 
     Parameters
     ----------

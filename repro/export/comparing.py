@@ -223,7 +223,7 @@ def stock_logits(
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Give back a model's memory at the end: two of a large one have no room side by side."""
+    """Free a model's memory at the end: two copies of a large model do not fit."""
     try:
         yield
     finally:

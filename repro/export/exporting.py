@@ -54,7 +54,7 @@ from repro.spec.whole_files import appearing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TrainedWeights:
     """A policy as it was trained, on probe texts.
 
     Attributes
@@ -107,13 +107,13 @@ def main_export(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(policy: Policy) -> Trained:
+def measure(policy: Policy) -> TrainedWeights:
     """Return an adapted policy's logits on probe texts, and how far its adapter moves them."""
     rows = probes_of(policy)
     logits = logits_of(policy.model, rows)
     with cast(PeftModel, policy.model).disable_adapter():
         bare = logits_of(policy.model, rows)
-    return Trained(
+    return TrainedWeights(
         rows=rows,
         logits=logits,
         effect=distance(logits, bare).mean,
@@ -124,7 +124,7 @@ def measure(policy: Policy) -> Trained:
 
 
 def _adapter(
-    policy: Policy, trained: Trained, folder: Path, args: argparse.Namespace, device: str
+    policy: Policy, trained: TrainedWeights, folder: Path, args: argparse.Namespace, device: str
 ) -> list[str]:
     """Write PEFT's files and compare them as peft and this project read them."""
     changed = [name for name in ("order", "rounding") if policy.effects.get(name) is not None]
@@ -188,7 +188,7 @@ def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
 
 
-def _merged(trained: Trained, folder: Path, device: str) -> list[str]:
+def _merged(trained: TrainedWeights, folder: Path, device: str) -> list[str]:
     """Compare a merged folder, as transformers reads it, with what was trained."""
     difference = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
     require_same(

@@ -1,4 +1,4 @@
-"""The command `bless`: records of a folder, alone or beside the blessed ones, to expectations."""
+"""The command `bless`: store a folder's records, alone or with earlier ones, as expectations."""
 
 from __future__ import annotations
 

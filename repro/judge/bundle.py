@@ -102,9 +102,8 @@ def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out
     }
     text = stored_line(head) + stored_text([compact(record, exact) for record in records])
     replace_files({out: lzma.compress(text.encode(), preset=PRESET)})
-    return (
-        f"{out}: {len(records)} records and {len(plans)} plans of {target.name}, {tier.value} tier"
-    )
+    what = f"{len(records)} records and {len(plans)} plans"
+    return f"{out}: {what} of {target.name}, {tier.value} tier"
 
 
 def bundles_in(place: Path) -> list[Path]:
@@ -116,13 +115,7 @@ def bundles_in(place: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def unbelieved(path: Path) -> Iterator[None]:
-    """Turn whatever a bundle's values make fail into a sentence.
-
-    Raises
-    ------
-    ValueError
-        The message names the bundle and what failed, without what a terminal obeys.
-    """
+    """Make of whatever a bundle's values make fail a `ValueError` that names bundle and reason."""
     try:
         yield
     except Exception as error:
@@ -131,26 +124,14 @@ def unbelieved(path: Path) -> Iterator[None]:
 
 
 def judge_bundle(path: Path, expected: Path) -> Checked:
-    """Return the verdicts of a bundle's target on its records, by today's rules.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be read or judged.
-    """
+    """Return the verdicts of a bundle's records, or raise `ValueError` where there can be none."""
     with unbelieved(path):
         bundle = read_bundle(path)
         return check_selection(bundle.selection, bundle, expected)
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle, in memory alone; called within `unbelieved`.
-
-    Raises
-    ------
-    ValueError
-        If it is too large, damaged, or holds something else than sealed records.
-    """
+    """Read a bundle, in memory alone; called within `unbelieved`, for it believes nothing."""
     require(path.is_file() and not path.is_symlink(), "it is not a plain file")
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:

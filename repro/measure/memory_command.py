@@ -1,4 +1,4 @@
-"""`python -m repro plan memory`: what a step needs, the largest batch that fits, what to change.
+"""`python -m repro plan memory`: what a step needs, and the largest batch that fits.
 
 Stated in decimal gigabytes (10^9 bytes), as cards and the paper are; a budget may be given in GiB.
 """
@@ -13,7 +13,6 @@ from typing import Any, get_args
 from repro.models.memory_plan import (
     MemoryPlan,
     StepShape,
-    alternatives,
     checkpoint_bytes,
     fit_slots,
     plan_memory,
@@ -121,24 +120,4 @@ def _text(plan: MemoryPlan, budget: int) -> str:
         f"micro-batches of {step.micro_tokens} tokens ({step.micro_tokens // step.row_tokens} "
         f"full rows); the activations of {step.kept_blocks} of {step.shape.layers} blocks are kept",
     ]
-    lines += _changes(plan, budget)
     return "\n".join(lines)
-
-
-def _changes(plan: MemoryPlan, budget: int) -> list[str]:
-    if plan.peak <= budget and plan.step.slots >= plan.step.rows:
-        return []
-    lines = ["", "what would change it:"]
-    if plan.peak > budget:
-        for words, changed in alternatives(plan.step):
-            peak = plan_memory(changed).peak
-            word = "fits" if peak <= budget else "too much still"
-            lines.append(f"  {words}: peak {peak / 1e9:.2f} GB, {word}")
-        part = max(plan.update, key=lambda name: max(plan.update[name], plan.rollout[name]))
-        lines.append(f"  the largest part: {part}")
-        return lines
-    for words, changed in alternatives(plan.step):
-        slots = fit_slots(changed, budget).slots
-        if slots > plan.step.slots:
-            lines.append(f"  {words}: {slots} rows at once")
-    return lines

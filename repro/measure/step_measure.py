@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from repro.measure.device_state import (
     slowed_us,
 )
 from repro.measure.memory_use import context_bytes, reset_peak
-from repro.measure.step_metrics import Entry, Results, share_facts, step_line, way_of
+from repro.measure.step_metrics import PointResult, Results, share_facts, step_line, way_of
 from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
@@ -187,16 +188,16 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
         for point in left:
             if bench.should_stop():
                 return False
-            entry = Entry()
+            entry = PointResult()
             try:
                 policy = policy or build_policy(arm, point, bench.seed)
                 if not _measure(bench, arm, point, policy, budget, entry):
                     return False
             except Exception as error:  # noqa: BLE001
                 if is_out_of_memory(error):
-                    entry = Entry(out_of_memory=needs_by_allocator(error))
+                    entry = PointResult(out_of_memory=needs_by_allocator(error))
                 else:
-                    entry = Entry()
+                    entry = PointResult()
                     _note_failure(bench, arm, point, error)
             bench.results[point.name, way_of(arm)] = entry
             # Outside the handler: its exception holds the frames, and so the tensors, that failed.
@@ -261,12 +262,12 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
     least = plan_memory(shape).peak
     if least > _HOPELESS * budget:
         sentence = needs(least, budget, "by the plan")
-        bench.results[point.name, way_of(arm)] = Entry(out_of_memory=sentence)
+        bench.results[point.name, way_of(arm)] = PointResult(out_of_memory=sentence)
     return least > _HOPELESS * budget
 
 
 def _measure(
-    bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: Entry
+    bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int, entry: PointResult
 ) -> bool:
     """Warm up and measure the repeats of a point into its entry; return False when stopped."""
     scale = bench.scale
@@ -281,7 +282,8 @@ def _measure(
         parameter.grad = None  # a step that ran out of memory may have left one
     release()
     reset_peak()  # what an earlier point took is not this one's
-    sampler = CopySampler(policy, config) if full else Engine(policy, config)
+    engine = partial(Engine, config=config)
+    sampler = CopySampler(policy, engine) if full else engine(policy)
     release()
     try:
         t = training_of(

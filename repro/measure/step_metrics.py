@@ -1,4 +1,4 @@
-"""What a run has measured of steps, and the metrics that it comes to.
+"""The measurements of timed steps, and the metrics computed from them.
 
 Per point `p`, the metrics are
 
@@ -34,7 +34,7 @@ _OVER_EQUAL = {"rollout": "rollout", "update": "update", "step": "total"}
 _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup",
                    "rollout_ratio")  # fmt: skip
 
-Timed = Mapping[str, Any]
+StepTimes = Mapping[str, Any]
 
 
 def way_of(arm: StepArm) -> str:
@@ -46,7 +46,7 @@ def way_of(arm: StepArm) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PointResult:
     """What was measured of a point with one way of training.
 
     Attributes
@@ -65,11 +65,11 @@ class Entry:
 
 
 # By the names of a point and of a way of training.
-Results = dict[tuple[str, str], Entry]
+Results = dict[tuple[str, str], PointResult]
 
 
 def series_of(
-    point: StepPoint, entry: Entry, base: Entry | None, equal: Entry | None = None
+    point: StepPoint, entry: PointResult, base: PointResult | None, equal: PointResult | None = None
 ) -> dict[str, list[float | None]]:
     """Return one value per repeat of every metric that is timed, by its name.
 
@@ -94,12 +94,12 @@ def series_of(
     return {f"{name}_{point.name}": list(values) for name, values in series.items()}
 
 
-def _quotients(above: Sequence[Timed], below: Sequence[Timed], phase: str) -> list[float]:
+def _quotients(above: Sequence[StepTimes], below: Sequence[StepTimes], phase: str) -> list[float]:
     return [a[phase] / b[phase] for a, b in zip(above, below, strict=False)]
 
 
 def metrics_of(
-    point: StepPoint, entry: Entry, series: Mapping[str, Sequence[float | None]]
+    point: StepPoint, entry: PointResult, series: Mapping[str, Sequence[float | None]]
 ) -> dict[str, Estimate]:
     """Return the metrics of one point, of whose series (`series_of`) each gives its median."""
     metrics = {}
@@ -133,7 +133,7 @@ def metrics_of(
 
 
 def share_facts(
-    planned: StepShape, repeat: Timed, rate: float | None, *, full: bool
+    planned: StepShape, repeat: StepTimes, rate: float | None, *, full: bool
 ) -> dict[str, float]:
     """Return the product rate, given in FLOP per second, and a timed update's share of it."""
     if rate is None:
@@ -143,7 +143,7 @@ def share_facts(
     return {"product_tflops": rate / 1e12, "update_share": flop / repeat["update"] / rate}
 
 
-def step_line(point: StepPoint, way: str, repeat: Timed, facts: Mapping[str, Any]) -> str:
+def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: Mapping[str, Any]) -> str:
     """Return the seconds of a timed step by phase, with its update's share of the product rate."""
     text = f"update {repeat['update']:.1f} s"
     if "update_share" in facts:

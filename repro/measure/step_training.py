@@ -32,7 +32,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.clock import PHASES, Phase
-from repro.rl.collect import Asked, Score
+from repro.rl.collect import GradingRequest, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
@@ -175,7 +175,7 @@ def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tenso
 def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     """Return a score function that grades as training does, and pays every second completion."""
 
-    def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
+    def rewards(asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
         return [None if one is None else of_run(*one[:3]) for one in asked]
 
     def of_run(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:

@@ -52,7 +52,7 @@ from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
-    """Carry out one run by itself; see `measure_seeds`."""
+    """Carry out a single run; see `measure_seeds`."""
     return measure_seeds([run], **how)[0]
 
 
@@ -119,7 +119,7 @@ class _ArmAtHand:
 
     @contextmanager
     def fit_or_left_out(self, *names: str) -> Iterator[None]:
-        """Note parts whose work runs out of memory, and go on."""
+        """Note parts that run out of memory, and continue."""
         sentence = None
         try:
             yield

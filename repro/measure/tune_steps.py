@@ -109,7 +109,7 @@ def check_head(path: Path, table: Mapping[str, Any]) -> None:
     require(made == here, f"{path} is a table of {made}; this is {here}: make one here first")
 
 
-def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.Entry]:
+def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.TableEntry]:
     """Return the products of a model's block, with an adapter, that have not been chosen yet."""
     chosen = {_key(entry) for entry in table.get("in_steps", ())}
     shape = shape_named(model)
@@ -120,7 +120,9 @@ def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune
         (2 * inner, width, (inner,)),
         (width, inner, ()),
     )
-    entries = [tune.Entry(adapted=True, M=rows, N=N, K=K, ends=ends) for N, K, ends in products]
+    entries = [
+        tune.TableEntry(adapted=True, M=rows, N=N, K=K, ends=ends) for N, K, ends in products
+    ]
     return [entry for entry in entries if (entry.N, entry.K, entry.M) not in chosen]
 
 
@@ -129,7 +131,7 @@ def _key(entry: Mapping[str, Any]) -> Key:
 
 
 def _choose_on_device(
-    table: dict[str, Any], model: str, rows: int, entries: Sequence[tune.Entry]
+    table: dict[str, Any], model: str, rows: int, entries: Sequence[tune.TableEntry]
 ) -> tuple[float, float]:
     """Put the choices into the table; return the step's microseconds before and after."""
     shape = shape_config(f"qwen2.5-{model}")

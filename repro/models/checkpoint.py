@@ -1,4 +1,4 @@
-"""Checkpoints on disk: found, verified, quantised in a stream, and adapters beside them.
+"""Checkpoints on disk: finding, verifying, quantising in a stream, and their adapters.
 
 `write_quantized` turns a 16-bit checkpoint folder into an NVFP4 or MXFP4 one that transformers with
 compressed-tensors, vLLM and this project load, or an NF4 one in bitsandbytes' layout. It reads one

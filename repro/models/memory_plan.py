@@ -19,6 +19,9 @@ With M tokens in a micro-batch, L blocks and 2 bytes per activation:
 (Q and Kv: channels of all query and of all key heads.) Norms' and SwiGLU's outputs are never kept:
 backward makes them again in one pass over memory (`kernels.triton.projections`).
 
+A published model's run has micro-batches of as many tokens as its device has room for
+(`TrainingMemory`); a policy whose shape is not known by its checkpoint keeps the scale's rows.
+
 Easy mistakes
 -------------
 * Hopper's packed weights take 4.5 bits in every 4-bit format (2304 bytes for 16 x 256 weights,
@@ -38,18 +41,20 @@ from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
 from repro.spec.arm import (
+    Arm,
     OptimizerName,
     WeightFormat,
     require,
     require_choice,
 )
-from repro.spec.shapes import DecoderShape
+from repro.spec.config import OPENING_TOKENS, TrainScale
+from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
 # Bits per weight in a checkpoint, scales included.
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
 # Bytes of AdamW's two moments per parameter; 8 bits with a float32 scale per 256.
-_MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
+MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
 # update's activations need the rest (`repro.rl.single_run.for_policy`).
 CACHE_SHARE = 0.4
@@ -81,6 +86,10 @@ _GRAPH_BYTES_PER_BLOCK = 160 << 10
 # that takes: a logit in float32 several times, its place, and its mass in float64 several times.
 FILTERED_ROWS = 32
 _FILTER_BYTES = 60
+# Rows that a training run's engine samples at once.
+MOST_SLOTS = 256
+# What vLLM is given beside weights and cache: activations, captured graphs, draws. An estimate.
+_SERVING_BYTES = 4 << 30
 # Rows at which the engine captures a step.
 GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -110,6 +119,8 @@ class StepShape:
         room for a prompt of its own, as where single questions are asked, too.
     filtered
         Whether some completions are drawn through a filter, which sorts the vocabulary.
+    full_over
+        Of full training, the ranks that divide what is trained; 0 where an adapter is trained.
     """
 
     shape: DecoderShape
@@ -126,6 +137,7 @@ class StepShape:
     keep_cache: bool = True
     shares_prompts: bool = True
     filtered: bool = False
+    full_over: int = 0
 
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
@@ -221,15 +233,17 @@ def padded(tokens: int) -> int:
 def plan_memory(step: StepShape) -> MemoryPlan:
     """Return the bytes of a step by part."""
     shape = step.shape
-    adapter = shape.adapter_parameters(step.rank)
+    trained: float = shape.adapter_parameters(step.rank)
+    if step.full_over:
+        trained = shape.parameters() / step.full_over
     cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * 2
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
         "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
-        # Masters, and the 16-bit copies that the engine multiplies by.
-        "adapter": (4 + 2) * adapter,
-        "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
+        # Masters, and the 16-bit copies of an adapter; of full training the copy is the weights.
+        "adapter": int((4 if step.full_over else 4 + 2) * trained),
+        "optimiser": int(trained * MOMENT_BYTES[step.optimizer]),
     }
     during_update = 1 if step.keep_cache else 0
     rest = {"workspace": _WORKSPACE_BYTES, "context": CONTEXT_BYTES}
@@ -245,7 +259,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     activations, logits = _update_bytes(step)
     update = {
         **resident,
-        "gradients": 4 * adapter,
+        "gradients": int(4 * trained),
         "cache": during_update * cache,
         "graphs": during_update * graphs,
         "activations": activations,
@@ -255,37 +269,54 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     return MemoryPlan(step=step, rollout=rollout, update=update)
 
 
-def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
-    """Return the peak of a training run whose cache is capped by what its device has free.
-
-    `more`: bytes that training holds beyond the step's own plan.
-    """
-    return plan_memory(step).peak - _beyond_cap(step, device_bytes, more) + more
+def peak_within(step: StepShape, device_bytes: int) -> int:
+    """Return the peak of a training run whose cache is capped by what its device has free."""
+    return plan_memory(step).peak - _beyond_cap(step, device_bytes)
 
 
-def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return a training run's step with the micro-batches and kept blocks that fit."""
-    beyond = _beyond_cap(step, device_bytes, more)
-    room = int(device_bytes * FILLED_SHARE) - more + beyond
-    return fit_update(step, room, kept=0 if more else None,
-                      most=MOST_FULL_TOKENS if more else MOST_MICRO_TOKENS)  # fmt: skip
+def fit_training(step: StepShape, device_bytes: int) -> StepShape:
+    """Return the step of a training run with the micro-batches and kept blocks that fit."""
+    room = int(device_bytes * FILLED_SHARE) + _beyond_cap(step, device_bytes)
+    return fit_update(step, room, kept=0 if step.full_over else None,
+                      most=MOST_FULL_TOKENS if step.full_over else MOST_MICRO_TOKENS)  # fmt: skip
 
 
-def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
+def _beyond_cap(step: StepShape, device_bytes: int) -> int:
     """Return the bytes of a full cache that a training run's sampler does not take."""
     plan = plan_memory(step)
     resident = ("weights", "embeddings", "adapter", "context")
-    free = device_bytes - more - sum(plan.rollout[part] for part in resident)
+    free = device_bytes - sum(plan.rollout[part] for part in resident)
+    if step.full_over:
+        free -= plan.update["gradients"] + plan.rollout["optimiser"]
+        free -= sum(_passing_bytes(step)[:2])
     return max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
 
 
-def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
-    """Return the bytes that full training takes beyond the plan of 16-bit weights.
+def gathered_bytes(table: int, block: int, ranks: int) -> tuple[int, int, int]:
+    """Return bytes of weights and gradients that a pass of full training holds for a while.
 
-    Float32 masters in place of the 16-bit weights, which become the sampler's copy; float32
-    gradients; two moments.
+    Parameters
+    ----------
+    table, block
+        Elements of the head and of a block's projections.
+
+    Returns
+    -------
+    tuple
+        All the time: buffers of gathers, whose memory serves nothing else. At the head (float32),
+        and in a block (16 bits): its weights and gradient, whole in float32 to be added up over
+        ranks, and a rank's part of the sum. Alone only gradients, before they are added.
     """
-    return int(shape.parameters() * (4 + 4 + _MOMENT_BYTES[optimizer]))
+    if ranks == 1:
+        return 0, 8 * table, 4 * block
+    part = 4 / ranks
+    return 4 * table + 2 * block, int((12 + part) * table), int((8 + part) * block)
+
+
+def _passing_bytes(step: StepShape) -> tuple[int, int, int]:
+    shape = step.shape
+    block = shape.projection_parameters() // shape.layers
+    return gathered_bytes(shape.vocabulary * shape.hidden, block, step.full_over)
 
 
 def _diagonal_image_bytes(step: StepShape) -> int:
@@ -326,18 +357,26 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     """
     shape, M = step.shape, padded(step.micro_tokens)
     H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
-    hidden = 2 * M * H
+    # The stream is float32 where float32 masters multiply by autocast.
+    hidden = (4 if step.full_over else 2) * M * H
     # Of each kept block, besides its input.
     kept = 2 * M * (H + 2 * Q + 2 * Kv + 2 * middle + 7 * step.rank)
     saved = shape.layers * hidden + step.kept_blocks * kept
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
-    if step.kept_blocks:
+    if step.full_over:
+        # By the policy's own modules: inputs of products twice, in float32 and 16 bits.
+        buffers, at_head, in_block = _passing_bytes(step)
+        saved += buffers
+        worst_block = M * (30 * H + 8 * Q + 12 * Kv + 18 * middle) + in_block
+    elif step.kept_blocks:
         worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
     # The adapters' images of a pass; their gradients are those of one block at a time.
-    saved += _diagonal_image_bytes(step)
+    saved += 0 if step.full_over else _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
+    if step.full_over:
+        logits = logits * 4 // 3 + at_head  # the logits' gradient is float32, too
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
         return saved + 4 * hidden, logits
@@ -401,29 +440,70 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     return fit_update(chosen, int(budget * FILLED_SHARE), kept=step.kept_blocks or None)
 
 
-def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
-    """Return changes that need less memory, with what each is called, the mildest first."""
-    offers: list[tuple[str, StepShape]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """What a run of an arm at a scale takes of a device.
 
-    def offer(words: str, **changes: object) -> None:
-        changed = dataclasses.replace(step, **changes)  # type: ignore[arg-type]
-        if changed != step:
-            offers.append((words, changed))
+    Attributes
+    ----------
+    step
+        With micro-batches of one row.
+    served
+        Bytes of vLLM beside them, its copy of the base among them; its cache is in the plan.
+    """
 
-    offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
-    offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
-    offer("the cache given back during the update", keep_cache=False)
-    offer("blocks computed again in backward", kept_blocks=0)
-    offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
-    if step.rank > 16:
-        offer("rank 16", rank=16)
-    if step.weight_format == "bf16":
-        offer("4-bit weights (nvfp4)", weight_format="nvfp4")
-    offer(
-        "one row at once, 8-bit moments, micro-batches of one row",
-        slots=1,
-        optimizer="adamw_8bit",
-        micro_tokens=step.row_tokens,
-        kept_blocks=0,
+    step: StepShape
+    served: int = 0
+
+    @property
+    def least(self) -> int:
+        """Bytes with one row at once, in the rollout and in the update."""
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.served
+
+    def fitting(self, device_bytes: int) -> StepShape:
+        """Return the step with micro-batches and kept blocks for a device of so many bytes."""
+        return fit_training(self.step, device_bytes - self.served)
+
+    def served_share(self, device_bytes: int) -> float:
+        """Return the part of a device that vLLM takes: what is served, and the cache."""
+        plan = plan_memory(self.step)
+        beyond = plan.peak - peak_within(self.step, device_bytes - self.served)
+        return (self.served + plan.rollout["cache"] - beyond) / device_bytes
+
+    def peak(self, device_bytes: int | None) -> int:
+        """Return the planned peak; without a device, of all rows at once."""
+        if device_bytes is None:
+            rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
+            whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
+            return plan_memory(whole).peak + self.served
+        room = device_bytes - self.served
+        return peak_within(self.fitting(device_bytes), room) + self.served
+
+
+def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:
+    """Return the memory of a run on each device of its ranks; None where the shape is not known."""
+    shape = shape_of_checkpoint(scale.checkpoint)
+    if shape is None:
+        return None
+    prompt = scale.longest_prompt + OPENING_TOKENS
+    rows = scale.prompts_per_rollout * scale.group_size
+    step = StepShape(
+        shape=shape,
+        weight_format=arm.weight_format,
+        rank=arm.lora_rank if arm.training == "lora" else 1,
+        prompts=scale.prompts_per_rollout,
+        group=scale.group_size,
+        prompt_tokens=prompt,
+        completion_tokens=scale.longest_completion,
+        slots=min(rows, MOST_SLOTS),
+        micro_tokens=prompt + scale.longest_completion,
+        optimizer=scale.optimizer.name,
+        shares_prompts=False,
+        filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
+        full_over=ranks if arm.training == "full" else 0,
     )
-    return offers
+    served = 0
+    if scale.sampler == "vllm":
+        plan = plan_memory(step).rollout
+        served = plan["weights"] + plan["embeddings"] + _SERVING_BYTES
+    return TrainingMemory(step=step, served=served)

@@ -28,13 +28,14 @@ Easy mistakes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from repro.models import checkpoint as checkpoints
@@ -55,6 +56,7 @@ from repro.models.norms import block_norms, wrap_norms
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
+from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
@@ -85,6 +87,8 @@ class Policy:
         `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one),
         `checkpoint_files` (the SHA-256 of every file that was read, by name), `end_token_ids`, and
         `gguf`, for a folder made of such a file (`gguf_files.made_of`).
+    shards
+        This rank's part of what is trained, where ranks divide it; `model` has the same.
     """
 
     model: nn.Module
@@ -95,6 +99,7 @@ class Policy:
     checkpoint: str = ""
     folder: Path | None = None
     effects: dict[str, Any] = field(default_factory=dict)
+    shards: Shards | None = None
 
     @property
     def decoder(self) -> nn.Module:
@@ -105,6 +110,12 @@ class Policy:
     def device(self) -> torch.device:
         """Where the embeddings are."""
         return self.decoder.get_parameter("model.embed_tokens.weight").device
+
+    def within(self, module: nn.Module, function: Callable[..., Any], *tensors: Tensor) -> Any:
+        """Call a function that multiplies by a part of the decoder, which is whole meanwhile."""
+        if self.shards is None:
+            return function(*tensors)
+        return self.shards.gatherers[module](function, *tensors)
 
 
 def load_policy(
@@ -232,7 +243,12 @@ def _load_base(
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the float32 masters that an optimiser updates, by name; `ValueError` without any."""
+    """Return the float32 masters that an optimiser updates, by name; of ranks, the own part.
+
+    Raises `ValueError` without any.
+    """
+    if policy.shards is not None:
+        return policy.shards.parts
     trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     if not trainable and policy.training != "none":
         raise ValueError(f"training is {policy.training!r} and no parameter is trainable")

@@ -1,12 +1,12 @@
-"""What a process counts for a run beside its steps, over all starts of the run.
+"""Counts for a run besides its steps, summed over all its starts.
 
-Grades, killed graders and peak memory are counters of the process; a run that is stopped and goes
-on in another would show those of its last start alone. So they are read into each checkpoint
-(`repro.rl.rollout_receipts.Tally`) and counted on from it.
+Grades, killed graders and peak memory are counted by the process; a run that is resumed in another
+process would have only the counts of its last start. So each checkpoint saves them
+(`repro.rl.rollout_receipts.Tally`), and a resumed run continues from them.
 
-Easy to get wrong: adding a checkpoint's grades to those of the new process. A start asks the policy
-before training again; that was counted when the checkpoint was written, so its grades take the
-place of what this process has counted until then.
+Easy to get wrong: adding a checkpoint's grades to those of the new process. Each start evaluates
+the initial policy again, which the checkpoint has already counted; so its grades replace those that
+the new process has counted until then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RunTally:
     Parameters
     ----------
     inputs
-        Digests of what the run is made of, by name; every start must have the same.
+        Digests of the run's inputs, by name; they must be the same in every start.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class RunTally:
 
     @property
     def grades(self) -> dict[str, int]:
-        """How many grades of each status the run was given."""
+        """Number of the run's grades by status."""
         return self._evaluation.grades(self._number)
 
     @property
     def workers_killed(self) -> int:
-        """How many graders were killed for being late, in every start."""
+        """Number of graders that were killed for being late, over all starts."""
         return self._killed_before + self._pool.workers_killed
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that any start used."""
+        """Peak memory over all starts."""
         return max(self._peak_before, peak_bytes())
 
     def counts(self) -> dict[str, Any]:
-        """Return all of it, as JSON values."""
+        """Return all counts as JSON values."""
         counts: dict[str, Any] = {
             "grades": self.grades,
             "workers_killed": self.workers_killed,
@@ -67,7 +67,7 @@ class RunTally:
         return counts | ({"inputs": self._inputs} if self._inputs else {})
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from an earlier start; `ValueError` if that was on other files or problems."""
+        """Continue an earlier start's counts; `ValueError` if files or problems have changed."""
         _require_same(counts.get("inputs") or self._inputs, self._inputs)
         self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]

@@ -51,8 +51,8 @@ from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.
 _HOST_BYTES = 64 * 2**30
 
-Outcome = Measured | FailedRun
-Done = Callable[[RunConfig, Outcome], None]
+RunOutcome = Measured | FailedRun
+Done = Callable[[RunConfig, RunOutcome], None]
 FolderOf = Callable[[RunConfig], Path]
 
 
@@ -66,7 +66,7 @@ def train_together(
     threads: int,
     done: Done | None = None,
     folder_of: FolderOf | None = None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Carry out runs of the procedures `train` and `evaluate`, as many at once as fit in memory.
 
     Parameters
@@ -99,7 +99,7 @@ def train_together(
     if target.type == "cuda":  # CUDA graphs are captured on the current device
         torch.cuda.set_device(target.index or 0)
         memory = int(torch.cuda.get_device_properties(target).total_memory)
-    outcome_of: dict[str, Outcome] = {}
+    outcome_of: dict[str, RunOutcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
             outcomes = _carry_out(
@@ -126,14 +126,14 @@ def _carry_out(
     folder: Path,
     should_stop: Callable[[], bool],
     folder_of: FolderOf | None,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Return the outcome of each run of one ensemble; a run that cannot be loaded has failed."""
     reset_peak()
     began = time.perf_counter()
     progress("loading", {"runs": float(len(group))})
     loaded = _policies(group, device)
     ready = [number for number, policy in enumerate(loaded) if isinstance(policy, Policy)]
-    outcomes: list[Outcome] = [one for one in loaded if isinstance(one, FailedRun)]
+    outcomes: list[RunOutcome] = [one for one in loaded if isinstance(one, FailedRun)]
     if ready:
         policies = [policy for policy in loaded if isinstance(policy, Policy)]
         stack = stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
@@ -199,7 +199,7 @@ class _Ensemble:
     def alive(self) -> list[bool]:
         return [failure is None for failure in self.failures]
 
-    def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Outcome]:
+    def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[RunOutcome]:
         """Train the runs if they train anything, and evaluate them."""
         masters, loaded_runs = self.stack.masters, self.loaded_runs
         if masters is None:
@@ -247,7 +247,7 @@ class _Ensemble:
             raise Stopped
         return results
 
-    def _outcomes(self, trained: Callable[[int], TrainingOutcome | None]) -> list[Outcome]:
+    def _outcomes(self, trained: Callable[[int], TrainingOutcome | None]) -> list[RunOutcome]:
         """Evaluate the final policies and return the outcome of each run."""
         self._show("evaluating", {})
         began = time.perf_counter()
@@ -256,7 +256,7 @@ class _Ensemble:
         final = self.loaded_runs.final(self.alive)
         self.seconds["final"] = time.perf_counter() - began
         loaded_runs = dataclasses.replace(self.loaded_runs, receipts={"together": self._receipt()})
-        outcomes: list[Outcome] = []
+        outcomes: list[RunOutcome] = []
         for number, failure in enumerate(self.failures):
             if failure is not None:
                 outcomes.append(failure)

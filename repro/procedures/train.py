@@ -27,8 +27,8 @@ from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
+from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -39,11 +39,12 @@ from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
-from repro.rl.collect import Asked, PromptSource, Score
+from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single_run.for_policy import sampler_for
+from repro.rl.single_run.divide import shard
+from repro.rl.single_run.for_policy import CopySampler, sampler_for
 from repro.rl.single_run.ranks import Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
@@ -70,7 +71,7 @@ def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     if ranks.world == 1:
         return score
 
-    def checked(asked: Sequence[Asked | None]) -> Sequence[Rewards | None]:
+    def checked(asked: Sequence[GradingRequest | None]) -> Sequence[Rewards | None]:
         rewards = score(asked)
         digests = ranks.texts(digest_of([None if own is None else own.total for own in rewards]))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -124,7 +125,8 @@ def train_and_evaluate(
         )
         measured = loaded_runs.outcome(0, final, trained)
         if ranks.first:
-            keep_policy(policy, folder)
+            sampler = cast(CopySampler, loaded_runs.sampler)
+            keep_policy(policy if policy.shards is None else sampler.of_trained(), folder)
         return measured
 
 
@@ -184,8 +186,11 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedR
 def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    sampler = _sampler(policy, run)
     ranks = Ranks.joined()
+    if ranks.world > 1 and run.arm.training == "full":
+        shard(policy, ranks.devices, scale.optimizer.name)
+        release()  # the whole masters
+    sampler = _sampler(policy, run)
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
@@ -235,7 +240,7 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
-    memory = training_memory(run.arm, run.scale)
+    memory = training_memory(run.arm, run.scale, Ranks.joined().world)
     if memory is None:
         return None
     # With different cards, the smallest one decides for all ranks.
@@ -261,6 +266,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         rows=scale.prompts_per_rollout * scale.group_size,
         max_new_tokens=longest,
         max_positions=positions,
+        optimizer=scale.optimizer.name,
     )
 
 
@@ -282,6 +288,8 @@ def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
     """Return the L2 norm of the change of the trained parameters since `start`."""
     now = trainable_parameters(policy)
+    if policy.shards is not None:
+        return float(policy.shards.norm({n: now[n].detach().cpu() - start[n] for n in start}))
     squares = [(now[name].detach().cpu() - start[name]).double().square().sum() for name in start]
     return float(torch.stack(squares).sum().sqrt())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from repro.evidence.origins import commits_of, devices_of
 from repro.evidence.printable import one_line
-from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, Row, Side
+from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, MetricRow, Side
 from repro.report.numbers import quantity
 
 LINES = 10
@@ -57,11 +57,11 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     return [one_line(line) for line in (*first, *middle[:room], *last)]
 
 
-def _remarkable(judgement: Judgement) -> list[Row]:
+def _remarkable(judgement: Judgement) -> list[MetricRow]:
     return [row for row in judgement.rows if row.verdict != "unchanged"]
 
 
-def row_text(row: Row) -> str:
+def row_text(row: MetricRow) -> str:
     """Return a row as a sentence."""
     return (
         f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
@@ -69,16 +69,16 @@ def row_text(row: Row) -> str:
     )
 
 
-def _mean(values: Sequence[float], row: Row) -> str:
+def _mean(values: Sequence[float], row: MetricRow) -> str:
     return quantity(sum(values) / len(values), row.unit)
 
 
-def change_text(row: Row) -> str:
+def change_text(row: MetricRow) -> str:
     """Return the change, in percent where it is relative."""
     return f"{_change(row.change, row)} {_change_unit(row)}"
 
 
-def _because(row: Row) -> str:
+def _because(row: MetricRow) -> str:
     threshold = f"threshold {_change(row.threshold, row).lstrip('+')} {_change_unit(row)}"
     n = f"n = {len(row.old)} and {len(row.new)}"
     if row.low is None or row.high is None:
@@ -87,11 +87,11 @@ def _because(row: Row) -> str:
     return f"{row.better} is better; {interval}, {n}; {threshold}"
 
 
-def _change(value: float, row: Row) -> str:
+def _change(value: float, row: MetricRow) -> str:
     return f"{100 * value:+.1f}" if row.relative else f"{value:+.3g}"
 
 
-def _change_unit(row: Row) -> str:
+def _change_unit(row: MetricRow) -> str:
     if row.relative:
         return "%"
     return "points" if row.unit == "percent" else row.unit

@@ -26,8 +26,8 @@ _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dose:
-    """What one arm is before training, beside BF16 of the same draw.
+class ArmDose:
+    """An arm before training, compared with BF16 of the same draw.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ def treatment(rise: Interval, expected: Path) -> str:
     return "delivered" if rise.low >= least else "not delivered" if rise.high < least else "unclear"
 
 
-def doses(checked: Checked) -> dict[str, Dose]:
+def doses(checked: Checked) -> dict[str, ArmDose]:
     """Return the dose of each arm that a check of a `dose` target has records of, but BF16's."""
     target = checked.selection.target
     entropy, accuracy = (checked.evidence.values(name) for name in (_ENTROPY, _ACCURACY))
@@ -100,7 +100,7 @@ def doses(checked: Checked) -> dict[str, Dose]:
         known = [pair for pair in alike if pair is not None]
         whole = len(known) == len(draws) and arm.temperature_factor == 1
         rise = mean_interval([own[draw] - base[draw] for draw in draws])
-        found[arm.name] = Dose(
+        found[arm.name] = ArmDose(
             arm=arm,
             rise=judged.get((arm.name, BASE), rise),
             temperature=mean_interval([t for t, _ in known]).value if whole else None,

@@ -27,7 +27,7 @@ from repro.spec.tier import Tier
 from repro.targets import kernel_speed
 
 # Checks of the target by device.
-Group = Mapping[str, Checked]
+ChecksByDevice = Mapping[str, Checked]
 Bars = Mapping[tuple[str, str], Bar]
 # A line of a grid: its label, the arm, and the metric of each column ("" leaves a cell empty).
 GridLine = tuple[str, str, Sequence[str]]
@@ -94,7 +94,9 @@ def _portable_lines() -> list[GridLine]:
     ]
 
 
-def _grid(group: Group, bars: Bars, heads: Sequence[int], grid: Sequence[GridLine]) -> list[str]:
+def _grid(
+    group: ChecksByDevice, bars: Bars, heads: Sequence[int], grid: Sequence[GridLine]
+) -> list[str]:
     """Return a table over rows of x; below each line that has bars, `bar (goal)`."""
     rows, devices = [], device_heads(group)
     for label, arm, names in grid:
@@ -120,7 +122,7 @@ def _bound(bar: Bar | None) -> str:
     return f"{high if low is None else low:.3g}{'' if goal is None else f' ({goal:.3g})'}"
 
 
-def _other_operations(group: Group, bars: Bars) -> list[str]:
+def _other_operations(group: ChecksByDevice, bars: Bars) -> list[str]:
     parts: dict[str, list[Line]] = {device: [] for device in group}
     for device, checked in group.items():
         for metric in checked.selection.target.metrics:

@@ -81,7 +81,7 @@ def signed(value: float, low: float | None, high: float | None, form: str) -> st
 
 
 def bar_text(bar: Expectation, unit: str) -> str:
-    """Return the accepted interval of a bar in words: `at least 1.5 x`."""
+    """Return the accepted interval of a bar as text: `at least 1.5 x`."""
     low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)
     if low is None:
         return f"at most {high}"

@@ -2,23 +2,28 @@
 
 The page is a template over the tidy table (`repro.report.tidy`): it has its styles and its script
 within, asks no network, and without scripts shows every row.
+
+What others measured has a section of its own: the bundles at `reported/<who>/<name>.jsonl.xz`,
+judged by today's rules. The folder's README says how they get there; nothing that is blessed or
+answered counts them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.paper import read_paper
-from repro.judge.check import Checked
+from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
+from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
-from repro.report.reported import Report
-from repro.report.tables import device_of
+from repro.report.tables import device_of, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
-from repro.report.verdict_words import Kind
+from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
@@ -27,17 +32,30 @@ _COLUMNS = 4
 _FEWEST = 3
 # The page may be of a few targets, so that a question without records may have some elsewhere.
 ABSENT = "without records here"
+REPORTED = PACKAGE.parent / "reported"
+_WHO = re.compile(r"[A-Za-z0-9-]{1,39}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MARKS = re.compile(r"([\\`*_\[\]])")
+_SHORT = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A bundle: who sent it, what it is, what its verdicts come to or why it has none."""
+
+    who: str
+    title: str
+    said: str
+    checked: Checked | None = None
+    rows: tuple[Row, ...] = ()
 
 
 def page_text(
     checks: Sequence[Checked], expected: Path, reports: Sequence[Report] | None = None
 ) -> str:
-    """Return the page of these checks as HTML; of a target the paper's claims come first.
+    """Return the page of these checks as HTML, without a section of reports where they are None.
 
-    Parameters
-    ----------
-    reports
-        What others measured, in a section of its own; None leaves the section out.
+    Of a target the paper's claims come first.
     """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
@@ -103,13 +121,7 @@ def interval_marks(row: Row) -> dict[str, float]:
 
 
 def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
-    """Return where the seeds of a statement's arms lie, in percent; empty without several values.
-
-    Parameters
-    ----------
-    seeds
-        (seed, value) by target, tier, device, arm and metric.
-    """
+    """Return where the seeds of each arm (see `_seeds`) lie, in percent; empty of too few."""
     places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
     arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
     every = [value for arm in arms for value in arm]
@@ -151,3 +163,48 @@ def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]
         place: environment_lines([r for one in of_place for r in one.evidence.every_record()])
         for place, of_place in groups.items()
     }
+
+
+def reports(folder: Path, expected: Path) -> list[Report]:
+    """Return what the bundles in a folder report; empty without any."""
+    if not any(folder.glob("*/*")):
+        return []
+    return [_report(path, expected) for path in bundles_in(folder)]
+
+
+def _report(path: Path, expected: Path) -> Report:
+    who = path.parent.name if _WHO.fullmatch(path.parent.name) else "no account's name"
+    try:
+        checked = judge_bundle(path, expected)
+        with unbelieved(path):
+            return _judged(who, checked, expected)
+    except ValueError as error:
+        return Report(who=who, title=path.name, said=str(error))
+
+
+def _judged(who: str, checked: Checked, expected: Path) -> Report:
+    target, tier = checked.selection.target.name, checked.selection.tier.value
+    records = [*checked.evidence.every_record(), *checked.evidence.failed_records]
+    known = {r.commit[:_SHORT] for r in records if _COMMIT.fullmatch(r.commit)}
+    commits = ", ".join(sorted(known)) or "unknown"
+    device = device_title(device_name(checked.evidence) or "")
+    title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
+    said = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
+    if refused := len(checked.evidence.refused):
+        said += f"; {refused} records refused"
+    rows = tuple(statements([checked], expected))
+    return Report(who=who, title=title, said=said, checked=checked, rows=rows)
+
+
+def reported_rows(folder: Path, expected: Path) -> list[str]:
+    """Return a table of what others report, or a sentence where nobody has yet."""
+    found = reports(folder, expected)
+    if not found:
+        return ["Nobody has sent one yet."]
+    rows = [[_as_text(cell) for cell in (one.who, one.title, one.said)] for one in found]
+    return table(["reported by", "what", "verdicts"], rows)
+
+
+def _as_text(said: str) -> str:
+    """Return what a stranger's bundle may say so that Markdown shows it, and obeys none of it."""
+    return _MARKS.sub(r"\\\1", plain(said))

@@ -13,8 +13,8 @@ from repro.judge.check import Checked
 from repro.report.claims import claims_rows, count_rows
 from repro.report.kernel_tables import kernel_rows
 from repro.report.learning import dose_rows, training_rows, untrained_rows
+from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
-from repro.report.reported import REPORTED, reported_rows
 from repro.report.systems import systems_writers
 from repro.spec.whole_files import replace_text
 
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.
 
 
 def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> str:
-    """Return a text with what stands between its markers replaced.
+    """Return a text with the part between its markers replaced.
 
     A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`.
 

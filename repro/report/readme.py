@@ -17,7 +17,7 @@ from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
 from repro.report.numbers import cell_text, device_heads, quantity, signed
 from repro.report.systems import BLOCKS, step_spans
-from repro.report.systems_rates import Comparison, comparisons, ratio_span
+from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import rendered
 from repro.report.verdict_words import Kind, of_kind, stated_bars
@@ -145,7 +145,7 @@ def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def _compared(pairs: Sequence[Comparison]) -> Measured:
+def _compared(pairs: Sequence[RatePair]) -> Measured:
     return ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
 
 

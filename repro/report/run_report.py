@@ -162,8 +162,7 @@ def main_report(args: argparse.Namespace) -> int:
         renew_readme(Path(args.readme), expected)
         return 0
     if args.html:
-        from repro.report.one_page import page_text
-        from repro.report.reported import REPORTED, reports
+        from repro.report.one_page import REPORTED, page_text, reports
 
         stored = not args.runs
         others = reports(REPORTED, expected) if stored and not args.targets else None

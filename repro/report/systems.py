@@ -1,4 +1,4 @@
-"""The blocks of `docs/systems.md`: what the systems tier measured, beside the paper's numbers.
+"""The blocks of `docs/systems.md`: measurements of the systems tier and the paper's numbers.
 
 Each block is written from blessed records alone, of the paper's card where there are some. A
 picture is linked where it has been drawn, so a page is renewed after its pictures.
@@ -44,7 +44,7 @@ Table = Callable[[Checked, Path], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of the page: its question, targets, table, picture, and whether that stands open."""
+    """A block of the page: its question, targets, table, picture, and whether it is unfolded."""
 
     asks: str
     targets: tuple[str, ...]

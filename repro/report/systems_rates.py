@@ -38,7 +38,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RatePair:
     """Two rates and their ratio, seed by seed.
 
     Attributes
@@ -68,7 +68,7 @@ class Comparison:
         return self.fast.paper / self.slow.paper
 
 
-def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
+def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
     """Return the claimed ratios of a check's rollouts, and those of cells without a claim.
 
     Without a claim, QeRL is compared with 16-bit LoRA at each batch that was measured.
@@ -98,7 +98,7 @@ def _pair(
     printed: Mapping[tuple[str, str, int], float],
     required: float | None = None,
     verdict: Verdict | None = None,
-) -> Comparison | None:
+) -> RatePair | None:
     match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
     absent = {arm: _absent(checked, arm, metric) for arm in arms if not values.get(arm)}
     if match is None or len(absent) == len(arms) or not all(absent.values()):
@@ -115,7 +115,7 @@ def _pair(
         measured = mean_interval([*values[arm].values()]) if values.get(arm) else None
         return Rate(arm=arm, measured=measured, paper=paper, absent=absent.get(arm, ""))
 
-    return Comparison(
+    return RatePair(
         model=match[1],
         place=place,
         fast=rate(arms[0]),
@@ -173,14 +173,14 @@ def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str,
     }
 
 
-def ratio_span(pairs: Sequence[Comparison]) -> str:
+def ratio_span(pairs: Sequence[RatePair]) -> str:
     """Return the span of the measured ratios, as `span` does."""
     return span(item.ratio.value for item in pairs if item.ratio is not None)
 
 
-def against(pairs: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
     """Return the comparisons by what they are against, ranks left out of the names."""
-    groups: dict[str, list[Comparison]] = {}
+    groups: dict[str, list[RatePair]] = {}
     for item in pairs:
         groups.setdefault(_RANK.sub("", item.slow.arm), []).append(item)
     return groups

@@ -1,4 +1,4 @@
-"""Tables of `docs/systems.md`: rollouts and steps, the paper's numbers beside ours."""
+"""Tables of `docs/systems.md`: rollouts and steps, with the paper's numbers and ours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from repro.evidence.verdicts.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import (
-    Comparison,
     Rate,
+    RatePair,
     against,
     comparisons,
     printed_speedups,
@@ -39,7 +39,7 @@ def rate_table(checked: Checked, expected: Path) -> list[str]:
     return [*table(heads, rows), *bar_rows(checked, expected), *_disagreements(checked, expected)]
 
 
-def _arm_names(pairs: Sequence[Comparison], *, several: bool) -> tuple[str, str]:
+def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
     """Return what the heads call the faster arm and the one that it is compared with."""
     if several:
         return "QeRL", "the other"
@@ -48,16 +48,16 @@ def _arm_names(pairs: Sequence[Comparison], *, several: bool) -> tuple[str, str]
     return "QeRL", "16-bit LoRA"
 
 
-def _alike(items: Sequence[Comparison]) -> list[list[Comparison]]:
+def _alike(items: Sequence[RatePair]) -> list[list[RatePair]]:
     """Return comparisons of the same two rates together, whatever each asks for."""
-    same: dict[tuple[str, int, str, str], list[Comparison]] = {}
+    same: dict[tuple[str, int, str, str], list[RatePair]] = {}
     for item in items:
         same.setdefault((item.model, item.place, item.fast.arm, item.slow.arm), []).append(item)
     return list(same.values())
 
 
 def _rate_row(
-    checked: Checked, same: Sequence[Comparison], by_rank: bool, several: bool
+    checked: Checked, same: Sequence[RatePair], by_rank: bool, several: bool
 ) -> list[str]:
     item = same[0]
     first, second = rank_of(item.fast.arm), rank_of(item.slow.arm)

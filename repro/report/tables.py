@@ -1,4 +1,4 @@
-"""Tables of Markdown, written in one place, with any number of devices side by side.
+"""Markdown tables, with any number of devices in adjacent columns.
 
 A column in which every row is empty is left out, so that one layout serves every target.
 """

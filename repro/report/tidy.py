@@ -23,7 +23,7 @@ from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked, device_name
 from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
-from repro.report.systems_rates import Comparison, comparisons, printed_speedups
+from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.spec.arm import require
@@ -207,7 +207,7 @@ def _papers(
     verdict: Verdict,
     arms: Sequence[str],
     metric: str,
-    pairs: Mapping[str, Comparison],
+    pairs: Mapping[str, RatePair],
 ) -> float | None:
     """Return the paper's own value of what a verdict is on, where it prints one."""
     if verdict.paper is not None:

@@ -36,7 +36,7 @@ class WorkerLateError(Exception):
 
 
 class WorkerGoneError(Exception):
-    """A worker ended by itself, or was killed by somebody else."""
+    """A worker ended unexpectedly, or was killed by another process."""
 
 
 class Worker:

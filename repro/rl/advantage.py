@@ -56,7 +56,7 @@ def group_advantages(
     scale_by_std: bool,
     epsilon: float,
 ) -> Advantages:
-    """Centre rewards on their group's mean and, if asked, divide by its standard deviation.
+    """Subtract the group's mean from rewards and optionally divide by its standard deviation.
 
     Parameters
     ----------

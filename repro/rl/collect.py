@@ -1,17 +1,17 @@
-"""Rollouts: which problems, which seeds, the completions, their rewards and advantages.
+"""Rollouts: problems, seeds, completions, rewards and advantages.
 
-The order of problems depends on the run's seed alone, so all arms of a seed see the same problems
-at the same step; each completion's seed depends on (run seed, step, problem, k), so arms also share
-their random numbers (common random numbers). Adding noise to one arm moves neither.
+The order of problems depends only on the run's seed, so all arms of a seed have the same problems
+at the same step. The seed of each completion depends on (run seed, step, problem, k), so arms also
+have common random numbers. Adding noise to an arm changes neither.
 
 Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative, at
-most `dynamic_sampling` batches per step, then goes on with what there is. What tells is the
-*accuracy*, or, under a user's own reward, that reward before any shaping. Problems drawn and thrown
-away are counted: without that number, comparing it by steps is unfair to the arm that draws once.
+most `dynamic_sampling` batches per step, and then continues with what there is. A group is
+informative if its *accuracy* varies; with a user's own reward, if that reward varies before any
+shaping. Discarded problems are counted too: otherwise a comparison by steps would be unfair to an
+arm without dynamic sampling.
 
-Runs that train side by side are sampled and graded together, batch by batch, until each has what it
-needs. A run that needs no further batch idles in it and draws nothing, so its random numbers stay
-where they are.
+Runs that train together are sampled and graded together, batch by batch, until each is complete. A
+run that needs no further batch idles and draws no random numbers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
 # Texts, golds and seeds of one run's completions, and which of them were cut.
-Asked = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
+GradingRequest = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
 # Their rewards; one entry per run, None for those that idle.
-Score = Callable[[Sequence[Asked | None]], Sequence[Rewards | None]]
+Score = Callable[[Sequence[GradingRequest | None]], Sequence[Rewards | None]]
 # Each run's completions of what it asks.
 Sample = Callable[[Sequence["BatchRequest | None"]], Sequence["Sequence[Completion] | None"]]
 
@@ -60,18 +60,18 @@ class Rollout:
     Attributes
     ----------
     reward
-        B values that the advantages were made of, shaping included.
+        B values from which the advantages are computed, including shaping.
     batches, groups_drawn, tokens_sampled
-        Batches of problems, groups and tokens sampled for it, those left out afterwards included.
+        Batches of problems, groups and tokens sampled, including those that were discarded.
     informative
-        Share of the groups drawn that differ in what tells (see the module docstring).
+        Share of the sampled groups that are informative (see the module docstring).
     accuracy_sampled, lenient_sampled
-        Share of right completions among all sampled, of groups left out too, by the strict and the
-        lenient reading; None where none could be graded.
+        Share of correct completions among all sampled ones, including discarded groups, by strict
+        and lenient grading; None if none could be graded.
     lenient, golds
-        B values each: accuracy by the lenient reading, and the gold answers.
+        B values each: accuracy by lenient grading, and the gold answers.
     mixed
-        Groups of the B rows whose rewards differ before any shaping.
+        Groups of the B rows with different rewards before any shaping.
     examples
         Token ids of the first completions sampled.
     """
@@ -108,29 +108,29 @@ class _Drawn:
 
 
 class Prompts(Protocol):
-    """Where a rollout's prompts come from, and how its completions are read."""
+    """Source of a rollout's prompts, and reader of its completions."""
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the P problems of the batch counted from 0, ids unique."""
         ...
 
     def prompt(self, problem: Problem) -> list[int]:
-        """Return the token ids that ask a problem."""
+        """Return the token ids of a problem's prompt."""
         ...
 
     def texts(
         self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
     ) -> list[str]:
-        """Return what completions of P prompts say, prompt-major, for the graders."""
+        """Return the texts of completions of P prompts, prompt-major, for the graders."""
         ...
 
 
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
-    `prompts` are by problem's id; runs of one scale that train side by side fill them together.
+    `prompts` caches prompts by problem id; runs of one scale that train together share it.
 
-    Raises `ValueError` when there are fewer problems than a rollout takes, or two share an id.
+    Raises `ValueError` if there are fewer problems than a rollout takes, or if two share an id.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class BatchRequest:
 
 
 class GrowingRollout:
-    """A rollout that grows batch by batch, whoever samples and grades the batches.
+    """A rollout that grows by batches, which the caller samples and grades.
 
     It starts at an optimiser step, counted from 0, with `draws` batches of problems drawn before.
     """
@@ -214,7 +214,7 @@ class GrowingRollout:
 
     @property
     def complete(self) -> bool:
-        """Whether no further batch is to be drawn."""
+        """Whether the rollout needs no further batch."""
         scale: TrainScale = self.run.scale
         full = len(self._collected.prompts) == scale.prompts_per_rollout
         return full or self._batches >= max(self.run.arm.loss.dynamic_sampling, 1)
@@ -275,7 +275,7 @@ class GrowingRollout:
         _append(self._collected, drawn, groups, scale.group_size)
 
     def rollout(self) -> Rollout:
-        """Return the whole, with advantages."""
+        """Return the complete rollout, with advantages."""
         scale: TrainScale = self.run.scale
         loss, collected = self.run.arm.loss, self._collected
         drawn = self._batches * scale.prompts_per_rollout
@@ -317,10 +317,10 @@ def collect(
     score: Score,
     clock: Clock,
 ) -> list[Rollout | None]:
-    """Return every live run's rollout; a run that cannot have one has failed.
+    """Return the rollout of every live run; a run for which that fails has failed.
 
-    `growing` are empty so far, one per run. `sample` samples under each run's policy as it stands,
-    added noise included. The clock is marked after each batch's sampling and after its grading.
+    `growing` has an empty rollout per run. `sample` samples from each run's current policy,
+    including added noise. The clock is marked after each batch's sampling and after its grading.
     """
     while True:
         asked = state.each(lambda s: None if growing[s].complete else growing[s].request())
@@ -337,7 +337,7 @@ def _add_batch(
     score: Score,
     clock: Clock,
 ) -> None:
-    """Sample and score one batch of the runs that ask for one; the others idle."""
+    """Sample and score a batch for the runs that need one; the others idle."""
     sampled = sample(asked)
     clock.mark("rollout")
     rewards = score([_asked(*one) for one in zip(growing, asked, sampled, strict=True)])
@@ -349,7 +349,7 @@ def _asked(
     growing: GrowingRollout,
     request: BatchRequest | None,
     completions: Sequence[Completion] | None,
-) -> Asked | None:
+) -> GradingRequest | None:
     if request is None or completions is None:
         return None
     cut = [completion.finish_reason == "length" for completion in completions]
@@ -380,9 +380,9 @@ def _group_ids(groups: int, group_size: int) -> list[int]:
 
 
 def loss_mask(rollout: Rollout, *, mask_truncated: bool) -> Tensor:
-    """Return (B, T) bool: tokens that the loss counts, in numerator and denominator alike.
+    """Return (B, T) bool: the tokens that count in the loss's numerator and denominator.
 
-    Rows without a reward count nothing; nor do truncated ones under overlong filtering.
+    Rows without a reward do not count, and with overlong filtering neither do truncated rows.
     """
     counting = rollout.advantages.scored.clone()
     if mask_truncated:

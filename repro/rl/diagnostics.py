@@ -1,4 +1,4 @@
-r"""What a training run must show beside its reward: mismatch, entropy, lengths.
+r"""Diagnostics of a training run besides its reward: mismatch, entropy, lengths.
 
 The sampler's log-probabilities and the trainer's are of the same weights but not of the same
 arithmetic, and under added noise not of the same weights either. With Delta = log pi_trainer - log

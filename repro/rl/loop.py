@@ -1,6 +1,6 @@
-"""Steps from a checkpoint to the last one: when to stop, to evaluate and to save.
+"""The loop from a checkpoint to the last step: when to stop, evaluate and save.
 
-What an iteration is, its caller says (`repro.rl.trainer`).
+The caller defines the iteration (`repro.rl.trainer`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from repro.spec.config import TrainScale
 # Of one step: the values of each run, None for frozen ones.
 StepValues = list[Values | None]
 OnRollout = Callable[[int, Sequence[Rollout | None]], Mapping[int, Exception] | None]
-# Moves the states on, in place, by as many steps as it returns values of.
+# Makes some steps and advances the states in place; returns the values of each step.
 Iterate = Callable[[RunStates], list[StepValues]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hooks:
-    """What a training asks of its caller.
+    """Callbacks of the training loop.
 
     Attributes
     ----------
     evaluate
-        From the steps done and which runs are alive to the held-out accuracy of each, in percent;
-        asked without added noise every `scale.evaluation.every` steps, and before the first where
-        the scale has a `token_budget`. None evaluates nothing.
+        Takes the number of steps done and which runs are alive; returns the held-out accuracy of
+        each run, in percent. Called without added noise every `scale.evaluation.every` steps, and
+        before the first step if the scale has a `token_budget`. None: no evaluation.
     on_step
-        Called with the steps done and the values of each run, None for frozen ones; beside those of
-        its series, the wall seconds of the step's phases, of all runs together (`repro.rl.clock`).
+        Takes the number of steps done and the values of each run, None for frozen ones: those of
+        its series, and the wall seconds of the step's phases for all runs (`repro.rl.clock`).
     on_rollout
-        Called with the steps done and the scored rollout of each run, before the updates on it;
-        may return runs that are to fail here, each with its error.
+        Takes the number of steps done and the scored rollout of each run, before the updates on
+        it; may return runs that have to fail, each with its error.
     should_stop
-        Asked before each iteration; True writes a checkpoint and returns.
+        Called before each iteration; True writes a checkpoint and returns.
     tallies
-        One per run, or none: what the process counts for it beside its steps; read into each
-        checkpoint, and gone on from there.
+        One per run, or none: counts of the process besides the steps, saved in each checkpoint and
+        continued from there.
     """
 
     evaluate: Callable[[int, Sequence[bool]], Sequence[float | None]] | None = None

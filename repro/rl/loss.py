@@ -1,8 +1,9 @@
-r"""The policy loss: GRPO, DAPO and Dr. GRPO as values of one configuration.
+r"""The policy loss: GRPO, DAPO, Dr. GRPO and GSPO as values of one configuration.
 
 For row i with advantage A_i and its counting tokens t (l = log-probability)::
 
-    ratio_it  = exp(l_it - old_it)
+    ratio_it  = exp(l_it - old_it)              token
+                exp(mean_t (l_it - old_it))     sequence (GSPO)
     gain_it   = min(ratio_it A_i, clip(ratio_it, 1 - low, 1 + high) A_i)
     loss_it   = -w_it gain_it + beta (e^d - d - 1),  d = ref_it - l_it
     w_it      = min(exp(old_it - sampled_it), C), no gradient   (truncated importance sampling)
@@ -23,9 +24,11 @@ Easy mistakes:
   e^d - d - 1 estimates KL(policy || reference) and has the gradient of KL(reference || policy).
 * With one update per rollout and the trainer's own log-probabilities as `old`, the ratio is 1
   exactly, and no clip bound can act, however it is set.
+* A sequence ratio moves by thousandths: GSPO's clip range is of order 3e-4, not 0.2. Its importance
+  weight is the product over the tokens.
 
-Sources: arXiv 2510.11696 Eq. 3 and App. E; 2503.14476 (DAPO); 2503.20783 (Dr. GRPO); 2510.01555,
-2512.21852 (KL gradients).
+Sources: arXiv 2510.11696 Eq. 3 and App. E; 2503.14476 (DAPO); 2503.20783 (Dr. GRPO); 2507.18071
+(GSPO); 2510.01555, 2512.21852 (KL gradients).
 """
 
 from __future__ import annotations
@@ -130,7 +133,13 @@ def policy_loss(
     check_loss(config)
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     advantage = advantages.to(logprobs.dtype)[:, None]  # (B, 1)
-    ratio = _ratio(logprobs, old, mask)
+    # Padding is set to 0 before exp: 0 * inf in a masked position would still poison gradients.
+    by_sequence = config.ratio == "sequence"
+    difference = torch.where(mask, logprobs - old, 0)
+    if by_sequence:
+        lengths = mask.sum(1, keepdim=True).clamp(min=1)
+        difference = (difference.sum(1, keepdim=True) / lengths).expand_as(mask)
+    ratio = difference.exp()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     gain = torch.minimum(ratio * advantage, clipped * advantage)
 
@@ -138,7 +147,10 @@ def policy_loss(
     if config.importance_cap is not None:
         if sampled_logprobs is None:
             raise ValueError("loss.importance_cap is set; it needs the sampler's log-probabilities")
-        weight = _ratio(old, sampled_logprobs, mask).detach().clamp(max=config.importance_cap)
+        off = torch.where(mask, old - sampled_logprobs, 0).detach()
+        if by_sequence:
+            off = off.sum(1, keepdim=True).expand_as(mask)
+        weight = off.exp().clamp(max=config.importance_cap)
     per_token = -weight * gain
     kl = torch.zeros_like(logprobs)
     if config.beta > 0:
@@ -158,12 +170,6 @@ def policy_loss(
         loss=aggregate(per_token, mask, config.aggregation, counts),
         sums=torch.stack([*counts_of, *sums]),
     )
-
-
-def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Return the ratio of two policies by token, (B, T); 1 in padding."""
-    # Padding is set to 0 before exp: 0 * inf in a masked position would still poison gradients.
-    return torch.where(mask, logprobs - old, 0).exp()
 
 
 def aggregate(

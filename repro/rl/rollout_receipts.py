@@ -1,9 +1,9 @@
-"""What a run writes down about each rollout: series values and the receipts in `effects`.
+"""Records of each rollout in a run's state: values of series, and receipts in `effects`.
 
-Effects are sums and maxima of what was really done (norms perturbed and their realised sigma, rows
-trained on). They travel in the checkpoint, so a resumed run's receipts are those of the whole run;
-only `seconds` differ from an uninterrupted one. What the process counts elsewhere (grades, killed
-graders, peak memory) is a `Tally`, which is read before each checkpoint and goes on from there.
+Effects are sums and maxima over rollouts (norms perturbed and their realised sigma, rows trained
+on). Checkpoints hold them, so a resumed run's receipts are those of the whole run; only `seconds`
+differ from an uninterrupted one. Counts from elsewhere in the process (grades, killed graders, peak
+memory) form a `Tally`, which is saved in each checkpoint and continued from it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Values = dict[str, float | int | None]
 
 
 class Tally(Protocol):
-    """What a process counts for a run beside its steps."""
+    """Counts of a process for a run besides its steps."""
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of all starts of the run so far, as JSON values."""
         ...
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from what an earlier start had counted when it wrote a checkpoint."""
+        """Continue from the counts that an earlier start saved in a checkpoint."""
         ...
 
 
@@ -44,14 +44,14 @@ def note_rollout(
     before: Tensor,
     done: Tensor,
 ) -> Values:
-    """Add a rollout to the run's receipts; return what is written for each of its steps.
+    """Add a rollout to the run's receipts; return the values that all its steps share.
 
     Parameters
     ----------
     before : Tensor, (B, T)
         The trainer's log-probabilities before the rollout's first step.
     done : Tensor, (rows,), int64
-        Indices of the rows that the rollout's steps were on; the sampler is compared on those.
+        Indices of the rows that were trained on; the sampler is compared with the trainer on them.
     """
     rows, mismatch = rollout.rows, None
     if len(done):
@@ -132,14 +132,14 @@ def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
 
 
 def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
-    """Return `micro_tokens`, or what a micro-batch had to be cut to at an earlier step."""
+    """Return `micro_tokens`, or the smaller size to which an earlier step had to reduce it."""
     return min(micro_tokens, state.effects.get("micro_tokens", micro_tokens))
 
 
 def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int) -> None:
-    """Record where memory ran out with `asked` tokens in a micro-batch, not with `fitting`.
+    """Note that memory ran out with `asked` tokens in a micro-batch, but not with `fitting`.
 
-    Later steps begin with `fitting`; the gradient is the same, the time is not.
+    Later steps begin with `fitting`; the gradient is the same, the time differs.
     """
     if fitting < asked:
         state.effects["micro_tokens"] = fitting

@@ -1,8 +1,8 @@
-"""Runs that train side by side: what each knows beside tensors, and what happens when one fails.
+"""State of runs that train together, besides tensors, and the handling of a failed run.
 
-A run may fail by itself: a rollout that cannot be scored, a gradient that is not finite. Among
-others it is frozen: its reason is kept, its rows idle, and the others go on. A run that trains by
-itself is not frozen; its error ends the training.
+A single run may fail, by a rollout that cannot be scored or a gradient that is not finite. In an
+ensemble it is frozen: the reason is kept, its rows idle, and the other runs continue. A run that
+trains alone is not frozen; its error ends the training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from repro.spec.config import RunConfig
 
-# What a run may raise by itself; anything else is a fault of the program and ends all.
+# Errors of a single run; any other error is a fault of the program and ends all runs.
 RUN_FAILURES = (ValueError, ArithmeticError)
 
 Result = TypeVar("Result")
@@ -22,12 +22,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a training run left behind.
+    """The result of a training run.
 
     Attributes
     ----------
     finished
-        False when `should_stop` ended it; the same call goes on from its checkpoint.
+        False if `should_stop` ended it; the same call resumes from its checkpoint.
     step
         Optimiser steps done.
     series
@@ -45,7 +45,7 @@ class TrainResult:
 class FailedRun:
     """A run that ended early, after `step` optimiser steps.
 
-    `reason` is the kind and message of what ended it.
+    `reason` is the kind and message of the error.
     """
 
     step: int
@@ -59,7 +59,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """What a run knows beside tensors; grows with every step.
+    """The state of a run besides tensors; grows with every step.
 
     Attributes
     ----------
@@ -68,8 +68,8 @@ class TrainState:
     series
         `{name: [one value per step]}`.
     counts
-        What the process had counted for the run beside its steps, when the checkpoint was written;
-        see `repro.rl.rollout_receipts.Tally`.
+        Counts of the process for the run when the checkpoint was written; see
+        `repro.rl.rollout_receipts.Tally`.
     """
 
     digest: str
@@ -82,12 +82,12 @@ class TrainState:
 
 @dataclass(slots=True, kw_only=True)
 class RunStates:
-    """What runs know beside tensors; grows with every step.
+    """The state of all runs besides tensors; grows with every step.
 
     Attributes
     ----------
     runs
-        One state per run; a frozen run's stays behind.
+        One state per run; that of a frozen run no longer changes.
     failures
         One per run: why it was frozen, or None.
     freeze

@@ -99,6 +99,8 @@ def within_memory(
         try:
             result = attempt(size)
         except torch.OutOfMemoryError as error:
+            if ranks.abreast:
+                raise  # the others wait in the middle of a pass: it cannot begin again
             lacking = str(error)
         if not ranks.any(lacking is not None):
             return cast(Result, result), size
@@ -230,7 +232,9 @@ def carry_out(
         # Detached: the graph would hold the activations of the pass.
         results[number] = dataclasses.replace(result, loss=result.loss.detach())
         passed.append((index, (new.detach(), entropy.detach())))
-    passed += _evaluated(policy, rows, _share(plan.idle, sizes, ranks), temperature)
+    _pass_beside(policy, rows, temperature, ranks.beside(len(plan.micro_batches)))
+    passed += _evaluated(policy, rows, plan.idle, temperature, ranks)
+    ranks.meet("passes")
     # Read here and not earlier, so that the host has not waited for the device in between.
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     _write(passed, into)
@@ -310,17 +314,12 @@ def evaluate_rows(
     temperature: float,
     *,
     micro_tokens: int,
-    into: tuple[Tensor, Tensor],
     ranks: Ranks = ALONE,
-) -> int:
-    """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient.
+) -> tuple[Tensor, int]:
+    """Return log-probabilities of rows `index`, (B, T), no gradient; 0 in the other rows.
 
-    With several ranks each evaluates its share of the rows and receives the values of all.
-
-    Returns
-    -------
-    int
-        Packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
+    With several ranks each evaluates its share of the rows and receives the values of all. Beside
+    them stand the packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
 
     Raises
     ------
@@ -332,18 +331,15 @@ def evaluate_rows(
         return split_by_tokens(rows, index, micro_tokens, multiple=ranks.world)
 
     def attempt(micro_tokens: int) -> list[Passed]:
-        own = _share(pieces(micro_tokens), rows.packed_tokens(), ranks)
-        return _evaluated(policy, rows, own, temperature)
+        return _evaluated(policy, rows, pieces(micro_tokens), temperature, ranks)
 
     passed, fitting = within_memory(
         attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None, ranks=ranks
     )
-    own = torch.zeros_like(into[0]), torch.zeros_like(into[1])
-    _write(passed, own)
-    ranks.add(*own, of="log-probabilities")
-    for target, values in zip(into, own, strict=True):
-        target[index] = values[index]
-    return fitting
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    _write(passed, into)
+    ranks.add(into[0], of="log-probabilities")
+    return into[0], fitting
 
 
 # Rows of a pass, and their log-probabilities and entropies, (b, T') both, where they were made.
@@ -351,13 +347,25 @@ Passed = tuple[Tensor, tuple[Tensor, Tensor]]
 
 
 def _evaluated(
-    policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float
+    policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float, ranks: Ranks
 ) -> list[Passed]:
-    """Run the forward passes of pieces without gradient."""
+    """Run the forward passes of this rank's share of pieces without gradient."""
     with torch.no_grad():
-        return [
-            (piece, packed_logprobs(policy, rows.select(piece), temperature)) for piece in pieces
+        passed = [
+            (piece, packed_logprobs(policy, rows.select(piece), temperature))
+            for piece in _share(pieces, rows.packed_tokens(), ranks)
         ]
+        _pass_beside(policy, rows, temperature, ranks.beside(len(pieces)))
+    return passed
+
+
+def _pass_beside(policy: Policy, rows: Rows, temperature: float, count: int) -> None:
+    """Pass a row without effect, so often: where ranks gather weights, all make as many passes."""
+    for _ in range(count):
+        first = rows.select(torch.zeros(1, dtype=torch.int64))
+        logprobs, _ = packed_logprobs(policy, first, temperature)
+        if logprobs.requires_grad:
+            (0 * logprobs.sum()).backward()
 
 
 def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:
@@ -417,17 +425,20 @@ def reference_logprobs(
     This works for LoRA, norms and full training. Also returns the tokens per pass that fitted in
     memory.
     """
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    trained = {name: parameter.data for name, parameter in parameters.items()}
+    everything = torch.arange(len(rows))
+    _exchange(parameters, reference)
     try:
-        for name, parameter in parameters.items():
-            parameter.data = reference[name]
-        everything = torch.arange(len(rows))
-        micro_tokens = evaluate_rows(
-            policy, rows, everything, temperature,
-            micro_tokens=micro_tokens, into=into, ranks=ranks,
-        )  # fmt: skip
+        return evaluate_rows(
+            policy, rows, everything, temperature, micro_tokens=micro_tokens, ranks=ranks
+        )
     finally:
-        for name, parameter in parameters.items():
-            parameter.data = trained[name]
-    return into[0], micro_tokens
+        _exchange(parameters, reference)
+
+
+@torch.no_grad()
+def _exchange(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> None:
+    """Exchange values in place: a part of what ranks divide is seen through its own memory."""
+    for name, parameter in parameters.items():
+        held = parameter.clone()
+        parameter.copy_(others[name])
+        others[name].copy_(held)

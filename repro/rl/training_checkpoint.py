@@ -2,7 +2,8 @@
 
 A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
 `parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
-parameter, by its name) and the `RunStates`; of an ensemble the parameters are a row per run. No
+parameter, by its name) and the `RunStates`; of an ensemble the parameters are a row per run. What
+ranks divide is whole here, so that any number of them can go on. No
 random state is stored because none exists: every random stream is derived by name from the run's
 seed and the step, so a resumed run draws what the uninterrupted one would have drawn.
 
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from repro.evidence.provenance import note_source
+from repro.models.sharding import Shards
 from repro.rl.runs import RunStates, TrainState
 from repro.rl.single_run.optimizers import optimizer_tensors, restore_optimizer
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
@@ -34,12 +36,20 @@ def save_checkpoint(
     state: RunStates,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
-) -> Path:
-    """Write the checkpoint of `state.step`; return its folder."""
+    *,
+    shards: Shards | None = None,
+    writes: bool = True,
+) -> Path | None:
+    """Write the checkpoint of `state.step`, or help another rank to; return its folder."""
     for run in state.runs:
         note_source(run.effects)
-    moments, numbers = optimizer_tensors(optimizer, parameters)
-    trained = {name: parameter.detach() for name, parameter in parameters.items()}
+    moments, numbers = optimizer_tensors(optimizer, parameters, shards)
+    trained = {
+        name: p.detach() if shards is None else shards.written(name, p.detach())
+        for name, p in parameters.items()
+    }
+    if not writes:
+        return None
     content = {
         "runs": [dataclasses.asdict(run) for run in state.runs],
         "failures": state.failures,
@@ -55,6 +65,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     freeze: bool = False,
+    shards: Shards | None = None,
 ) -> RunStates | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
@@ -66,6 +77,8 @@ def load_checkpoint(
         Of the runs' configurations.
     freeze
         As of `RunStates`.
+    shards
+        This rank's, where ranks divide what is trained.
 
     Raises
     ------
@@ -83,12 +96,13 @@ def load_checkpoint(
                 f"{', '.join(digests)}"
             )
         trained = snapshot.tensors[PARAMETERS]
-        _require_alike(trained, parameters)
+        _require_alike(trained, parameters if shards is None else {**parameters, **shards.cut})
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(trained[name])
+                whole = trained[name]
+                parameter.copy_(whole if shards is None else shards.part(name, whole))
         numbers = snapshot.content["optimizer_numbers"]
-        restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers)
+        restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
         failures = snapshot.content["failures"]
         return RunStates(step=snapshot.step, runs=runs, failures=failures, freeze=freeze)
 

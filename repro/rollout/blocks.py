@@ -48,7 +48,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that are free."""
         return len(self._free)
 
     def blocks_for(self, positions: int) -> int:

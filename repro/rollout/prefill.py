@@ -1,4 +1,4 @@
-"""From rows that enter to tensors: the chunks of a prefill, and what stands in a row's slot.
+"""The tensors for admitted rows: the chunks of a prefill, and the contents of a row's slot.
 
 What the forward pass of a chunk reads is one block of int32 numbers, so that one copy takes it to
 the device:
@@ -50,7 +50,7 @@ def new_tokens(
     max_blocks: int,
     push: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, NewTokens]:
-    """Return a chunk's tokens, (M,) int32, and where they stand, on the device."""
+    """Return a chunk's tokens, (M,) int32, and their positions, on the device."""
     M = sum(segment.end - segment.start for segment in segments)
     starts = itertools.accumulate((s.end - s.start for s in segments), initial=0)
     tiles = [

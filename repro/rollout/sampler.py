@@ -1,11 +1,11 @@
-"""What every sampler promises: the protocol, and the values that it returns.
+"""The protocol of samplers, and the values that they return.
 
 A sampler turns P prompts into B = P * G completions, row `p * G + g` being completion g of prompt
-p. Each row has its own seed, and its tokens depend on that seed, its prompt and the policy alone:
-not on the rows beside it, nor on their order. Arms that share seeds then share random numbers.
+p. Each row has its own seed, and its tokens depend only on that seed, its prompt and the policy:
+not on the other rows or their order. So arms with the same seeds have common random numbers.
 
-`sampled_logprobs` are those of the *behaviour policy*: of the very distribution that the token was
-drawn from, after temperature and filters. They are what an importance ratio divides by.
+`sampled_logprobs` are those of the *behaviour policy*: the distribution that the token was drawn
+from, after temperature and filters. They are the denominator of an importance ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Completion:
     Attributes
     ----------
     token_ids
-        The tokens, the end token included where the completion reached it.
+        The tokens, including the end token if the completion reached it.
     sampled_logprobs
         One per token, nats, computed in float32. Under greedy sampling the distribution is a single
         point and each is 0.
@@ -71,7 +71,7 @@ class Sampler(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Take up the policy's weights as they are now, after an optimiser step."""
+        """Read the policy's current weights, after an optimiser step."""
         ...
 
 

@@ -86,7 +86,7 @@ def fill_cache(engine: Engine, seed: int) -> None:
 
 @torch.no_grad()
 def fill_rows(engine: Engine, width: int, seed: int) -> None:
-    """Give the first `width` slots random tokens to go on from and random numbers to draw with."""
+    """Fill the first `width` slots with random tokens, and random numbers for sampling."""
     generator = torch.Generator(engine.device).manual_seed(derive_seed(seed, "rows"))
     state, vocabulary = engine.state, len(engine.forward.embedding)
     state.tokens[:width].random_(0, vocabulary, generator=generator)

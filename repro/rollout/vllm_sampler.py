@@ -67,14 +67,8 @@ _COMPARED = 4
 class VllmSampler:
     """Samples in vLLM with a policy's adapter and gains; a context manager, which ends the engine.
 
-    Parameters
-    ----------
-    policy
-        The trainer's policy, loaded from a folder. vLLM computes in its dtype.
-    max_positions
-        Longest prompt and completion together, in tokens; no more than the policy has.
-    memory_share
-        Part of the device's memory for vLLM, between 0 and 1.
+    vLLM computes in the policy's dtype, in at most `memory_share` (0 to 1) of the device's memory.
+    Raises `ValueError` when the environment puts its engine into a process of its own.
 
     Attributes
     ----------
@@ -86,13 +80,6 @@ class VllmSampler:
         For the record: vLLM's version, the digest of the weights that it loaded, most channels
         changed, and by whether noise was on the largest of rollouts' mean |log pi_policy - log
         pi_vLLM|, noise included; from the clean trainer it is the series `sampler_trainer_*`.
-
-    Raises
-    ------
-    ImportError
-        When vLLM is not installed.
-    ValueError
-        When the environment puts vLLM's engine into a process of its own.
     """
 
     def __init__(self, policy: Policy, *, max_positions: int, memory_share: float = 0.1) -> None:
@@ -113,6 +100,7 @@ class VllmSampler:
         self.channels_changed = 0
         self._gains: dict[str, Tensor] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="qerl-adapter-")
+        self._adapter: Any = None
         self._stale = True
         served, digest = served_folder(policy)
         self.receipt: dict[str, Any] = {"version": vllm.__version__, "weights_sha256": digest}
@@ -158,14 +146,8 @@ class VllmSampler:
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
 
-        Raises
-        ------
-        ValueError
-            When a prompt is empty, too long or holds an unknown token, counts do not match, the
-            temperature lies between 0 and vLLM's least, or noise does not reach vLLM's norms.
-        RuntimeError
-            When vLLM does not reset its prefix cache, or ends a completion for neither an end token
-            nor its length.
+        Raises `ValueError` for a request that cannot be served, or noise that does not reach vLLM's
+        norms; `RuntimeError` when vLLM keeps its prefix cache, or gives a completion up.
         """
         require(
             sampling.temperature == 0 or sampling.temperature >= _LEAST_TEMPERATURE,
@@ -185,12 +167,8 @@ class VllmSampler:
         requests = [
             {"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(group_size)
         ]
-        outputs = self._llm.generate(
-            requests,
-            self._parameters(sampling, seeds),
-            lora_request=self._lora_request(),
-            use_tqdm=False,
-        )
+        asked = self._parameters(sampling, seeds)
+        outputs = self._llm.generate(requests, asked, lora_request=self._adapter, use_tqdm=False)
         greedy = sampling.temperature == 0
         batch = RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
@@ -251,10 +229,14 @@ class VllmSampler:
             "noise is on the policy's norms, and no gain of vLLM's differs for it",
         )
         if self._stale and self.policy.training == "lora":
-            shutil.rmtree(self._adapter_folder, ignore_errors=True)
+            from vllm.lora.request import LoRARequest
+
+            if self._adapter is not None:
+                shutil.rmtree(self._adapter.lora_path)
             self.version += 1
-            self._adapter_folder.mkdir()
-            save_adapter(self.policy, self._adapter_folder, norms=False)
+            name = f"adapter-{self.version}"
+            folder = save_adapter(self.policy, Path(self._folder.name) / name, norms=False)
+            self._adapter = LoRARequest(name, self.version, str(folder))
         if (self._stale or moved) and self._llm.reset_prefix_cache() is False:
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
         self._stale = False
@@ -277,28 +259,12 @@ class VllmSampler:
         self._gains = gains
         return True
 
-    @property
-    def _adapter_folder(self) -> Path:
-        return Path(self._folder.name) / f"adapter-{self.version}"
-
-    def _lora_request(self) -> Any:
-        if self.policy.training != "lora":
-            return None
-        from vllm.lora.request import LoRARequest
-
-        return LoRARequest(f"adapter-{self.version}", self.version, str(self._adapter_folder))
-
 
 def served_folder(policy: Policy) -> tuple[Path, str]:
     """Return the folder that vLLM loads a policy's base from, and the digest of its weights.
 
     It is the policy's own where loading rounds nothing; else one quantised from it as the policy
-    was, once, into the user's cache, and compared with its manifest at every start.
-
-    Raises
-    ------
-    CheckpointError
-        When a file of the written folder is not what was written.
+    was, once, into the user's cache. `CheckpointError` when its files are not what was written.
     """
     source, digest, kind = policy.folder, weights_digest(policy.effects), policy.weight_format
     assert source is not None
@@ -316,24 +282,10 @@ def served_folder(policy: Policy) -> tuple[Path, str]:
 
 
 def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, Tensor]) -> int:
-    """Copy gains into a model's norms by name, in place.
+    """Copy gains, (H,) float32 by norm, into a model's norms by transformers' names, in place.
 
-    Parameters
-    ----------
-    model
-        vLLM's own, whose parameters have transformers' names.
-    gains, bare
-        (H,) float32 by norm: with added noise, and without.
-
-    Returns
-    -------
-    int
-        Channels whose gain, in the model's own dtype, differs from the bare one.
-
-    Raises
-    ------
-    ValueError
-        When a name is not in the model or its shape differs: a silent miss is the published bug.
+    Returns how many channels then differ, in the model's own dtype, from the `bare` gains. Raises
+    `ValueError` when a name is not in the model or its shape differs: the published bug is silent.
     """
     parameters = dict(model.named_parameters())
     changed = 0

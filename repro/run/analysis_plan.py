@@ -1,4 +1,4 @@
-"""What will be asked of the runs, fixed before they ran: claims, metrics, statistics, seeds, scale.
+"""The analysis plan, fixed before the runs: claims, metrics, statistics, seeds and scale.
 
 At the mini tier every record of learning carries the digest of the analysis plan of each target
 that reads it. `check` refuses a record that carries none, or a plan that nobody kept. One whose

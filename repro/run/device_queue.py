@@ -29,22 +29,15 @@ RETRIES = 1
 _HOST_BYTES = 64 * 2**30
 # Whose runs, or ensembles, take a device each.
 SPREAD_TIERS = REAL_CHECKPOINTS
-Group = tuple[RunConfig, ...]
-Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
+RunGroup = tuple[RunConfig, ...]
+Grouping = Callable[[Sequence[RunConfig], int], Sequence[RunGroup]]
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
     """Return the devices to fill, as `CUDA_VISIBLE_DEVICES` names them.
 
-    Parameters
-    ----------
-    named
-        How many (`2`) or which (`0,3`); None takes all that this process may use.
-
-    Raises
-    ------
-    ValueError
-        If more are asked for than there are.
+    `named` says how many (`2`) or which (`0,3`); None takes all that this process may use. Raises
+    `ValueError` if more are asked for than there are.
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
@@ -66,19 +59,11 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
 
 
 def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return the runs or ensembles side by side that a plan is of, on any machine.
+    """Return the runs or ensembles of a plan, the same on any machine.
 
-    Parameters
-    ----------
-    named
-        Devices by number or name, which need not be here; None takes those that are, at least one.
-    workers
-        How many are asked for; None takes one per device.
-
-    Raises
-    ------
-    ValueError
-        If it names none, or several for a tier whose runs share one; as `require_workers`.
+    Devices are `named` by number or name and need not be here; None takes those that are. One goes
+    on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
+    for a tier whose runs share one; as `require_workers`.
     """
     if named is None:
         devices = len(visible_devices(None)) if tier in SPREAD_TIERS else 0
@@ -108,7 +93,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
 
 
 def require_workers(tier: Tier, workers: int, devices: int) -> None:
-    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
+    """Raise `ValueError` if several runs would share a device that a single run fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
         f"--workers {workers}: measurements on one device run one at a time; needs 1",
@@ -167,7 +152,7 @@ def rows_of(run: RunConfig) -> int:
     return rows
 
 
-def _task(group: Group, runs: Path) -> Task:
+def _task(group: RunGroup, runs: Path) -> Task:
     name = digest_of([run.digest() for run in group])[:12]
     folder = runs / group[0].tier / ".ensembles" / name
     return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

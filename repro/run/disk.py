@@ -55,7 +55,7 @@ def require_writable(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return what is free on a folder's disk, made or not yet; None where nobody can tell."""
+    """Return the free bytes on the disk of a folder, which may not exist yet; None if unknown."""
     present = folder.absolute()
     while not present.exists() and present != present.parent:
         present = present.parent

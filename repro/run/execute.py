@@ -58,7 +58,7 @@ from repro.run.several_ranks.rank_processes import (
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
-from repro.run.shared_work import Claims
+from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
@@ -79,7 +79,7 @@ _GRACE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunCounts:
     """Numbers of runs that were recorded before, finished now, failed, or are left to do."""
 
     before: int
@@ -131,10 +131,12 @@ def main_run(args: argparse.Namespace) -> int:
         if args.executor == "ray":
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
             workers = _room_on_cluster(args, selection.tier, folder, needs)
-        left = [run for run in plan if find_record(run, folder) is None and refusal(run) is None]
+        left = [
+            run for run in plan if find_record(run, folder) is None and refusal(run, ranks) is None
+        ]
         full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
-        text = plan_text(selection, plan, folder, expected, workers)
+        text = plan_text(selection, plan, folder, expected, workers, ranks)
         for part in filter(None, (others, text, *notes)):
             console.print(part, highlight=False, markup=False)
         batch = batches.setdefault(
@@ -235,7 +237,7 @@ def execute(
     stall: float = 600.0,
     joined: Ranks | None = None,
     ray_needs: Mapping[str, int] | None = None,
-) -> Outcome:
+) -> RunCounts:
     """Carry out every run of `plan` that has no record of success yet.
 
     Parameters
@@ -253,27 +255,24 @@ def execute(
     ray_needs
         CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
 
-    Raises
-    ------
-    ValueError
-        If a record at a run's place belongs to another configuration, or the disk of the records
-        cannot be used (`DiskError`).
+    Raises `ValueError` if a record at a run's place belongs to another configuration, or the disk
+    of the records cannot be used (`DiskError`).
     """
     unrecorded = [run for run in plan if find_record(run, runs) is None]
     before = len(plan) - len(unrecorded)
-    pending, refused = _runnable(unrecorded)
+    pending, refused = _runnable(unrecorded, ranks)
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
         console.print(sentence, highlight=False, markup=False)
     if not pending:
         console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
-        return Outcome(before=before, finished=0, failed=0, left=0)
+        return RunCounts(before=before, finished=0, failed=0, left=0)
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     tasks = tasks_of(pending, runs.absolute(), workers=workers, grouping=grouping)
     counts = {"finished": 0, "failed": 0}
-    claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
+    locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
     if ranks > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
@@ -288,14 +287,14 @@ def execute(
         retries=_retries,
         carry_out=carry_out,
         alone=any(map(_needs_a_fresh_process, plan)),
-        claim=claims.take,
+        claim=locks.take,
     )
     if joined is not None:
-        pool = InPlace(joined, threads, claims.take)
-    with claims, pool, Display(tasks, before, console) as display:
+        pool = InPlace(joined, threads, locks.take)
+    with locks, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
-            faults = _follow(pool, tasks, claims, counts, display)
+            faults = _follow(pool, tasks, locks, counts, display)
         finally:
             restore()
     left = len(pending) - counts["finished"] - counts["failed"]
@@ -303,7 +302,7 @@ def execute(
         raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
-    return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+    return RunCounts(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:
@@ -320,7 +319,7 @@ def _retries(task: Task) -> int:
 def _follow(
     pool: WorkerPool | InPlace,
     tasks: Sequence[Task],
-    claims: Claims,
+    locks: RunLocks,
     counts: dict[str, int],
     display: Display,
 ) -> list[str]:
@@ -329,16 +328,18 @@ def _follow(
     for event in pool.execute(tasks):
         _conclude(event, counts)
         if event.kind in ("finished", "failed", "stopped", "disk"):
-            claims.release(event.task)
+            locks.release(event.task)
         if event.kind == "disk":
             faults.append(event.text)
         display.show(event, _shown(event))
     return faults
 
 
-def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
+def _runnable(plan: Sequence[RunConfig], ranks: int) -> tuple[list[RunConfig], list[str]]:
     """Return the runs that this machine can carry out, and why it cannot carry out the others."""
-    refused = {run.digest(): why for run in plan if (why := refusal(run) or files_refusal(run))}
+    refused = {
+        run.digest(): why for run in plan if (why := refusal(run, ranks) or files_refusal(run))
+    }
     arms: dict[str, list[str]] = {}
     for run in plan:
         if run.digest() in refused:

@@ -32,7 +32,7 @@ def expected_folder(named: str | None) -> Path:
 
 
 def absence_text(runs: Path, folder: Path) -> str:
-    """Return why `folder` of the folder of records holds none, and what lies beside it."""
+    """Return why `folder` has no records, and which folders next to it have."""
     looked = runs if not runs.is_dir() else folder
     if looked.exists() and not looked.is_dir():
         return f"{looked} is a file; a folder of records is needed there"

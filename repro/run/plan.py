@@ -28,7 +28,7 @@ from repro.spec.tier import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class BlessedTimes:
     """What blessed records of the planned runs' kind took.
 
     Attributes
@@ -52,6 +52,7 @@ def plan_text(
     folder: Path,
     expected: Path,
     workers: int = 1,
+    ranks: int = 1,
 ) -> str:
     """Return the plan of `runs` as lines of text.
 
@@ -61,6 +62,8 @@ def plan_text(
         Where the records are and will be.
     workers
         Runs side by side, which share memory and disk.
+    ranks
+        Devices of each run.
     """
     needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}
@@ -71,35 +74,36 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    lines += _one_run_lines(left or runs, needs)
+    lines += _one_run_lines(left or runs, needs, ranks)
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
     lines += _arm_lines(runs, done, timed)
     absent = [item for item in needs.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
-    memory = _memory(left or runs, max(needs.memory_bytes, timed.peak_bytes), workers)
+    of_one = max(needs.memory_bytes, timed.peak_bytes)
+    memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
         f"  memory    {size(memory)}",
         f"  downloads {fetched}",
     ]
-    refused = _refusals(left)
+    refused = _refusals(left, ranks)
     lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
-    writing = [run for run in left if missing or refusal(run) is None]
+    writing = [run for run in left if missing or refusal(run, ranks) is None]
     lines += _disk_lines(disk_bytes(writing, needs, workers), free_bytes(folder))
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
 
-def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
+def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]:
     """Return sizes of published checkpoints, and what the smallest and largest arm's run takes."""
     planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
     every = [run for run in planned.values() if is_published(run.scale)]
     if not every:
         return []
-    memory = [(memory_of(run.arm, run.scale)[0], run.arm.name) for run in every]
+    memory = [(memory_of(run.arm, run.scale, ranks)[0], run.arm.name) for run in every]
     disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
     parts = [
         f"{size(min(of)[0])} ({min(of)[1]}) to {size(max(of)[0])} ({max(of)[1]}) of {what}"
@@ -124,16 +128,16 @@ def _seconds_of(record: Record) -> float:
     return (ended - begun).total_seconds()
 
 
-def _refusals(left: list[RunConfig]) -> dict[str, list[str]]:
+def _refusals(left: list[RunConfig], ranks: int) -> dict[str, list[str]]:
     """Return by reason the arms that cannot work here."""
     refused: dict[str, list[str]] = {}
     for run in {run.arm.name: run for run in left}.values():
-        if (reason := refusal(run)) is not None:
+        if (reason := refusal(run, ranks)) is not None:
             refused.setdefault(reason, []).append(run.arm.name)
     return refused
 
 
-def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]:
+def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> list[str]:
     by_arm: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         by_arm.setdefault((run.target, run.arm.name), []).append(run)
@@ -151,13 +155,13 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]
     return lines
 
 
-def _memory(runs: list[RunConfig], of_one: int, workers: int) -> int:
+def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int:
     """Return the memory that runs need, `workers` of them at a time.
 
     A run of a published checkpoint has a device for itself; ensembles share what is one's.
     """
     planned = [
-        memory_of(run.arm, run.scale)[0]
+        memory_of(run.arm, run.scale, ranks)[0]
         for run in {run.arm: run for run in runs}.values()
         if isinstance(run.scale, TrainScale) and is_published(run.scale)
     ]
@@ -176,7 +180,7 @@ def _disk_lines(needed: int, free: int | None) -> list[str]:
     return lines
 
 
-def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
+def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> BlessedTimes:
     """Return what blessed records of the runs' targets and arms took.
 
     Those of this machine's kind of device count alone where there are some. Those of an earlier
@@ -198,7 +202,7 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
     devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
     commits = ", ".join(commit[:7] for commit in commits_of(blessed))
     basis = f"median of {len(blessed)} blessed records of {', '.join(devices)} at {commits}"
-    return Timed(
+    return BlessedTimes(
         seconds={arm: median_low(taken) for arm, taken in times.items()},
         peak_bytes=max((int(record.value("peak_bytes") or 0) for record in blessed), default=0),
         basis=basis if blessed else "no blessed record of these arms",

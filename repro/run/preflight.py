@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.data.load import require_declared
-from repro.models.training_memory import training_memory
+from repro.models.memory_plan import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
@@ -35,15 +35,15 @@ from repro.spec.tier import cuda_devices
 _RECORD_BYTES = 500_000
 
 
-def refusal(run: RunConfig) -> str | None:
-    """Return why a run cannot work here by its configuration alone, or None."""
+def refusal(run: RunConfig, ranks: int = 1) -> str | None:
+    """Return why a run by so many ranks cannot work here by its configuration alone, or None."""
     scale = run.scale
     refusals = [missing_package(run)]
     if isinstance(scale, TrainScale):
         refusals += [_noise_refusal(run), _sampler_refusal(run)]
         refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
-            refusals += [memory_of(run.arm, scale)[1]] if is_published(scale) else []
+            refusals += [memory_of(run.arm, scale, ranks)[1]] if is_published(scale) else []
             folder = Path(scale.checkpoint).expanduser()
             refusals += [_format_refusal(folder, run.arm)] if folder.is_dir() else []
         except ValueError as error:  # a config.json without a decoder's sizes
@@ -124,14 +124,16 @@ def _sampler_refusal(run: RunConfig) -> str | None:
     return None
 
 
-def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
+def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    Of several ranks, each has a device like the first.
 
     With a device the cache is as large as it will be made there, else it holds all rows at once.
 
     What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """
-    memory = training_memory(arm, scale)
+    memory = training_memory(arm, scale, ranks)
     if memory is None:
         return 0, None
     devices = cuda_devices()

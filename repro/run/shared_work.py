@@ -41,17 +41,17 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """Result of asking for a task; each of its runs is in one of the three.
+class Reservation:
+    """The runs of a task, divided into three parts.
 
     Attributes
     ----------
     claimed
-        What this start may carry out now, or None.
+        Runs that this process may carry out now, or None.
     busy
-        What another start carries out, or None.
+        Runs that another process is carrying out, or None.
     elsewhere
-        What another start has recorded, as done or as failed, or None.
+        Runs that another process has recorded, as finished or failed, or None.
     """
 
     claimed: Task | None = None
@@ -59,7 +59,7 @@ class Claim:
     elsewhere: Task | None = None
 
 
-class Claims:
+class RunLocks:
     """The locks of this process on the runs of one folder of records.
 
     Parameters
@@ -76,18 +76,18 @@ class Claims:
         self._failures = {run.digest(): self._count_failures(run) for run in pending}
         self._shown: set[str] = set()
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> RunLocks:
         return self
 
     def __exit__(self, *exc: object) -> None:
         for path in list(self._descriptors):
             self._unlock(path)
 
-    def take(self, task: Task) -> Claim:
-        """Claim what is free of a task."""
+    def take(self, task: Task) -> Reservation:
+        """Reserve the runs of a task that are free."""
         gate = self._runs / _GATE
         if not self._lock(gate):
-            return Claim(busy=task)
+            return Reservation(busy=task)
         try:
             return self._sorted(task)
         finally:
@@ -98,7 +98,7 @@ class Claims:
         for path in {self._path(run) for run in task.every}:
             self._unlock(path)
 
-    def _sorted(self, task: Task) -> Claim:
+    def _sorted(self, task: Task) -> Reservation:
         claimed, busy, elsewhere = [], [], []
         for run in task.every:
             if not self._lock(self._path(run)):
@@ -110,7 +110,7 @@ class Claims:
         needed = {self._path(run) for run in claimed}
         for path in {self._path(run) for run in elsewhere} - needed:
             self._unlock(path)
-        return Claim(
+        return Reservation(
             claimed=_part(task, claimed), busy=_part(task, busy), elsewhere=_part(task, elsewhere)
         )
 

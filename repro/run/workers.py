@@ -1,4 +1,4 @@
-"""Worker processes that carry out runs, side by side, and survive one another.
+"""Worker processes that carry out runs in parallel; if one dies, the others continue.
 
 Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, Event, EventKind, Task, work
 
 
@@ -76,7 +76,7 @@ class WorkerPool:
         retries: Callable[[Task], int] = lambda task: 0,
         carry_out: CarryOut | None = None,
         alone: bool = False,
-        claim: Callable[[Task], Claim] | None = None,
+        claim: Callable[[Task], Reservation] | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -87,7 +87,7 @@ class WorkerPool:
         self._devices: list[str | None] = list(devices) or [None]
         self._retries = retries
         self._alone = alone
-        self._claim = claim or (lambda task: Claim(claimed=task))
+        self._claim = claim or (lambda task: Reservation(claimed=task))
         self._work = alone, carry_out
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
@@ -117,7 +117,7 @@ class WorkerPool:
                 yield from self._receive(pipes[pipe], waiting)  # type: ignore[index]
 
     def stop(self) -> None:
-        """Let every worker stop at its next step; `execute` then ends by itself.
+        """Let every worker stop at its next step; then `execute` ends.
 
         Safe to call from a signal handler: the pipes are used by `execute` alone.
         """
@@ -244,7 +244,7 @@ def start_process(
 
 
 def ending_of(code: int | None) -> str:
-    """Return how a process ended, in words, by its exit code."""
+    """Return a text on how a process ended, from its exit code."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 

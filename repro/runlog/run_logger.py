@@ -1,4 +1,4 @@
-"""What training leaves behind while it goes on, for one run or several side by side.
+"""The log of training in progress, for one run or several at once.
 
 In each run's folder, which lies beside its record and is named by its digest:
 
@@ -46,7 +46,7 @@ Values = Mapping[str, float | int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """What is kept beside metrics.jsonl.
+    """What is logged besides metrics.jsonl.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Lines of JSON that grow while a run goes on: one per step, whole or absent, never twice.
+"""A file of JSON lines for a run in progress: one complete line per step, without duplicates.
 
 A run that is stopped goes on from its last checkpoint, which may lie some steps before its last
 line. Those steps are done again, to the same values: the lines from there on are dropped first.

@@ -24,7 +24,7 @@ from repro.spec.config import RunConfig
 
 
 class Tracker(Protocol):
-    """Where a run's numbers go beside its files."""
+    """Destinations of a run's numbers besides its files."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take a step's finite numbers; steps come in order."""

@@ -1,4 +1,4 @@
-"""Whether a run's training teaches it anything, said while it goes on.
+"""Warnings during training if a run does not learn.
 
 A step teaches nothing when no reward differs from the others of its group: then every advantage
 is 0. That happens when the policy never earns a reward (it answers in another form than the prompt

@@ -21,6 +21,7 @@ NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
 RewardKind = Literal["task", "random", "format", "finished"]
+RatioLevel = Literal["token", "sequence"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 OldPolicy = Literal["trainer", "sampler"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -165,7 +166,7 @@ class PlantedRounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """One policy-gradient objective; GRPO, DAPO and Dr. GRPO are values of it.
+    """One policy-gradient objective; GRPO, DAPO, Dr. GRPO and GSPO are values of it.
 
     Attributes
     ----------
@@ -175,6 +176,8 @@ class LossConfig:
         `sequence_mean` (GRPO, Eq. 3), `token_mean` over the whole optimiser step (DAPO),
         `token_mean_local` over each micro-batch (the released code's "bnpo"),
         `constant` (Dr. GRPO: divided by rows times the length limit).
+    ratio
+        `token` or `sequence` (GSPO's length-normalised ratio).
     clip_low, clip_high
         The ratio is clipped to [1 - clip_low, 1 + clip_high]: "0.2 / 0.28" (Table 4).
     beta
@@ -198,6 +201,7 @@ class LossConfig:
     scale_by_std: bool = True
     advantage_epsilon: float = 1e-4
     aggregation: Aggregation = "sequence_mean"
+    ratio: RatioLevel = "token"
     clip_low: float = 0.2
     clip_high: float = 0.28
     beta: float = 0.0
@@ -207,10 +211,11 @@ class LossConfig:
     overlong_buffer: float = 0.0
     dynamic_sampling: int = 0
 
-    RETIRED: ClassVar = {"ratio": "token", "dual_clip": None, "kl_estimator": "k3"}
+    RETIRED: ClassVar = {"dual_clip": None, "kl_estimator": "k3"}
 
     def __post_init__(self) -> None:
         require_choice("loss.aggregation", self.aggregation, Aggregation)
+        require_choice("loss.ratio", self.ratio, RatioLevel)
         require_choice("loss.old_policy", self.old_policy, OldPolicy)
         require(0 < self.clip_low < 1, f"loss.clip_low is {self.clip_low}; it must lie in (0, 1)")
         require(self.clip_high > 0, f"loss.clip_high is {self.clip_high}; it must be positive")

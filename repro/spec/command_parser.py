@@ -39,7 +39,7 @@ class SentenceParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse; an argument that nobody knows is an error here, where its command is known."""
+        """Parse; an unknown argument is an error here, where its command is known."""
         parsed, extra = super().parse_known_args(args, namespace)
         if extra:
             flag = extra[0].partition("=")[0]

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class HubError(Exception):
-    """Nothing came from the hub; the message says why, in words that end a sentence."""
+    """Nothing could be fetched from the hub; the message is the reason, to end a sentence with."""
 
 
 def hub_cache() -> Path:
@@ -84,15 +84,15 @@ def user_cache() -> Path:
 
 
 def gguf_copy(path: Path) -> Path:
-    """Return where the checkpoint folder made of a GGUF file lies, or will: by the file's digest.
+    """Return the path, by digest, of the checkpoint folder that is made from a GGUF file.
 
-    The number at its end is that of the way of making it.
+    The number at its end is the version of the conversion.
     """
     return gguf_copy_of(_digest_now(path.resolve(), stamp_of(path)))
 
 
 def gguf_copy_of(digest: str) -> Path:
-    """Return where the checkpoint folder lies that was made of the file of that SHA-256."""
+    """Return the path of the checkpoint folder that was made from the file with that SHA-256."""
     return user_cache() / "gguf" / f"{digest.removeprefix(PINNED_BYTES)[:16]}-1"
 
 

@@ -4,11 +4,11 @@ A `Target` names its **arms** (the rows that the paper compares), its **scales**
 tier of hardware runs them), its **metrics** and its **claims** (how the arms relate through the
 metrics). `plan` turns a target and a tier into runs.
 
-Claims hold no numbers but declared margins, each with its reason; what the numbers should be is an
-expectation's business (`repro.evidence.verdicts.expectation`). A claim that compares arms declares
-the factor in which they may differ, and a target whose arms differ in anything else cannot be
-built. That is the guard against the released scripts' confounded pairs (NVFP4 on GSM8K at one
-learning rate against BF16 on BigMath at another).
+Claims contain no numbers except margins, each with its reason; expected values are separate
+(`repro.evidence.verdicts.expectation`). A claim that compares arms declares the factors in which
+they may differ, and a target whose arms differ in anything else cannot be built. This prevents
+confounded comparisons as in the released scripts (NVFP4 on GSM8K at one learning rate against BF16
+on BigMath at another).
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ class Target:
     Attributes
     ----------
     version
-        Moves when the meaning of a metric, an arm or a scale moves; part of every run's digest.
+        Changes with the meaning of a metric, an arm or a scale; part of every run's digest.
     procedure
-        What carries out the arms that train (`train`) or measure
-        (`throughput`, ...); an arm with training `none` of a target that trains is evaluated
-        instead.
+        The procedure for arms that train (`train`) or measure (`throughput`, ...). In a target
+        that trains, arms with training `none` are evaluated instead.
     controls
-        Names of arms that the paper does not have: they must not gain.
+        Names of arms that the paper does not have and that must not gain.
     timed_repeats
-        0: a number's spread is that between seeds. Above 0: every run repeats a deterministic
-        workload under the clock, and its repeats stand in for seeds, this many at least, in
-        verdicts and in `bless`. A record holds them as series named as the metrics.
+        0: the spread of a value is that between seeds. Above 0: every run times a deterministic
+        workload at least this often, and verdicts and `bless` use the repeats in place of seeds. A
+        record has them as series with the names of the metrics.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     needs
-        What runs at a tier need; of published checkpoints it follows from the scale (`needs_at`).
+        Requirements of runs at a tier; for published checkpoints computed from the scale
+        (`needs_at`).
     records_of
-        Name of the target whose runs this one reads, where a figure draws a table's runs.
+        Name of the target whose runs this one reads, if a figure draws a table's runs.
     shared
-        {arm: (target, its arm)} for arms that are run and recorded as another target's: the same
-        arm but for name and label, at the same scale but for the seeds.
+        {arm: (target, its arm)} for arms that are run and recorded by another target: the same arm
+        except for name and label, at the same scale except for the seeds.
     headline
         Metric printed beside the paper's cells.
     why_not
         Why it cannot run yet, for a target without scales.
     paper_file, paper_column
-        File under `expected/paper/` with the paper's cells, and the column that the `paper` tier's
-        scale stands for.
+        File under `expected/paper/` with the paper's cells, and the column that corresponds to the
+        scale of the `paper` tier.
     """
 
     name: str
@@ -160,9 +160,9 @@ class Target:
         return tuple(tier for tier in Tier if tier in self.scales)
 
     def planned_seeds(self, tier: Tier) -> tuple[int, ...]:
-        """Return the seeds that are run and judged unless others are named: the scale's.
+        """Return the seeds that are run and judged by default: those of the scale.
 
-        At the smoke tier its first `SMOKE_SEEDS`.
+        At the smoke tier the first `SMOKE_SEEDS` of them.
         """
         seeds = tuple(self.scales[tier].seeds)
         return seeds[:SMOKE_SEEDS] if tier is Tier.SMOKE else seeds
@@ -181,10 +181,10 @@ class Target:
 
 
 def default_tier(target: Target) -> Tier:
-    """Return the smallest tier of `target` that this machine can serve without downloads.
+    """Return the smallest tier of `target` that this machine can run without downloads.
 
-    The smallest: a command without `--tier` does the same on every machine, as far as it can. Where
-    none can run here, the `ValueError` says why for each.
+    The smallest, so that a command without `--tier` does the same on most machines. If no tier can
+    run here, the `ValueError` gives the reason for each.
     """
     reasons = []
     for tier in target.tiers():
@@ -203,7 +203,7 @@ def lacking_here(target: Target, tier: Tier) -> str | None:
 
 
 def other_tiers(target: Target, taken: Tier) -> str | None:
-    """Return a line on the tiers of a target beside the one taken, or None without any."""
+    """Return a line on the other tiers of a target, or None if there are none."""
     others = [tier for tier in target.tiers() if tier is not taken]
     said = [f"--tier {tier.value} {lacking_here(target, tier) or 'runs here'}" for tier in others]
     chosen = f"{target.name}: the {taken.value} tier, since none was named"
@@ -221,9 +221,9 @@ def plan(
     Parameters
     ----------
     seeds
-        How many, counted on from the scale's first, or which; None takes the planned ones.
+        A number of seeds, counted from the scale's first, or a list; None takes the planned ones.
     arms
-        Names of the arms to run; None takes all, controls included.
+        Names of the arms to run; None takes all, including controls.
 
     Raises
     ------

@@ -35,7 +35,7 @@ def above(
     metric: str = "accuracy",
     **more: Any,
 ) -> Claim:
-    """Return the claim that a metric of the first arm lies above the second's.
+    """Return the claim that a metric is higher in the first arm than in the second.
 
     Parameters
     ----------

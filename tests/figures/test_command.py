@@ -56,8 +56,11 @@ def test_targets_that_read_anothers_records_have_their_own_claims_alone(
     assert len(checks) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"mini_table1_coder_0_5b_{name}.svg"
-        for name in ("accuracy", "claims", "entropy_curves", "reward_curves")
+        "mini_dose_response_coder_0_5b_claims.svg",
+        *(
+            f"mini_table1_coder_0_5b_{name}.svg"
+            for name in ("accuracy", "claims", "entropy_curves", "reward_curves")
+        ),
     ]
 
 

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from figures import bars, captions, curves, intervals, paper, roofline
+from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import pictures
 from figures.curves import smooth, training_points
 from figures.panels import PICTURES
@@ -192,8 +192,8 @@ def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Ch
     drawn = dict(pictures(every_blessed, EXPECTED))
     blocks = {block.picture for block in BLOCKS.values() if block.picture}
     assert {f"systems_{H100}_{name}" for name in blocks} <= drawn.keys()
-    found = paper.by_target([], every_blessed)
-    drawn |= {name: paper.draw(name, found, EXPECTED)[0] for name in PICTURES}
+    found = paper_pictures.by_target([], every_blessed)
+    drawn |= {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
     for name, figure in drawn.items():
         # An annotation's own box has its stroke in it, too.
         boxes = [(text.get_text(), Text.get_window_extent(text)) for text in words(figure)]

@@ -1,23 +1,20 @@
 """What may be asserted of a kernel, and how tightly.
 
-`assertions.bitwise`       where the format leaves no freedom: codes, scales, dequantised values.
-`assertions.within_twice`  everywhere else: the error against an exact result (computed in
-                           float64 or float32) may be at most twice the error of plain PyTorch in
-                           the same type. No tolerance is typed at a call.
+`assert_bitwise`       where the format leaves no freedom: codes, scales, dequantised values.
+`assert_within_twice`  everywhere else: the error against an exact result (computed in float64 or
+                       float32) may be at most twice the error of plain PyTorch in the same type.
+                       No tolerance is typed at a call.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
 import torch
 from torch import Tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> None:
+def assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> None:
     """Require the same type, shape and bits; minus zero differs from zero, NaN equals itself."""
     assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
     assert actual.shape == expected.shape, f"{what}: {actual.shape}, expected {expected.shape}"
@@ -37,9 +34,7 @@ def _assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> N
 _AT_ONCE = 1 << 24
 
 
-def _assert_within_twice(
-    actual: Tensor, plain: Tensor, exact: Tensor, what: str = "result"
-) -> None:
+def assert_within_twice(actual: Tensor, plain: Tensor, exact: Tensor, what: str = "result") -> None:
     """Require largest and root-mean-square error at most twice those of plain PyTorch.
 
     Plain PyTorch may hit the exact result by luck, so half a unit in the last place of the
@@ -65,9 +60,3 @@ def _assert_within_twice(
             f"{what}: {name} error {ours:.3e} is above twice plain PyTorch's, "
             f"{2 * plain_error + floor:.3e}"
         )
-
-
-@pytest.fixture
-def assertions() -> SimpleNamespace:
-    """Comparisons for tests of kernels: `bitwise` and `within_twice`."""
-    return SimpleNamespace(bitwise=_assert_bitwise, within_twice=_assert_within_twice)

@@ -8,14 +8,13 @@ taking its exponent. NF4: bitsandbytes on the CPU.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
 from kernels.reference import dequantize, quantize, shared_global_scale
+from tests.kernels.conftest import assert_bitwise
 
 
 def _at_the_edges_of_e4m3(generator: torch.Generator) -> Tensor:
@@ -89,34 +88,30 @@ def _compressed_tensors(
     return compressed, NVFP4PackedCompressor.decompress(compressed, scheme)["weight"]
 
 
-def _require_theirs(
-    ours: QuantizedWeight, written: dict[str, Tensor], dense: Tensor, assertions: SimpleNamespace
-) -> None:
+def _require_theirs(ours: QuantizedWeight, written: dict[str, Tensor], dense: Tensor) -> None:
     """Check a weight against what compressed-tensors wrote and made of it, bit for bit."""
     assert ours.encode_scale is not None
-    assertions.bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
-    assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
-    assertions.bitwise(ours.codes, written["weight_packed"], "codes")
-    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+    assert_bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
+    assert_bitwise(ours.block_scales, written["weight_scale"], "block scales")
+    assert_bitwise(ours.codes, written["weight_packed"], "codes")
+    assert_bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_weight
 def test_nvfp4_in_the_recipe_of_its_dtype_equals_compressed_tensors(
-    name: str, dtype: torch.dtype, assertions: SimpleNamespace
+    name: str, dtype: torch.dtype
 ) -> None:
     weight = WEIGHTS[name].to(dtype)
     if not bool(torch.isfinite(weight).all()):
         pytest.skip("overflows in bfloat16")
     written, dense = _compressed_tensors(weight.clone())
     recipe = str(dtype).removeprefix("torch.")
-    _require_theirs(quantize(weight, "nvfp4", recipe=recipe), written, dense, assertions)
+    _require_theirs(quantize(weight, "nvfp4", recipe=recipe), written, dense)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
-    dtype: torch.dtype, assertions: SimpleNamespace
-) -> None:
+def test_nvfp4_fused_linears_share_the_smallest_encode_scale(dtype: torch.dtype) -> None:
     from compressed_tensors.quantization.utils import generate_gparam
 
     generator = torch.Generator().manual_seed(5)
@@ -129,11 +124,11 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
         written, dense = _compressed_tensors(part, smallest)
         ours = quantize(part, "nvfp4", global_scale=shared, recipe=recipe)
         assert torch.equal(written["weight_global_scale"], smallest)
-        _require_theirs(ours, written, dense, assertions)
+        _require_theirs(ours, written, dense)
 
 
 @every_weight
-def test_mxfp4_equals_torchao(name: str, assertions: SimpleNamespace) -> None:
+def test_mxfp4_equals_torchao(name: str) -> None:
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
@@ -143,15 +138,15 @@ def test_mxfp4_equals_torchao(name: str, assertions: SimpleNamespace) -> None:
     )
     ours = quantize(weight, "mxfp4")
     exponents = written.scale.view(torch.uint8).view(ours.block_scales.shape)
-    assertions.bitwise(ours.block_scales, exponents, "block scales")
+    assert_bitwise(ours.block_scales, exponents, "block scales")
     # torchao divides by at least 2**-126, so in blocks with the smallest scale, 2**-127, its
     # codes are half of what its own dequantisation expects; ours follow the standard there.
     normal = exponents > 0
     packed = written.qdata.view(torch.uint8).view(*normal.shape, 16)
-    assertions.bitwise(ours.codes.view(*normal.shape, 16)[normal], packed[normal], "codes")
+    assert_bitwise(ours.codes.view(*normal.shape, 16)[normal], packed[normal], "codes")
     dense = written.dequantize(torch.float32).view(*normal.shape, 32)
     own_dense = dequantize(ours).view(*normal.shape, 32)
-    assertions.bitwise(own_dense[normal], dense[normal], "dequantised")
+    assert_bitwise(own_dense[normal], dense[normal], "dequantised")
 
 
 @pytest.mark.parametrize(
@@ -159,14 +154,12 @@ def test_mxfp4_equals_torchao(name: str, assertions: SimpleNamespace) -> None:
     [(name, torch.float32) for name in WEIGHTS]
     + [("normal", dtype) for dtype in (torch.bfloat16, torch.float16)],
 )
-def test_nf4_equals_bitsandbytes(
-    name: str, dtype: torch.dtype, assertions: SimpleNamespace
-) -> None:
+def test_nf4_equals_bitsandbytes(name: str, dtype: torch.dtype) -> None:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     weight = WEIGHTS[name].to(dtype)
     codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4")
     ours = quantize(weight, "nf4")
-    assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
-    assertions.bitwise(ours.block_scales.flatten(), state.absmax, "absmax")
-    assertions.bitwise(dequantize(ours, dtype), dequantize_4bit(codes, state), "dequantised")
+    assert_bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
+    assert_bitwise(ours.block_scales.flatten(), state.absmax, "absmax")
+    assert_bitwise(dequantize(ours, dtype), dequantize_4bit(codes, state), "dequantised")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from safetensors.torch import load, save
 
 from kernels.formats import FORMATS, QuantizedWeight
 from kernels.reference import dequantize, quantize
+from tests.kernels.conftest import assert_bitwise
 
 
 def _quantized(format: str) -> QuantizedWeight:
@@ -18,16 +17,14 @@ def _quantized(format: str) -> QuantizedWeight:
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_a_weight_survives_safetensors_and_moves_whole(
-    format: str, assertions: SimpleNamespace
-) -> None:
+def test_a_weight_survives_safetensors_and_moves_whole(format: str) -> None:
     weight = _quantized(format)
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
     assert back.tensors().keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assertions.bitwise(back.tensors()[name], tensor, name)
-    assertions.bitwise(dequantize(back), dequantize(weight))
+        assert_bitwise(back.tensors()[name], tensor, name)
+    assert_bitwise(dequantize(back), dequantize(weight))
     moved = weight.to("meta")
     assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
     assert moved.shape == (48, 128)

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from kernels.cuda.fused_adapter import FILES, macros
 from kernels.cuda.hopper import Adapter
 from kernels.packing import PackedWeight, pack
 from kernels.tune import LAYERS, with_adapter
+from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
@@ -91,26 +91,25 @@ def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
     ],
 )
 def test_every_element_is_within_twice_plain_bfloat16(
-    M: int, N: int, K: int, rank: int, ends: tuple[int, ...], format: str,
-    assertions: SimpleNamespace,
-) -> None:  # fmt: skip
+    M: int, N: int, K: int, rank: int, ends: tuple[int, ...], format: str
+) -> None:
     dense, packed = _layer(N, K, format)
     adapter = _adapter(N, K, rank, ends, 1)
     x = torch.randn(M, K, device="cuda").bfloat16()
     exact, plain = _sum(x.float(), dense, adapter), _sum(x, dense, adapter)
     out = torch.full((M, N), float("nan"), dtype=torch.bfloat16, device="cuda")
     linear.packed_linear(x, packed, adapter=adapter, out=out)
-    assertions.within_twice(out, plain, exact, f"{N} x {K}, M {M}, rank {rank}")
+    assert_within_twice(out, plain, exact, f"{N} x {K}, M {M}, rank {rank}")
     for _ in range(5):
         again = torch.full_like(out, float("nan"))
         linear.packed_linear(x, packed, adapter=adapter, out=again)
-        assertions.bitwise(again, out, "the same call again")
+        assert_bitwise(again, out, "the same call again")
 
 
 @pytest.mark.gpu
 @hopper
 @pytest.mark.parametrize("M", [1, 16, 64])
-def test_layers_that_share_a_workspace_take_turns(M: int, assertions: SimpleNamespace) -> None:
+def test_layers_that_share_a_workspace_take_turns(M: int) -> None:
     # Each layer's x is the output of the one before, in one capture, replayed.
     shapes = [(1024, 512, (512,)), (512, 1024, ()), (768, 512, (256, 512)), (512, 768, ())]
     layers = [
@@ -137,8 +136,8 @@ def test_layers_that_share_a_workspace_take_turns(M: int, assertions: SimpleName
         captured.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        assertions.bitwise(captured, eager, "replay")
-        assertions.bitwise(run(), eager, "eager between replays")
+        assert_bitwise(captured, eager, "replay")
+        assert_bitwise(run(), eager, "eager between replays")
 
 
 @pytest.mark.gpu

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from kernels import dispatch, reference
 from kernels.cuda import linear
 from kernels.cuda.hopper import Adapter
 from kernels.packing import pack
+from tests.kernels.conftest import assert_within_twice
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
@@ -18,7 +17,7 @@ hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capa
 
 @pytest.mark.gpu
 @hopper
-def test_gradients_reach_x_and_the_bias(assertions: SimpleNamespace) -> None:
+def test_gradients_reach_x_and_the_bias() -> None:
     N, K, M = 272, 512, 70
     quantized = reference.quantize(torch.randn(N, K, device="cuda") * 0.05, "nvfp4")
     dense, packed = reference.dequantize(quantized), pack(quantized)
@@ -28,9 +27,9 @@ def test_gradients_reach_x_and_the_bias(assertions: SimpleNamespace) -> None:
     y = dispatch.linear(x, packed, bias)
     grad_x, grad_bias = torch.autograd.grad(y, (x, bias), upstream)
     exact = upstream.float() @ dense
-    assertions.within_twice(grad_x, upstream @ dense.bfloat16(), exact, "gradient of x")
+    assert_within_twice(grad_x, upstream @ dense.bfloat16(), exact, "gradient of x")
     plain = upstream.sum(0).float()
-    assertions.within_twice(grad_bias, plain, upstream.float().sum(0), "gradient of the bias")
+    assert_within_twice(grad_bias, plain, upstream.float().sum(0), "gradient of the bias")
 
 
 def test_wrong_inputs_are_named() -> None:

@@ -9,7 +9,6 @@ weight.
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from kernels.cuda import linear
 from kernels.formats import QuantizedWeight
 from kernels.packing import pack
 from kernels.triton import portable_linear
+from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 PORTABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
@@ -90,32 +90,30 @@ def _rows(M: int, K: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(M, K, device="cuda", generator=generator).to(dtype)
 
 
-def _hold(ours: Tensor, x: Tensor, dense: Tensor, assertions: SimpleNamespace, what: str) -> None:
+def _hold(ours: Tensor, x: Tensor, dense: Tensor, what: str) -> None:
     plain = functional.linear(x, dense.to(x.dtype))
     exact = functional.linear(x.float(), dense)
     if not bool(torch.isfinite(plain).all()):
         pytest.fail(f"{what}: plain PyTorch itself overflows; the case says nothing")
-    assertions.within_twice(ours, plain, exact, what)
+    assert_within_twice(ours, plain, exact, what)
 
 
 @hopper
 @pytest.mark.parametrize("shape", TUNED)
-def test_every_choice_of_the_table_is_close_to_float32(
-    shape: tuple[int, int], assertions: SimpleNamespace
-) -> None:
+def test_every_choice_of_the_table_is_close_to_float32(shape: tuple[int, int]) -> None:
     dense, packed = _both("nvfp4", shape)
     for M in ROWS:
         x = _rows(M, shape[1])
         ours = linear.packed_linear(x, packed)
-        assertions.bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
-        _hold(ours, x, dense, assertions, f"{shape}, M {M}")
+        assert_bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
+        _hold(ours, x, dense, f"{shape}, M {M}")
 
 
 @hopper
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("sizes", [ODD, SMALL], ids=["odd", "small"])
 def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(
-    format: str, sizes: dict[str, tuple[int, int]], assertions: SimpleNamespace
+    format: str, sizes: dict[str, tuple[int, int]]
 ) -> None:
     N, K = sizes[format]
     dense, packed = _both(format, (N, K))
@@ -123,28 +121,24 @@ def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(
         # A slice of a wider matrix: rows are neither contiguous nor, at 3, aligned.
         x = _rows(M, K + 11)[:, M % 8 : M % 8 + K]
         ours = linear.packed_linear(x, packed)
-        assertions.bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
-        _hold(ours, x, dense, assertions, f"{format} {N} {K}, M {M}")
+        assert_bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
+        _hold(ours, x, dense, f"{format} {N} {K}, M {M}")
 
 
 @hopper
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_weights_are_multiplied(
-    format: str, kind: str, assertions: SimpleNamespace
-) -> None:
+def test_hostile_weights_are_multiplied(format: str, kind: str) -> None:
     dense, packed = _both(format, (517, 1344), kind)
     for M in (1, 7, 16, 40, 128, 300, 1500):
         x = _rows(M, 1344)
-        _hold(linear.packed_linear(x, packed), x, dense, assertions, f"{format} {kind}, M {M}")
+        _hold(linear.packed_linear(x, packed), x, dense, f"{format} {kind}, M {M}")
 
 
 @portable
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_portable_layer_is_close_to_float32(
-    format: str, dtype: torch.dtype, assertions: SimpleNamespace
-) -> None:
+def test_the_portable_layer_is_close_to_float32(format: str, dtype: torch.dtype) -> None:
     for shape in (ODD[format], SMALL[format], (3584, 3584)):
         weight = _weight(format, shape)
         dense = reference.dequantize(weight)
@@ -152,16 +146,14 @@ def test_the_portable_layer_is_close_to_float32(
             x = _rows(M, shape[1] + 5, dtype)[:, 5:] / 8
             ours = portable_linear.linear(x, weight)
             again = portable_linear.linear(x, weight)
-            assertions.bitwise(again, ours, f"M {M}, second run")
-            _hold(ours, x, dense, assertions, f"{format} {shape}, M {M}")
+            assert_bitwise(again, ours, f"M {M}, second run")
+            _hold(ours, x, dense, f"{format} {shape}, M {M}")
 
 
 @portable
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_weights_are_multiplied_portably(
-    format: str, kind: str, assertions: SimpleNamespace
-) -> None:
+def test_hostile_weights_are_multiplied_portably(format: str, kind: str) -> None:
     weight = _weight(format, (517, 1344), kind)
     dense = reference.dequantize(weight)
     bias = _rows(1, 517)[0]
@@ -171,17 +163,15 @@ def test_hostile_weights_are_multiplied_portably(
         (dx,) = torch.autograd.grad(ours.sum(), x)
         plain, exact = (functional.linear(v, dense.to(v.dtype), bias.to(v.dtype))
                         for v in (x.detach(), x.detach().float()))  # fmt: skip
-        assertions.within_twice(ours.detach(), plain, exact, f"{format} {kind}, M {M}")
+        assert_within_twice(ours.detach(), plain, exact, f"{format} {kind}, M {M}")
         ones = torch.ones_like(ours)
         wide = ones.float() @ dense
-        assertions.within_twice(dx, ones @ dense.bfloat16(), wide, f"{format} {kind}, dX, M {M}")
+        assert_within_twice(dx, ones @ dense.bfloat16(), wide, f"{format} {kind}, dX, M {M}")
 
 
 @hopper
 @pytest.mark.parametrize("M", [5, 70, 600])
-def test_checkpointed_and_captured_gradients_are_the_eager_ones(
-    M: int, assertions: SimpleNamespace
-) -> None:
+def test_checkpointed_and_captured_gradients_are_the_eager_ones(M: int) -> None:
     shape = (784, 1088)
     _, packed = _both("nvfp4", shape)
     x = _rows(M, shape[1]).requires_grad_()
@@ -193,7 +183,7 @@ def test_checkpointed_and_captured_gradients_are_the_eager_ones(
     eager = gradient(dispatch.linear(x, packed))
     again = gradient(checkpoint(dispatch.linear, x, packed, use_reentrant=False))
     for part, actual, expected in zip(("y", "dx"), again, eager, strict=True):
-        assertions.bitwise(actual, expected, f"checkpointed {part}, M {M}")
+        assert_bitwise(actual, expected, f"checkpointed {part}, M {M}")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -208,4 +198,4 @@ def test_checkpointed_and_captured_gradients_are_the_eager_ones(
         graph.replay()
         torch.cuda.synchronize()
         for part, actual, expected in zip(("y", "dx"), replayed, eager, strict=True):
-            assertions.bitwise(actual, expected, f"replayed {part}, M {M}")
+            assert_bitwise(actual, expected, f"replayed {part}, M {M}")

@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import os
 from importlib.metadata import version
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from kernels.op import Op
 from kernels.ops import OPS
 from tests.interpreted import require_passed
+from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 NO_TRITON = importlib.util.find_spec("triton") is None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -44,15 +44,15 @@ def _without_nan(*results: Tensor) -> list[Tensor]:
     return [result.masked_fill(missing, 0.0) for result in results]
 
 
-def _compare(op: Op, ours: Tensor, plain: Tensor, exact: Tensor, assertions: Any) -> None:
+def _compare(op: Op, ours: Tensor, plain: Tensor, exact: Tensor) -> None:
     if op.exact or not ours.is_floating_point():
-        assertions.bitwise(ours, plain, op.name)
+        assert_bitwise(ours, plain, op.name)
         return
     ours, plain, exact = _without_nan(ours, plain, exact)
     # In float32 both are sums in some order; 1e-5 of the largest is a dozen roundings.
     bound = 1e-5 if op.bound is None else op.bound
     if ours.is_cuda and op.bound is None:
-        assertions.within_twice(ours, plain, exact, op.name)
+        assert_within_twice(ours, plain, exact, op.name)
         return
     assert ours.dtype == plain.dtype, f"{op.name}: {ours.dtype}, expected {plain.dtype}"
     error, largest = float((ours - plain).abs().max()), float(plain.abs().max())
@@ -103,9 +103,7 @@ def test_interpretable_kernels_agree_with_their_references_on_a_cpu() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("op", "shape"), CASES)
-def test_a_kernel_interpreted_agrees_with_its_reference(
-    op: Op, shape: tuple[int, ...], assertions: SimpleNamespace
-) -> None:
+def test_a_kernel_interpreted_agrees_with_its_reference(op: Op, shape: tuple[int, ...]) -> None:
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     if not op.interpretable:
@@ -114,7 +112,7 @@ def test_a_kernel_interpreted_agrees_with_its_reference(
     ours = op.outputs(op.load(), op.prepare(arguments))
     plain = op.outputs(op.reference, arguments)
     for actual, expected in zip(ours, plain, strict=True):
-        _compare(op, actual, expected, expected, assertions)
+        _compare(op, actual, expected, expected)
 
 
 DIFFERENTIABLE = [case for case in CASES if case.id.split("-")[0] in TRAINED]
@@ -161,7 +159,7 @@ def test_gradients_interpreted_are_those_of_the_reference(op: Op, shape: tuple[i
     ("op", "shape"), [case for case in DIFFERENTIABLE if not case.id.startswith("token_logprobs")]
 )
 def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
-    op: Op, shape: tuple[int, ...], assertions: SimpleNamespace
+    op: Op, shape: tuple[int, ...]
 ) -> None:
     _need_gpu(op)
     arguments = op.inputs(shape, torch.bfloat16, "cuda", 0)
@@ -169,13 +167,13 @@ def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
     plain = _gradients(op, op.reference, arguments)
     exact = _gradients(op, op.reference, tuple(_widened(value) for value in arguments))
     for actual, *expected in zip(ours, plain, exact, strict=True):
-        assertions.within_twice(actual, expected[0], expected[1], f"gradient of {op.name}")
+        assert_within_twice(actual, expected[0], expected[1], f"gradient of {op.name}")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "shape"), CASES)
 def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(
-    op: Op, shape: tuple[int, ...], assertions: SimpleNamespace
+    op: Op, shape: tuple[int, ...]
 ) -> None:
     _need_gpu(op)
     arguments = op.inputs(shape, torch.bfloat16, "cuda", 0)
@@ -184,8 +182,8 @@ def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(
     again = op.outputs(kernel, prepared)
     plain, exact = op.outputs(op.reference, arguments), _exact(op, arguments)
     for actual, repeat, *expected in zip(ours, again, plain, exact, strict=True):
-        assertions.bitwise(actual, repeat, f"{op.name}, second run")
-        _compare(op, actual, expected[0], expected[1], assertions)
+        assert_bitwise(actual, repeat, f"{op.name}, second run")
+        _compare(op, actual, expected[0], expected[1])
 
 
 def _need_gpu(op: Op) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from kernels import reference_train
 from kernels.ops import named_op
 from kernels.segments import Segments, segments
 from tests.interpreted import require_passed
+from tests.kernels.conftest import assert_within_twice
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 QUERY, KEY, D = 6, 2, 16
@@ -169,9 +169,7 @@ def with_gradient(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
-    lengths: Lengths, assertions: SimpleNamespace
-) -> None:
+def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(lengths: Lengths) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
     from kernels.triton import packed_attention
@@ -187,7 +185,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
     (out * weights).sum().backward()
     assert leaf.grad is not None
     for actual, expected, exact in zip(ours, plain, (out.detach(), leaf.grad), strict=True):
-        assertions.within_twice(actual, expected, exact, "packed attention")
+        assert_within_twice(actual, expected, exact, "packed attention")
 
 
 @pytest.mark.gpu

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ import torch
 from kernels import reference
 from kernels.formats import RECIPES
 from tests.interpreted import require_equal
+from tests.kernels.conftest import assert_bitwise
 
 # Four times the magnitudes between neighbouring E2M1 values.
 BOUNDS = (1, 3, 5, 7, 10, 14, 20)
@@ -109,7 +109,7 @@ def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
 @pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
-    format: str, dtype: torch.dtype, factor: float, recipe: str, assertions: SimpleNamespace
+    format: str, dtype: torch.dtype, factor: float, recipe: str
 ) -> None:
     from kernels.triton import quantize
 
@@ -129,15 +129,13 @@ def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
         expected = reference.quantize(weight, format, global_scale=scale, recipe=recipe)
         ours = quantize.quantize(weight.cuda(), format, global_scale=scale, recipe=recipe)
         for name, tensor in expected.tensors().items():
-            assertions.bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
+            assert_bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
-    recipe: str, assertions: SimpleNamespace
-) -> None:
+def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(recipe: str) -> None:
     """Every finite bfloat16 mantissa in every block scale, under encode scales of all kinds."""
     from kernels.triton import quantize
 
@@ -155,6 +153,4 @@ def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
         ours = quantize.quantize(weight.cuda(), "nvfp4", global_scale=scale, recipe=recipe)
         for name in ("codes", "block_scales"):
             actual = getattr(ours, name).cpu().view(torch.uint8)
-            assertions.bitwise(
-                actual, getattr(expected, name).view(torch.uint8), f"{name}, {trial}"
-            )
+            assert_bitwise(actual, getattr(expected, name).view(torch.uint8), f"{name}, {trial}")

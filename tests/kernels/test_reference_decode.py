@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from kernels.reference_step import decode_attention, sample_tokens
 from repro.rollout.draw import draw
 from repro.spec.config import SamplingConfig
+from tests.kernels.conftest import assert_within_twice
 
 
 def _paged(
@@ -36,7 +36,7 @@ def _paged(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1)])
 def test_decode_attention_agrees_with_float64_attention_of_each_row(
-    dtype: torch.dtype, heads: tuple[int, int], assertions: SimpleNamespace
+    dtype: torch.dtype, heads: tuple[int, int]
 ) -> None:
     Hq, Hkv = heads
     D, lengths = 16, [1, 4, 13, 8]
@@ -57,7 +57,7 @@ def test_decode_attention_agrees_with_float64_attention_of_each_row(
             rows.append((weights.unsqueeze(-1) * repeated[1]).sum(0))
         return torch.stack(rows)
 
-    assertions.within_twice(out, plain(dtype), plain(torch.float64))
+    assert_within_twice(out, plain(dtype), plain(torch.float64))
 
 
 def test_a_row_of_length_zero_is_zero() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from kernels import reference
 from kernels.reference import dequantize, linear, quantize, rms_norm, rotary, swiglu
+from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
@@ -22,7 +22,7 @@ def _normal(*shape: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lead", [(5,), (2, 3), ()])
 def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(
-    format: str, dtype: torch.dtype, lead: tuple[int, ...], assertions: SimpleNamespace
+    format: str, dtype: torch.dtype, lead: tuple[int, ...]
 ) -> None:
     weight = quantize(_normal(24, 128, seed=1), format)
     bias = _normal(24, seed=2).to(dtype).requires_grad_()
@@ -35,10 +35,10 @@ def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(
     y2 = nn.functional.linear(x2, dense, bias2)
     y2.backward(grad)
     exact = x.detach().double() @ dequantize(weight).double().t() + bias.detach().double()
-    assertions.within_twice(y.detach(), y2.detach(), exact, "y")
+    assert_within_twice(y.detach(), y2.detach(), exact, "y")
     exact = grad.double() @ dequantize(weight).double()
-    assertions.within_twice(x.grad, x2.grad, exact, "gradient of x")
-    assertions.within_twice(
+    assert_within_twice(x.grad, x2.grad, exact, "gradient of x")
+    assert_within_twice(
         bias.grad, bias2.grad, grad.double().reshape(-1, 24).sum(0), "gradient of the bias"
     )
 
@@ -76,7 +76,7 @@ def test_linear_keeps_no_dense_weight_between_forward_and_backward() -> None:
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gain_dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_bit_equal_to_transformers_qwen2(
-    x_dtype: torch.dtype, gain_dtype: torch.dtype, assertions: SimpleNamespace
+    x_dtype: torch.dtype, gain_dtype: torch.dtype
 ) -> None:
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -86,17 +86,17 @@ def test_rms_norm_is_bit_equal_to_transformers_qwen2(
     x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
     gain = norm.weight.detach().clone().requires_grad_()
     ours, expected = rms_norm(x1, gain, 1e-6), norm(x2)
-    assertions.bitwise(ours.detach(), expected.detach())
+    assert_bitwise(ours.detach(), expected.detach())
     silent = rms_norm(x, gain.detach(), 1e-6, noise=torch.zeros(96))
-    assertions.bitwise(silent, expected.detach(), "noise of zero")
+    assert_bitwise(silent, expected.detach(), "noise of zero")
     grad = _normal(4, 5, 96, seed=3).to(ours.dtype)
     ours.backward(grad)
     expected.backward(grad)
-    assertions.bitwise(x1.grad, x2.grad, "gradient of x")
-    assertions.bitwise(gain.grad, norm.weight.grad, "gradient of the gain")
+    assert_bitwise(x1.grad, x2.grad, "gradient of x")
+    assert_bitwise(gain.grad, norm.weight.grad, "gradient of the gain")
 
 
-def test_rms_norm_with_noise_agrees_with_float64(assertions: SimpleNamespace) -> None:
+def test_rms_norm_with_noise_agrees_with_float64() -> None:
     gain, noise, x = 1 + _normal(96, seed=1), 0.01 * _normal(96, seed=2), _normal(6, 96, seed=3)
 
     def plain(dtype: torch.dtype) -> list[Tensor]:
@@ -112,13 +112,11 @@ def test_rms_norm_with_noise_agrees_with_float64(assertions: SimpleNamespace) ->
     for name, actual, expected, exact in zip(
         names, ours, plain(torch.float32), plain(torch.float64), strict=True
     ):
-        assertions.within_twice(actual, expected, exact, name)
+        assert_within_twice(actual, expected, exact, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_swiglu_is_bit_equal_to_transformers_mlp(
-    dtype: torch.dtype, assertions: SimpleNamespace
-) -> None:
+def test_swiglu_is_bit_equal_to_transformers_mlp(dtype: torch.dtype) -> None:
     from transformers import Qwen2Config
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
@@ -128,13 +126,11 @@ def test_swiglu_is_bit_equal_to_transformers_mlp(
     gate, up = gate_up.chunk(2, -1)
     mlp.gate_proj.forward = lambda _: gate
     mlp.up_proj.forward = lambda _: up
-    assertions.bitwise(swiglu(gate_up), mlp(gate_up))
+    assert_bitwise(swiglu(gate_up), mlp(gate_up))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_is_bit_equal_to_transformers(
-    dtype: torch.dtype, assertions: SimpleNamespace
-) -> None:
+def test_rotary_is_bit_equal_to_transformers(dtype: torch.dtype) -> None:
     from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
     q, k = _normal(2, 5, 4, 16, seed=1).to(dtype), _normal(2, 5, 2, 16, seed=2).to(dtype)
@@ -143,7 +139,7 @@ def test_rotary_is_bit_equal_to_transformers(
     sin = angle.sin().repeat(1, 2).expand(2, 5, 16).to(dtype)
     expected = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     for ours, other in zip(rotary(q, k, cos, sin), expected, strict=True):
-        assertions.bitwise(ours, other.transpose(1, 2).contiguous())
+        assert_bitwise(ours, other.transpose(1, 2).contiguous())
 
 
 def test_shapes_and_types_that_do_not_fit_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from kernels import reference_logprobs
 from kernels.reference import token_logprobs
 from kernels.triton.logprobs import chunk_rows
+from tests.kernels.conftest import assert_within_twice
 
 T, H, V = 23, 32, 211
 
@@ -52,9 +52,7 @@ NAMES = ["logprobs", "entropy", "gradient of hidden", "gradient of weight"]
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("rows", [1, 5, T, 1000])
-def test_values_and_gradients_agree_with_autograd_in_float64(
-    temperature: float, rows: int, assertions: SimpleNamespace
-) -> None:
+def test_values_and_gradients_agree_with_autograd_in_float64(temperature: float, rows: int) -> None:
     def chunked(*args: object) -> tuple[Tensor, Tensor]:
         return token_logprobs(*args, chunk_bytes=rows * V * 4)  # type: ignore[arg-type]
 
@@ -62,11 +60,11 @@ def test_values_and_gradients_agree_with_autograd_in_float64(
     plain = _values_and_gradients(_plain, torch.float32, temperature)
     exact = _values_and_gradients(_plain, torch.float64, temperature)
     for name, actual, expected, truth in zip(NAMES, ours, plain, exact, strict=True):
-        assertions.within_twice(actual, expected, truth, name)
+        assert_within_twice(actual, expected, truth, name)
 
 
 def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autograds(
-    assertions: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
     ours, plain, unrounded, exact = (
@@ -81,12 +79,10 @@ def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autogr
     # The values against plain PyTorch in float32, the gradients against it in bfloat16.
     others = [*unrounded[:2], *plain[2:]]
     for name, actual, expected, truth in zip(NAMES, ours, others, exact, strict=True):
-        assertions.within_twice(actual, expected, truth, name)
+        assert_within_twice(actual, expected, truth, name)
 
 
-def test_an_output_that_is_not_used_adds_nothing_to_the_gradient(
-    assertions: SimpleNamespace,
-) -> None:
+def test_an_output_that_is_not_used_adds_nothing_to_the_gradient() -> None:
     hidden, weight, ids = _inputs()
     hidden.requires_grad_()
     for used in (0, 1):
@@ -95,7 +91,7 @@ def test_an_output_that_is_not_used_adds_nothing_to_the_gradient(
         wide = hidden.detach().double().requires_grad_()
         loss = _plain(wide, weight.double(), ids, 0.8)[used].sum()
         (exact,) = torch.autograd.grad(loss, wide)
-        assertions.within_twice(ours, plain, exact, f"output {used}")
+        assert_within_twice(ours, plain, exact, f"output {used}")
 
 
 def test_saved_for_backward_is_nothing_of_the_size_of_the_logits() -> None:

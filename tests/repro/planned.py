@@ -120,7 +120,7 @@ _LATE_IMPORTS = (
     "repro.judge.blessing",
     "repro.regression.regression_commands",
     "repro.report.console",
-    "repro.report.listing",
+    "repro.run.listing",
     "repro.report.page_blocks",
     "repro.report.run_report",
 )

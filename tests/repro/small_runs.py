@@ -14,7 +14,7 @@ from torch import Tensor
 from repro.data.problem import Problem
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
-from repro.rl.collect import Asked, PromptSource, Score
+from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
@@ -79,7 +79,7 @@ def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:
 def run_by_run(score: ScoreOfRun) -> Score:
     """Return a function that scores each run's completions by `score`."""
 
-    def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
+    def rewards(asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
         return [None if one is None else score(*one[:3]) for one in asked]
 
     return rewards

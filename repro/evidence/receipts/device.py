@@ -1,4 +1,4 @@
-"""Receipts of timing and of the device: that the clock waited, and that nobody else was there."""
+"""Receipts of timing and device: that the clock waited, and that no other work used the device."""
 
 from __future__ import annotations
 

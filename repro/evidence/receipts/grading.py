@@ -1,4 +1,4 @@
-"""Receipts of answers: all that a run must ask was asked, and nearly all of it could be graded."""
+"""Receipts of grading: all test sets were evaluated, and nearly all answers could be graded."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def weights(record: Record) -> list[str]:
 
 
 def weight_noise(record: Record) -> list[str]:
-    """Return why the weights did not carry the noise that stands for a format's rounding."""
+    """Return why the weights did not have the noise that replaces a format's rounding."""
     planned = record.config["arm"].get("weight_noise")
     done = record.effects.get("weight_noise")
     if not planned:

@@ -1,4 +1,4 @@
-"""The sentence of a claim's verdict: what was measured, how surely, and beside which size."""
+"""The sentence of a claim's verdict: estimate, interval, p-value and the sizes compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repro.spec.claim import Claim
 def measured(
     claim: Claim, verdict: Verdict, compared: Compared, family: int, confidence: float
 ) -> str:
-    """Return estimate, interval and p in words.
+    """Return a text with estimate, interval and p-value.
 
     Parameters
     ----------

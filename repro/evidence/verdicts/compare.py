@@ -86,7 +86,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricRow:
     """One metric of one arm, old against new.
 
     Attributes
@@ -149,7 +149,7 @@ class Comparison:
     tier: str
     old: Side
     new: Side
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -161,7 +161,7 @@ class Judgement:
     problems: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MetricRow]:
         """All rows: regressed ones first, then unclear ones, the largest losses first."""
         rows = [row for comparison in self.comparisons for row in comparison.rows]
         return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -_severity(row)))
@@ -190,7 +190,7 @@ class Judgement:
         return sum(row.verdict == verdict for row in self.rows)
 
 
-def _severity(row: Row) -> float:
+def _severity(row: MetricRow) -> float:
     """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
 
     Of an unclear row it is the loss that its noise could hide.
@@ -288,7 +288,7 @@ def _measured(
     metric: Metric,
     old: tuple[float, ...],
     new: tuple[float, ...],
-) -> Row:
+) -> MetricRow:
     """Return a row with its change, interval and uncorrected p values, not judged yet."""
     threshold = ABSOLUTE_THRESHOLDS.get(metric.unit)
     relative = threshold is None and min(*old, *new) > 0
@@ -300,7 +300,7 @@ def _measured(
     change = difference([form(value) for value in old], [form(value) for value in new])
     better = metric.direction() or "neither"
     below, above = change.p_below, change.p_above
-    return Row(
+    return MetricRow(
         target=target.name,
         tier=tier.value,
         arm=arm,
@@ -320,7 +320,7 @@ def _measured(
     )
 
 
-def _judged(rows: Sequence[Row]) -> list[Row]:
+def _judged(rows: Sequence[MetricRow]) -> list[MetricRow]:
     tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
     worse = holm([rows[place].p_worse or 0.0 for place in tested])
     better = holm([rows[place].p_better or 0.0 for place in tested])
@@ -330,7 +330,7 @@ def _judged(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, verdict=_verdict(row)) for row in judged]
 
 
-def _verdict(row: Row) -> RowVerdict:
+def _verdict(row: MetricRow) -> RowVerdict:
     is_worse, is_better = _shown(row)
     if row.loss > row.threshold and is_worse:
         return "regressed"
@@ -339,7 +339,7 @@ def _verdict(row: Row) -> RowVerdict:
     return "unclear" if row.worst_loss > row.threshold else "unchanged"
 
 
-def _shown(row: Row) -> tuple[bool, bool]:
+def _shown(row: MetricRow) -> tuple[bool, bool]:
     """Return whether the values show that the new ones are worse, and that they are better."""
     if row.p_worse is not None and row.p_better is not None:
         return row.p_worse < ALPHA, row.p_better < ALPHA

@@ -64,12 +64,12 @@ class Expectation:
             raise ValueError(f"{self.arm} {self.metric}: accepts {low} to {high}; needs bounds")
 
     def holds(self, value: float) -> bool:
-        """Whether a single value lies in the accepted interval."""
+        """Whether a value is in the accepted interval."""
         low, high = self.accept
         return (low is None or value >= low) and (high is None or value <= high)
 
     def text(self) -> str:
-        """Return the accepted interval in words."""
+        """Return the accepted interval as text."""
         low, high = self.accept
         if low is None:
             return f"at most {high:g}"

@@ -152,7 +152,7 @@ _PATTERNS = 2**16
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Return the one-sided p that the mean of paired differences lies above zero.
+    """Return the one-sided p-value that the mean of paired differences is above zero.
 
     Under no effect each difference is as likely of either sign, so all patterns of signs are
     equally likely; p is the share of those whose mean is at least the one observed. It is exact up

@@ -83,7 +83,7 @@ class AdapterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
-    """What the files of an adapter folder say beside the tensors.
+    """The contents of an adapter folder besides the tensors.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 """The sampler that training takes for a policy: the engine on a CUDA device, else plain torch.
 
 The engine reads the trained tensors themselves. Under full training those are float32 masters,
-which it would run without the trainer's autocast: there, and only there, it samples from a 16-bit
-copy, which `refresh` renews after every update.
+which it would run without the trainer's autocast, or rows of them where ranks divide them: there,
+and only there, it samples from a whole copy, which `refresh` renews after every update.
 
 Easy mistakes
 -------------
@@ -13,28 +13,36 @@ Easy mistakes
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro.models.memory_plan import CACHE_SHARE
-from repro.models.norms import block_norms, final_norm
-from repro.models.policy import Policy
-from repro.models.training_memory import MOST_SLOTS
+from repro.models.loading import build_on_meta
+from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gathered_bytes
+from repro.models.norms import block_norms, final_norm, wrap_norms
+from repro.models.policy import Policy, trainable_parameters
+from repro.rl.single_run.divide import whole_parameters
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.rollout.state import Statistics
+from repro.spec.arm import OptimizerName
 from repro.spec.config import SamplingConfig
 
 
-def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions: int) -> Sampler:
-    """Return the sampler for a policy where it is.
+def sampler_for(
+    policy: Policy,
+    *,
+    rows: int,
+    max_new_tokens: int,
+    max_positions: int,
+    optimizer: OptimizerName = "adamw",
+) -> Sampler:
+    """Return the sampler for a policy where it is; of ranks that divide it all must ask.
 
     Parameters
     ----------
@@ -42,60 +50,75 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
         Most rows asked for at once.
     max_new_tokens, max_positions
         Longest completion, and longest prompt and completion together; no more than the policy has.
+    optimizer
+        That of full training, which will need memory for its moments.
     """
-    if policy.device.type != "cuda" or policy.compute_dtype != torch.bfloat16:
-        return TorchSampler(policy)
-    decoder: Any = policy.decoder
-    positions = min(max_positions, decoder.config.max_position_embeddings)
-    slots = max(1, min(rows, MOST_SLOTS))
-    # Before the cache is sized: under full training the copy is as large as the weights.
-    sampled = _sixteen_bit(policy) if policy.training == "full" else policy
-    config = EngineConfig(
-        slots=slots,
-        max_positions=positions,
-        max_new_tokens=min(max_new_tokens, positions - 1),
-    )
-    blocks = cache_blocks(policy, config, share=CACHE_SHARE, reserved=_training_bytes(policy))
-    # One row must fit, or nothing can be sampled.
-    config = replace(config, cache_blocks=max(blocks, blocks_for(1, config)))
-    return Engine(policy, config) if sampled is policy else CopySampler(policy, config, sampled)
+    on_engine = policy.device.type == "cuda" and policy.compute_dtype == torch.bfloat16
+
+    def engine(sampled: Policy) -> Engine:
+        decoder: Any = sampled.decoder
+        positions = min(max_positions, decoder.config.max_position_embeddings)
+        config = EngineConfig(
+            slots=max(1, min(rows, MOST_SLOTS)),
+            max_positions=positions,
+            max_new_tokens=min(max_new_tokens, positions - 1),
+        )
+        reserved = _training_bytes(policy, optimizer)
+        blocks = cache_blocks(sampled, config, share=CACHE_SHARE, reserved=reserved)
+        # One row must fit, or nothing can be sampled.
+        return Engine(sampled, replace(config, cache_blocks=max(blocks, blocks_for(1, config))))
+
+    around = engine if on_engine else TorchSampler
+    if policy.training == "full" and (on_engine or policy.shards is not None):
+        return CopySampler(policy, around)
+    return around(policy)
 
 
-def _training_bytes(policy: Policy) -> int:
-    """Return the bytes that full training will take besides: float32 gradients and two moments.
+def _training_bytes(policy: Policy, optimizer: OptimizerName) -> int:
+    """Return the bytes that full training will take besides: gradients, moments, gathered weights.
 
     An adapter's are small beside a cache.
     """
     if policy.training != "full":
         return 0
-    return sum((4 + 2 * 4) * p.numel() for p in policy.model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in trainable_parameters(policy).values())
+    own = int((4 + MOMENT_BYTES[optimizer]) * trained)
+    if policy.shards is None:
+        return own
+    decoder: Any = policy.decoder
+    block = sum(p.numel() for p in decoder.model.layers[0].parameters())
+    table = decoder.get_output_embeddings().weight.numel()
+    return own + sum(gathered_bytes(table, block, policy.shards.group.size())[:2])
 
 
 class CopySampler:
-    """An engine on a 16-bit copy, `sampled`, of a fully trained policy with float32 masters."""
+    """A sampler, made by `around`, of a whole copy of a policy whose float32 masters train."""
 
-    def __init__(self, policy: Policy, config: EngineConfig, sampled: Policy | None = None) -> None:
-        if policy.training != "full":
-            raise ValueError(f"training is {policy.training!r}; CopySampler needs training 'full'")
+    def __init__(self, policy: Policy, around: Callable[[Policy], Any]) -> None:
         self.policy = policy
-        self._copy = _sixteen_bit(policy) if sampled is None else sampled
-        self.engine = Engine(self._copy, config)
+        self.copied = _copy_of(policy)
+        self.engine = around(self.copied)
 
     @property
     def statistics(self) -> Statistics:
-        """Of the last rollout."""
-        return self.engine.statistics
+        """Of the engine's last rollout."""
+        statistics: Statistics = self.engine.statistics
+        return statistics
+
+    def of_trained(self) -> Policy:
+        """Return the policy with the copy's weights, which one rank has whole."""
+        return replace(self.policy, model=self.copied.model, shards=None)
 
     def close(self) -> None:
         """Give back the engine's memory; the copy goes with this object."""
         self.engine.close()
 
     def refresh(self) -> None:
-        """Copy the masters as they are now into the tensors that the engine reads."""
-        masters = dict(self.policy.decoder.named_parameters())
+        """Copy the masters as they are now into the tensors that are read; all ranks must ask."""
+        read = dict(self.copied.decoder.named_parameters())
         with torch.no_grad():
-            for name, parameter in self._copy.decoder.named_parameters():
-                parameter.copy_(masters[name])
+            for name, whole in whole_parameters(self.policy, self.policy.compute_dtype):
+                read[name].copy_(whole)
         self.engine.refresh()
 
     def sample(
@@ -105,28 +128,35 @@ class CopySampler:
         *,
         group_size: int,
         seeds: Sequence[int],
+        **limits: Any,
     ) -> RolloutBatch:
         """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
-        trained, copied = self.policy.decoder, self._copy.decoder
+        trained, copied = self.policy.decoder, self.copied.decoder
         norms = block_norms(trained) | {"": final_norm(trained)}
         copies = block_norms(copied) | {"": final_norm(copied)}
         for name, norm in norms.items():
             copies[name].noise = norm.noise
-        return self.engine.sample(prompts, sampling, group_size=group_size, seeds=seeds)
+        batch: RolloutBatch = self.engine.sample(
+            prompts, sampling, group_size=group_size, seeds=seeds, **limits
+        )
+        return batch
 
 
-def _sixteen_bit(policy: Policy) -> Policy:
-    """Return a frozen copy of the policy in its compute dtype."""
-    # A copy finds what it may reuse by identity: so it is made of 16-bit tensors from the start.
-    memo: dict[int, Any] = {}
-    for parameter in policy.decoder.parameters():
-        value = parameter.detach().to(policy.compute_dtype, copy=True)
-        memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
-    decoder = copy.deepcopy(policy.decoder, memo)
-    # Autocast was put around the original's forward pass; the engine has a pass of its own.
-    decoder.get_submodule("model").__dict__.pop("forward", None)
+def _copy_of(policy: Policy) -> Policy:
+    """Return a frozen copy of the policy in its compute dtype; all ranks must ask."""
+    trained: Any = policy.decoder
+    decoder: Any = build_on_meta(trained.config)
+    for name, whole in whole_parameters(policy, policy.compute_dtype):
+        owner, _, leaf = name.rpartition(".")
+        copied = nn.Parameter(whole, requires_grad=False)
+        decoder.get_submodule(owner).register_parameter(leaf, copied)
+    if decoder.config.tie_word_embeddings:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    decoder.model.rotary_emb.to(policy.device)
+    decoder.generation_config = trained.generation_config
+    wrap_norms(decoder)
     return Policy(
-        model=decoder.eval(),
+        model=decoder,
         tokenizer=policy.tokenizer,
         weight_format=policy.weight_format,
         training="none",

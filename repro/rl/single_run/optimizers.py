@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repro.models.sharding import Shards
 from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
@@ -74,12 +75,18 @@ def gradient_step(
     parameters: dict[str, nn.Parameter],
     *,
     max_grad_norm: float,
+    shards: Shards | None = None,
 ) -> float:
     """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
 
-    Raises `ValueError` when the norm is not finite: an update would destroy the weights.
+    With `shards` it is the norm over all ranks. `ValueError` when it is not finite: an update would
+    destroy the weights.
     """
-    norm = float(nn.utils.clip_grad_norm_(list(parameters.values()), max_grad_norm))
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    over_ranks = None if shards is None else shards.norm(gradients)
+    total = nn.utils.get_total_norm(gradients.values()) if over_ranks is None else over_ranks
+    nn.utils.clip_grads_with_norm_(parameters.values(), max_grad_norm, total)
+    norm = float(total)
     require_finite(norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -97,17 +104,21 @@ def scheduled_step(
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, nn.Parameter],
     step: int,
+    shards: Shards | None = None,
 ) -> dict[str, float]:
     """Step at the step's learning rate; return `grad_norm` before clipping and the rate."""
     scale: TrainScale = run.scale
     rate = learning_rate_of_run(run, step)
     set_learning_rate(optimizer, rate)
-    norm = gradient_step(optimizer, parameters, max_grad_norm=scale.optimizer.max_grad_norm)
+    most = scale.optimizer.max_grad_norm
+    norm = gradient_step(optimizer, parameters, max_grad_norm=most, shards=shards)
     return {"grad_norm": norm, "learning_rate": rate}
 
 
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    shards: Shards | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
     """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers."""
     tensors: dict[str, Tensor] = {}
@@ -115,7 +126,8 @@ def optimizer_tensors(
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"{name}//{key}"] = value.detach().cpu().contiguous()
+                whole = value if shards is None else shards.written(name, value, key)
+                tensors[f"{name}//{key}"] = whole.detach().cpu().contiguous()
             else:
                 numbers.setdefault(name, {})[key] = value
     return tensors, numbers
@@ -126,8 +138,9 @@ def restore_optimizer(
     parameters: dict[str, nn.Parameter],
     tensors: dict[str, Tensor],
     numbers: dict[str, dict[str, float]],
+    shards: Shards | None = None,
 ) -> None:
-    """Put back what `optimizer_tensors` returned."""
+    """Put back what `optimizer_tensors` returned; of what ranks divide, this rank's part."""
     states: dict[str, dict[str, Any]] = {name: dict(numbers.get(name, {})) for name in parameters}
     for key, value in tensors.items():
         name, _, field = key.rpartition("//")
@@ -135,7 +148,8 @@ def restore_optimizer(
         # else lives beside its parameter.
         on_cpu = field == "step" and not optimizer.defaults.get("fused")
         device = "cpu" if on_cpu else parameters[name].device
-        states[name][field] = value.to(device, copy=True)
+        part = value if shards is None else shards.part(name, value, field)
+        states[name][field] = part.to(device, copy=True)
     for name, state in states.items():
         if state:
             optimizer.state[parameters[name]].update(state)

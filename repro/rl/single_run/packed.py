@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ from repro.models.norms import final_norm
 from repro.models.policy import Policy
 from repro.rl.rows import Rows, spread
 from repro.rl.single_run.packed_blocks import groups_of, image_of, run_block
+
+LogprobsAndEntropy = tuple[Tensor, Tensor]
 
 
 def packed_logprobs(
@@ -79,9 +82,17 @@ def packed_logprobs(
         )
     if len(rows) == 0:
         raise ValueError("there are no rows; log-probabilities need at least one")
-    with _arithmetic(policy):
-        chosen = packed_hidden(policy, rows, kept_blocks)
-    return through_head(policy.decoder, chosen, rows, temperature)
+    decoder: Any = policy.decoder
+
+    def whole_pass() -> tuple[Tensor, Tensor]:
+        with _arithmetic(policy):
+            chosen = packed_hidden(policy, rows, kept_blocks)
+        head = partial(through_head, decoder, rows=rows, temperature=temperature)
+        return cast(
+            LogprobsAndEntropy, policy.within(decoder.get_output_embeddings(), head, chosen)
+        )
+
+    return cast(LogprobsAndEntropy, policy.within(decoder, whole_pass))
 
 
 def through_head(
@@ -106,14 +117,16 @@ def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
     """Return the context of a pass: float32 masters under 16-bit compute multiply in autocast."""
     if policy.training != "full" or policy.compute_dtype.itemsize > 2:
         return nullcontext()
-    return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
+    # Each weight is read once a pass: a cache of them in 16 bits would only hold them all.
+    return torch.autocast(policy.device.type, dtype=policy.compute_dtype, cache_enabled=False)
 
 
 def packed_hidden(policy: Policy, rows: Rows, kept_blocks: int | None = 0) -> Tensor:
     """Return the hidden states that predict each counting token, (tokens, H), row by row."""
     decoder: Any = policy.decoder
     layout = lay_out(rows, policy.device)
-    hidden = decoder.model.embed_tokens(layout.ids)  # (S, H)
+    embed = decoder.model.embed_tokens
+    hidden = policy.within(embed, embed, layout.ids)  # (S, H)
     turned = decoder.model.rotary_emb(hidden[None], layout.positions[None])
     cos, sin = turned[0][0], turned[1][0]  # (S, D) each
     blocks = decoder.model.layers
@@ -123,11 +136,12 @@ def packed_hidden(policy: Policy, rows: Rows, kept_blocks: int | None = 0) -> Te
     for number, block in enumerate(blocks):
         groups = groups_of(block, hidden.dtype)
         images = [image_of(group, hidden.dtype) for group in groups]
-        given = block, groups, images, hidden, (cos, sin), layout.segments
+        run = partial(
+            run_block, block, groups, images, rotation=(cos, sin), segments=layout.segments
+        )
         if number < again:
-            hidden = checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False)
-        else:
-            hidden = run_block(*given)
+            run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+        hidden = policy.within(block, run, hidden)
     chosen: Tensor = final_norm(decoder)(hidden[layout.predicts])  # (tokens, H)
     return chosen
 

@@ -52,7 +52,7 @@ class Group:
     def read(
         self, x: Tensor, image: Image, before: PerturbableRMSNorm | Literal["swiglu"] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the projections of x, normed or gated before, and x for the stream to go on."""
+        """Return the projections of x, after its norm or gate, and x for the residual stream."""
         if self.projections is None:
             entered = x
             if before is not None:

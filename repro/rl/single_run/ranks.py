@@ -3,7 +3,8 @@
 Every rank runs the same loop on the same whole rollout, so advantages, normalisers, dynamic
 sampling, receipts and checkpoints are those of one process. Only three things are divided: prompts
 to sample, answers to grade, rows to pass. Random numbers have names, so the division moves none.
-Weights are never sent: each rank holds the whole policy, and the gradient is added up.
+Weights are never sent: each rank holds the whole policy, and the gradient is added up. Under full
+training ranks hold rows of it (`repro.models.sharding`), and pass side by side.
 
 Results travel as tensors. Before each exchange ranks meet, so that one that is missing is named.
 
@@ -20,7 +21,7 @@ import functools
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -53,12 +54,15 @@ class Ranks:
         Seconds after which a rank that does not come to an exchange is missing.
     devices
         The group of what lies on GPUs; ranks meet, and exchange the rest, by gloo.
+    abreast
+        Whether each pass is one of all ranks: they gather weights in it, so all make as many.
     """
 
     rank: int = 0
     world: int = 1
     stall: float = STALL_SECONDS
     devices: dist.ProcessGroup | None = None
+    abreast: bool = False
 
     @classmethod
     def joined(cls) -> Ranks:
@@ -73,12 +77,25 @@ class Ranks:
 
     def mine(self, sizes: Sequence[int]) -> list[int]:
         """Return this rank's items: the largest first, each to the rank that has least."""
+        largest_first = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+        if self.abreast:
+            return largest_first[self.rank :: self.world]
         loads, own = [0] * self.world, [list[int]() for _ in range(self.world)]
-        for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        for item in largest_first:
             least = loads.index(min(loads))
             loads[least] += sizes[item]
             own[least].append(item)
         return sorted(own[self.rank])
+
+    def beside(self, items: int) -> int:
+        """Return how many passes this rank makes for the others' sake alone, of so many items."""
+        own = len(range(self.rank, items, self.world))
+        return -(-items // self.world) - own if self.abreast else 0
+
+    def meet(self, before: str) -> None:
+        """Wait for all ranks, where they pass abreast: of one that stalls only this tells."""
+        if self.abreast:
+            self._exchange(before, lambda: None)
 
     def add(self, *tensors: Tensor, of: str) -> None:
         """Add up tensors, named by `of`, over all ranks, in place, to the same bits on each."""
@@ -96,8 +113,10 @@ class Ranks:
         self.add(total, of="grades")
         return [int(number) for number in total.tolist()]
 
-    def add_gradients(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
-        """Add up every parameter's gradient, in place, as one tensor per device.
+    def add_gradients(
+        self, parameters: Mapping[str, nn.Parameter], step: int, cut: Collection[str] = ()
+    ) -> None:
+        """Add up every parameter's gradient, in place, as one tensor; but of those that are `cut`.
 
         A gradient that is not finite raises on all ranks and names rank, tensor and step.
         """
@@ -105,15 +124,16 @@ class Ranks:
             return
         found = [(name, p.grad) for name, p in sorted(parameters.items())]
         gradients = {name: gradient for name, gradient in found if gradient is not None}
-        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        added = [gradient for name, gradient in gradients.items() if name not in cut]
+        flat = torch.cat([gradient.flatten() for gradient in added])
         problem = None
-        if not bool(flat.isfinite().all()):
+        if not all(bool(own.isfinite().all()) for own in (flat, *(gradients[n] for n in cut))):
             name = next(name for name, own in gradients.items() if not bool(own.isfinite().all()))
             problem = f"the gradient of {name} is not finite at step {step}"
         self.agree(problem)
         self.add(flat, of="gradients")
-        sizes = [gradient.numel() for gradient in gradients.values()]
-        for gradient, part in zip(gradients.values(), flat.split(sizes), strict=True):
+        sizes = [gradient.numel() for gradient in added]
+        for gradient, part in zip(added, flat.split(sizes), strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def agree(self, problem: str | None) -> None:

@@ -6,6 +6,7 @@ the module's norms affects both while it is added.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,15 +109,15 @@ class SinglePolicy:
     ) -> list[Tensor | None]:
         """See `Policies.old_logprobs`."""
         rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
-        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
+        every = torch.zeros(rows.mask.shape)  # (B, T)
         for part in _only(parts)[1:]:
             budget = self._micro_tokens(rows, part, state)
-            fitting = evaluate_rows(
-                self.policy, rows, part, temperature,
-                micro_tokens=budget, into=into, ranks=self.ranks,
-            )  # fmt: skip
+            logprobs, fitting = evaluate_rows(
+                self.policy, rows, part, temperature, micro_tokens=budget, ranks=self.ranks
+            )
+            every += logprobs
             note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [into[0]]
+        return [every]
 
     def reference_logprobs(
         self, rollouts: Sequence[Rollout | None], state: RunStates
@@ -159,15 +160,23 @@ class SinglePolicy:
 
         Raises `ValueError` when the gradient's norm is not finite, or a rank's gradient is not.
         """
+        shards = self.policy.shards
+        if shards is not None:
+            shards.take_gradients()
         zero_missing_gradients(self.parameters)
-        self.ranks.add_gradients(self.parameters, step)
-        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step)}]
+        self.ranks.add_gradients(self.parameters, step, () if shards is None else shards.cut)
+        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}]
 
     def save(self, folder: Path, state: RunStates) -> None:
         """See `Policies.save`."""
-        self.ranks.require_same(self.parameters, state.step)
-        if self.ranks.first:
-            save_checkpoint(folder, state, self.parameters, self.optimizer)
+        shards, first = self.policy.shards, self.ranks.first
+        cut = {} if shards is None else shards.cut
+        alike = {name: p for name, p in self.parameters.items() if name not in cut}
+        self.ranks.require_same(alike, state.step)
+        if first or cut:
+            save_checkpoint(
+                folder, state, self.parameters, self.optimizer, shards=shards, writes=first
+            )
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
@@ -175,9 +184,8 @@ class SinglePolicy:
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
-                state = load_checkpoint(
-                    folder, [self.run.digest()], self.parameters, self.optimizer
-                )
+                shards, own = self.policy.shards, [self.run.digest()]
+                state = load_checkpoint(folder, own, self.parameters, self.optimizer, shards=shards)
             self.ranks.any(False)
         steps = self.ranks.texts("none" if state is None else str(state.step))
         if len(set(steps)) > 1:
@@ -222,7 +230,7 @@ def single_policy(
         reference=reference,
         micro_tokens=micro_tokens,
         kept_blocks=kept_blocks,
-        ranks=ranks,
+        ranks=dataclasses.replace(ranks, abreast=policy.shards is not None),
     )
 
 

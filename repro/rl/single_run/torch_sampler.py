@@ -29,7 +29,7 @@ from repro.spec.config import SamplingConfig
 
 
 class TorchSampler:
-    """Samples from a policy on the device where it lies.
+    """Samples from a policy on the policy's device.
 
     Parameters
     ----------

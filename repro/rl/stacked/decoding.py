@@ -113,7 +113,7 @@ def make_buffers(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decoder:
-    """S runs' weights with what a step needs beside them.
+    """The weights of S runs, and the other inputs of a decode step.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The weights of S policies side by side, and what a forward pass makes of them.
+"""The stacked weights of S policies, and their form in a forward pass.
 
 A frozen projection is its dense values in the compute dtype: of a quantised run the dequantised
 ones, rounded once, which is what weight-only arithmetic multiplies by. So BF16, NF4, MXFP4 and

@@ -43,7 +43,7 @@ class _Drawn:
     lengths: Tensor
 
     def note(self, buffers: Buffers, rows: Tensor) -> None:
-        """Note what buffers say of the rows (N',) int64 that stand in them."""
+        """Copy the results of the rows (N',) int64 that the buffers hold."""
         for name in ("tokens", "logprobs"):
             getattr(self, name).index_copy_(1, rows, getattr(buffers, name))
         self.lengths.index_copy_(0, rows, buffers.lengths)

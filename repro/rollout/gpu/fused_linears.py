@@ -29,7 +29,7 @@ from repro.rollout.linears import Product
 
 
 class PackedGroup:
-    """4-bit projections as one packed weight, the adapter in its launch or beside it.
+    """4-bit projections as one packed weight, with the adapter in the same launch or another one.
 
     Up to 16 rows the adapter rides in the weight's own launch (`kernels.cuda.linear`).
     Beyond, its two products stand beside the launch, for there they take less: decode step of a 7B

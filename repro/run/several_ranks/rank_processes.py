@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run.carry_out import is_ensemble, launched_ranks
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import ending_of, send, start_process
 from repro.spec.arm import require
@@ -112,10 +112,7 @@ class Ranked:
     ) -> list[Path]:
         """Carry out a run and write its record; see `repro.run.carry_out`.
 
-        Raises
-        ------
-        EndedError
-            When a rank failed, died, or did not come: its number, and what is known of its end.
+        Raises `EndedError` when a rank failed, died, or did not come: its number, and how it ended.
         """
         (run,) = runs
         task = Task(run=run, folder=folder, runs=records)
@@ -221,7 +218,7 @@ class InPlace:
     goes on. A run that another start is at is left to it.
     """
 
-    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Claim]) -> None:
+    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
         self._ranks, self._threads, self._claim = ranks, threads, claim
         self._stop = False
 
@@ -264,7 +261,7 @@ class InPlace:
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
-    """Carry out beside the first rank what it takes up; return whether runs are left."""
+    """Carry out the first rank's runs together with it; return whether runs are left."""
     asked: list[int] = []
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}

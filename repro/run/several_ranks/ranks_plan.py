@@ -22,6 +22,7 @@ from statistics import fmean
 from repro.evidence.environment import device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
+from repro.models.memory_plan import plan_memory, training_memory
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint
@@ -29,6 +30,15 @@ from repro.spec.step_scale import StepPoint
 from repro.spec.tier import Tier
 
 _DRAWS = 20
+_CARD_BYTES = 80 * 10**9
+# What full training holds, by parts of the memory plan.
+_COLUMNS = {
+    "masters": ("adapter",),
+    "gradients": ("gradients",),
+    "moments": ("optimiser",),
+    "16-bit copy": ("weights", "embeddings"),
+    "a pass": ("activations", "logits"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +131,28 @@ def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
     return Predicted(step=step, rollout=rollout, update=update, waiting=fmean(waits))
 
 
+def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
+    """Return what full training, which ranks divide, takes of a card on each number of them."""
+    columns = (*_COLUMNS, "rest", "in all")
+    lines = [
+        f"  {run.arm.name}: GB of an 80 GB card, FSDP2 dividing what is trained; no time predicted",
+        "    GPUs" + "".join(f"{name:>12}" for name in columns),
+    ]
+    for ranks in counts:
+        memory = training_memory(run.arm, run.scale, ranks)
+        if memory is None:
+            return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
+        peak = memory.peak(_CARD_BYTES)
+        parts = plan_memory(memory.fitting(_CARD_BYTES)).update
+        own = [sum(parts[name] for name in names) for names in _COLUMNS.values()]
+        row = "".join(f"{part / 1e9:12.1f}" for part in (*own, peak - sum(own), peak))
+        lines.append(f"    {ranks:>4}{row}  {'fits' if peak <= _CARD_BYTES else 'does not fit'}")
+    return "\n".join(lines)
+
+
 def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path) -> str:
+    if run.arm.training == "full":
+        return _full_text(run, counts)
     scale: TrainScale = run.scale
     shape = shape_of_checkpoint(scale.checkpoint)
     model = next((name for name, known in SHAPES.items() if known == shape), None)

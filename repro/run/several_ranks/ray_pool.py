@@ -134,7 +134,7 @@ class RayPool(WorkerPool):
         return event
 
     def stop(self) -> None:
-        """Let every run stop after its next step; `execute` then ends by itself."""
+        """Let every run stop after its next step; then `execute` ends."""
         super().stop()
         self._going.unlink(missing_ok=True)
 

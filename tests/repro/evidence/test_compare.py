@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from repro.evidence.record import Record
-from repro.evidence.verdicts.compare import Comparison, Judgement, Records, Row, Side, compare
+from repro.evidence.verdicts.compare import Comparison, Judgement, MetricRow, Records, Side, compare
 from repro.spec.claim import Metric
 from repro.spec.config import digest_of
 from repro.spec.target import Target
@@ -29,7 +29,7 @@ def compared(
     return compare(target, Tier.SYSTEMS, *sides)
 
 
-def row(comparison: Comparison, metric: str, arm: str = "nvfp4_lora") -> Row:
+def row(comparison: Comparison, metric: str, arm: str = "nvfp4_lora") -> MetricRow:
     (one,) = (item for item in comparison.rows if (item.arm, item.metric) == (arm, metric))
     return one
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from repro.measure.step_measure import Bench, _measure, engine_config, step_shape
-from repro.measure.step_metrics import Entry
+from repro.measure.step_metrics import PointResult
 from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
@@ -54,9 +54,9 @@ def bench_of(scale: StepScale, pool: GraderPool, **changes: Any) -> Bench:
     return Bench(scale=scale, pool=pool, **settings)
 
 
-def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) -> Entry:
+def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) -> PointResult:
     """Measure a point where there is no device that memory could be planned for."""
-    entry = Entry()
+    entry = PointResult()
     assert _measure(bench, arm, point, policy, 10**10, entry)
     return entry
 

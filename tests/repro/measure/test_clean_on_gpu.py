@@ -13,7 +13,7 @@ from rich.console import Console
 
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record
-from repro.run.execute import Outcome, execute
+from repro.run.execute import RunCounts, execute
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
@@ -74,7 +74,7 @@ def runs_of(arm: Arm, batches: tuple[int, ...] = (64,)) -> list[RunConfig]:
     ]  # fmt: skip
 
 
-def go(runs: Sequence[RunConfig], folder: Path, carry_out: object = None) -> Outcome:
+def go(runs: Sequence[RunConfig], folder: Path, carry_out: object = None) -> RunCounts:
     return execute(
         runs,
         folder,

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
-from repro.run.execute import Outcome, execute
+from repro.run.execute import RunCounts, execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
@@ -74,7 +74,7 @@ def go(
     *,
     target: Target = ROLLOUT,
     printed: TextIO | None = None,
-) -> Outcome:
+) -> RunCounts:
     return execute(
         plan(target, Tier.SYSTEMS, 2, arms),
         runs,

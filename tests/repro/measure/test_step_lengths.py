@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from repro.measure import step_measure, step_metrics, step_training
-from repro.measure.step_metrics import Entry
+from repro.measure.step_metrics import PointResult
 from repro.measure.step_time import measured_steps
 from repro.measure.step_training import begin, timed_step, training_of, warm_up
 from repro.models.memory_plan import plan_memory
@@ -112,7 +112,7 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
-    results = {(point.name, "nvfp4"): Entry() for point in (SPREAD, EQUAL)}
+    results = {(point.name, "nvfp4"): PointResult() for point in (SPREAD, EQUAL)}
     facts = {"generated_tokens": 96, "decode_steps": 9, "weight_bytes": 1, "linears": {},
              "adapter_modules": 1, "parameters_trainable": 1, "peak_bytes": 0}  # fmt: skip
     for factor in (1.2, 1.3, 1.1):

@@ -15,7 +15,7 @@ from repro.evidence.not_run import needs
 from repro.evidence.receipts.device import SLOWED_MOST, SPOILING
 from repro.measure import step_measure, step_metrics
 from repro.measure.step_measure import Bench
-from repro.measure.step_metrics import Entry, metrics_of
+from repro.measure.step_metrics import PointResult, metrics_of
 from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
@@ -42,7 +42,7 @@ def bench(pool: GraderPool) -> Bench:
 def test_a_stop_ends_a_point_between_two_steps(policy: Policy, bench: Bench) -> None:
     asked = iter([False, True])
     stopping = dataclasses.replace(bench, should_stop=lambda: next(asked))
-    entry = Entry()
+    entry = PointResult()
     assert not step_measure._measure(stopping, NVFP4, POINT, policy, 10**10, entry)
     assert len(entry.repeats) == 1
 

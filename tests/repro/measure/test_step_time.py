@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from repro.measure import step_measure, step_time
-from repro.measure.step_metrics import Entry, metrics_of, series_of, way_of
+from repro.measure.step_metrics import PointResult, metrics_of, series_of, way_of
 from repro.measure.step_training import (
     RandomPrompts,
     parameter_image,
@@ -136,10 +136,10 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
     assert state.step == 1
 
 
-def measured_entry(peak: int = 100) -> Entry:
+def measured_entry(peak: int = 100) -> PointResult:
     repeats = [dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) for i in range(3)]
     facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
-    return Entry(repeats=repeats, facts=facts)
+    return PointResult(repeats=repeats, facts=facts)
 
 
 STEPS_AND_MEMORY = (*STEP_TARGETS, MEMORY, MEMORY_DENSE, MEMORY_FORMATS, MEMORY_BUDGETS)

@@ -22,7 +22,6 @@ from repro.models.files.adapter_files import (
     settings_of,
 )
 from repro.models.files.tensor_files import CheckpointError
-from repro.models.policy import Policy
 
 WHERE = Path("adapter_config.json")
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -39,15 +38,6 @@ def write_by_peft(base: Path, folder: Path, **settings: Any) -> None:
             if "lora_" in name or "modules_to_save" in name:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
     adapted.save_pretrained(folder)
-
-
-def load_stored(base: Path, folder: Path) -> Policy:
-    return load_adapted(folder, checkpoint=base)
-
-
-def logits_of_peft(base: Path, folder: Path, token_ids: Tensor) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return PeftModel.from_pretrained(model, folder).eval()(input_ids=token_ids).logits
 
 
 @pytest.mark.parametrize(
@@ -68,22 +58,17 @@ def test_what_is_plain_lora_in_other_words_has_pefts_logits(
 ) -> None:
     base = make_checkpoint("qwen2")
     write_by_peft(base, tmp_path, **settings)
-    expected = logits_of_peft(base, tmp_path, token_ids)
-    ours = load_stored(base, tmp_path).model(input_ids=token_ids).logits
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(input_ids=token_ids)
-    moved = float((expected - plain.logits).abs().max())
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain = model(input_ids=token_ids).logits
+    expected = PeftModel.from_pretrained(model, tmp_path).eval()(input_ids=token_ids).logits
+    ours = load_adapted(tmp_path, checkpoint=base).model(input_ids=token_ids).logits
+    moved = float((expected - plain).abs().max())
     assert moved > 0.05  # the adapter does something
     assert float((ours - expected).abs().max()) < 1e-4 * moved
-
-
-def test_a_bfloat16_adapter_keeps_its_values(
-    make_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    base = make_checkpoint("qwen2")
-    write_by_peft(base, tmp_path)
+    # One of 16 bits keeps its values.
     tensors = {name: t.bfloat16() for name, t in load_file(tmp_path / TENSORS).items()}
     save_file(tensors, tmp_path / TENSORS)
-    for name, parameter in adapter_tensors(load_stored(base, tmp_path)).items():
+    for name, parameter in adapter_tensors(load_adapted(tmp_path, checkpoint=base)).items():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, tensors[name].float()), name
 
@@ -124,14 +109,11 @@ def plain_values() -> dict[str, Any]:
     ],
 )
 def test_what_is_another_thing_is_refused_by_its_field(field: str, value: Any) -> None:
+    # A field that peft adds is refused until it is looked at; what it writes by itself is not.
+    assert settings_of(plain_values(), WHERE).rank == 8
     with pytest.raises(CheckpointError, match=field) as caught:
         settings_of(plain_values() | {field: value}, WHERE)
     assert str(WHERE) in str(caught.value)
-
-
-def test_every_field_that_peft_writes_is_decided_on() -> None:
-    """A field that peft adds is refused until it is looked at; its default must not be."""
-    assert settings_of(plain_values(), WHERE).rank == 8
 
 
 Q_B = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
@@ -156,7 +138,7 @@ def test_tensors_that_do_not_fit_the_config_are_named(
     spoil(tensors)
     save_file(tensors, tmp_path / TENSORS)
     with pytest.raises(CheckpointError, match=words) as caught:
-        load_stored(base, tmp_path)
+        load_adapted(tmp_path, checkpoint=base)
     assert "_proj.lora_B" in str(caught.value)
 
 
@@ -206,4 +188,4 @@ def test_an_adapter_on_other_modules_is_refused_by_its_tensors(
     base = make_checkpoint("llama")
     write_by_peft(base, tmp_path, **settings)
     with pytest.raises(CheckpointError, match=r"(lora_.*is missing|lm_head.*has no place)"):
-        load_stored(base, tmp_path)
+        load_adapted(tmp_path, checkpoint=base)

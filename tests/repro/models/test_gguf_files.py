@@ -299,16 +299,6 @@ def test_a_file_cut_short_and_one_without_the_library_are_refused(
     assert "qerl-repro[gguf]" in refused(path)
 
 
-def test_a_policy_of_a_file_names_the_file(llama: Callable[..., Path]) -> None:
-    path = llama()
-    effects = load_policy(path, weight_format="nvfp4").effects
-    assert effects["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}
-    assert effects["gguf"]["dtype"] == "bfloat16"
-    assert effects["end_token_ids"] == [END, PAD]
-    assert checkpoint_inputs(effects)["gguf"] == sha256_of(path)
-    assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
-
-
 def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
     llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +330,12 @@ def test_commands_take_a_file_for_a_folder(
     shape = shape_of_checkpoint(str(path))
     assert shape is not None
     assert (shape.layers, shape.tied) == (2, True)
+    effects = load_policy(path, weight_format="nvfp4").effects
+    assert effects["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}
+    assert effects["gguf"]["dtype"] == "bfloat16"
+    assert effects["end_token_ids"] == [END, PAD]
+    assert checkpoint_inputs(effects)["gguf"] == sha256_of(path)
+    assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
     out = tmp_path / "nvfp4"
     assert main(["quantize", str(path), str(out), "--device", "cpu"]) == FINE
     assert load_policy(out, weight_format="nvfp4").effects["gguf"]["gguf_sha256"] == sha256_of(path)

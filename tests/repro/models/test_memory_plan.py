@@ -14,7 +14,6 @@ from kernels.reference import quantize
 from repro.models.memory_plan import (
     SLOTS_SHARE,
     StepShape,
-    alternatives,
     checkpoint_bytes,
     fit_slots,
     fit_update,
@@ -119,16 +118,3 @@ def test_the_update_takes_what_the_budget_leaves_and_keeps_one_row() -> None:
     # A prompt once; a cut inside a group leaves its rows' prompt to both passes.
     assert (step.packed(8), step.packed(4)) == (256 + 8 * 2048, 512 + 4 * 2048)
     assert fit_update(step, 140 * 10**9, kept=0).kept_blocks == 0
-
-
-def test_every_change_on_offer_needs_less() -> None:
-    step = StepShape(
-        shape=SHAPES["14b"], weight_format="bf16", slots=64, prompts=8, micro_tokens=9216
-    )
-    offered = alternatives(step)
-    assert len(offered) >= 6
-    rollout = sum(plan_memory(step).rollout.values())
-    for words, changed in offered:
-        plan = plan_memory(changed)
-        less = plan.peak < plan_memory(step).peak or sum(plan.rollout.values()) < rollout
-        assert less, words

@@ -94,16 +94,6 @@ def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str
     assert "config.json" in refused(folder)
 
 
-def test_the_command_line_says_it_in_a_sentence(
-    copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = copied(vocab_size="512")
-    out = folder.with_name("out")
-    assert main(["quantize", str(folder), str(out)]) == USAGE
-    assert "config.json: field vocab_size is '512'" in capsys.readouterr().err
-    assert not out.exists()
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("_attn_implementation", "flash_attention_3"), ("attn_implementation", "fast")],
@@ -194,7 +184,7 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_file(
 
 @pytest.mark.parametrize(("special", "is_pad"), [(False, False), (True, False), (True, True)])
 def test_a_token_beyond_the_embedding_is_refused_but_that_of_padding(
-    tmp_path: Path, special: bool, is_pad: bool
+    tmp_path: Path, special: bool, is_pad: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "checkpoint"
     shutil.copytree(TINY_FOLDER, folder)
@@ -213,4 +203,5 @@ def test_a_token_beyond_the_embedding_is_refused_but_that_of_padding(
         load_policy(folder, weight_format="bf16")
     out = tmp_path / "out"
     assert main(["quantize", str(folder), str(out), "--device", "cpu"]) == USAGE
+    assert "vocab_size is 333" in capsys.readouterr().err
     assert not out.exists()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from repro.models.training_memory import training_memory
+from repro.models.memory_plan import training_memory
 from repro.procedures.train import fitting_update
 from repro.spec.target import plan
 from repro.spec.tier import Tier

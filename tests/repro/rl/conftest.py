@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -120,11 +119,6 @@ class Tabular:
 
 
 @pytest.fixture(scope="session")
-def tabular() -> Callable[[float], Tabular]:
-    return Tabular
-
-
-@pytest.fixture(scope="session")
 def make_run() -> Callable[..., RunConfig]:
     """Return a function from changes (of arm, scale or seed, by field name) to a small run."""
 
@@ -201,19 +195,14 @@ def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
     return make
 
 
-@pytest.fixture(scope="session")
-def nudge() -> Callable[[Policy, float], None]:
-    """Return a function that moves all trainable tensors off their start, B included."""
-
-    def move(policy: Policy, size: float = 0.1) -> None:
-        generator = torch.Generator().manual_seed(23)
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                if parameter.requires_grad:
-                    moved = torch.randn(parameter.shape, generator=generator) * size
-                    parameter.add_(moved.to(parameter.device))
-
-    return move
+def nudge(policy: Policy, size: float = 0.1) -> None:
+    """Move all trainable tensors off their start, B included."""
+    generator = torch.Generator().manual_seed(23)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                moved = torch.randn(parameter.shape, generator=generator) * size
+                parameter.add_(moved.to(parameter.device))
 
 
 class PlainSampler:
@@ -260,29 +249,22 @@ class PlainSampler:
         )
 
 
-@dataclass
-class WatchedSampler:
-    """Passes requests on to another sampler and remembers them."""
+class WatchedSampler(TorchSampler):
+    """The plain sampler, which remembers its seeds and calls `before` each rollout."""
 
-    inner: Any
-    calls: int = 0
-    seeds: list[int] = field(default_factory=list)
     before: Callable[[], None] | None = None
 
-    def refresh(self) -> None:
-        """Pass on."""
-        self.inner.refresh()
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.calls, self.seeds = 0, list[int]()
 
-    def sample(self, prompts: Any, sampling: Any, *, group_size: int, seeds: Any) -> RolloutBatch:
-        """Remember and pass on."""
+    def sample(self, *asked: Any, seeds: Sequence[int], **more: Any) -> RolloutBatch:
+        """Remember and sample."""
         self.calls += 1
         self.seeds += seeds
         if self.before is not None:
             self.before()
-        batch: RolloutBatch = self.inner.sample(
-            prompts, sampling, group_size=group_size, seeds=seeds
-        )
-        return batch
+        return super().sample(*asked, seeds=seeds, **more)
 
 
 @pytest.fixture
@@ -292,31 +274,20 @@ def rows() -> Rows:
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
+def policy(make_policy: Callable[..., Policy]) -> Policy:
     """Return the tiny policy with its adapter off zero."""
     policy = make_policy()
     nudge(policy, 0.1)
     return policy
 
 
-@pytest.fixture(scope="session")
-def make_sampler() -> Callable[..., WatchedSampler]:
-    """Return a function from a policy to a watched sampler of it."""
-    return lambda policy: WatchedSampler(TorchSampler(policy))
-
-
-@pytest.fixture(scope="session")
-def make_completion() -> Callable[..., Completion]:
-    """Return a function from tokens to a completion."""
-
-    def make(
-        tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
-    ) -> Completion:
-        return Completion(
-            token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
-        )
-
-    return make
+def make_completion(
+    tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
+) -> Completion:
+    """Return a completion of these tokens."""
+    return Completion(
+        token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
+    )
 
 
 @pytest.fixture(scope="session")
@@ -328,24 +299,14 @@ def problems() -> list[Problem]:
     ]
 
 
-@pytest.fixture(scope="session")
-def score_by_text() -> Callable[..., Rewards]:
-    """Return a score function: about a third right, decided by the text alone."""
-
-    def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        accuracy: list[float | None] = [
-            float(derive_seed(text, "right") % 3 == 0) for text in texts
-        ]
-        return rewards_of(texts, accuracy)
-
-    return score
+def score_by_text(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+    """Reward about a third as right, by the text alone."""
+    accuracy: list[float | None] = [float(derive_seed(text, "right") % 3 == 0) for text in texts]
+    return rewards_of(texts, accuracy)
 
 
 @pytest.fixture
-def go(
-    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
-    tmp_path: Path,
-) -> Any:  # fmt: skip
+def go(make_policy: Any, make_run: Any, problems: Any, tmp_path: Path) -> Any:
     """Return a function that trains a fresh policy and returns the result and the policy."""
 
     def start(
@@ -355,7 +316,7 @@ def go(
     ) -> Any:  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
         policy = make_policy(training=training, weight_format=weight_format)
-        source = make_sampler(policy)
+        source = WatchedSampler(policy)
         if prepare is not None:
             prepare(policy, source)
         result = train_alone(run, policy, source, problems, score or score_by_text,

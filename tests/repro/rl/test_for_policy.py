@@ -15,6 +15,7 @@ from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
+from tests.repro.rl.conftest import score_by_text
 from tests.repro.small_runs import train_alone
 
 needs_gpu = pytest.mark.skipif(
@@ -32,7 +33,7 @@ def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) 
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:
     policy = make_policy(training="full", compute_dtype="float32")
     config = EngineConfig(slots=2, max_positions=64, max_new_tokens=8)
-    sampler = CopySampler(policy, config)
+    sampler = CopySampler(policy, lambda copied: Engine(copied, config))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.2).add_(0.01)
@@ -64,7 +65,7 @@ def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any
     ("weight_format", "training"), [("nvfp4", "lora"), ("bf16", "lora"), ("bf16", "full")]
 )
 def test_the_tiny_policy_trains_on_a_gpu_with_the_engine_and_both_agree(
-    make_run: Any, problems: Any, score_by_text: Any, tmp_path: Path,
+    make_run: Any, problems: Any, tmp_path: Path,
     weight_format: Any, training: Any,
 ) -> None:  # fmt: skip
     run = make_run(

@@ -78,44 +78,6 @@ def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation: Any) -
     assert float(result.loss) == pytest.approx(total, abs=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-@pytest.mark.parametrize("cut", [(8,), (1,) * 8, (2, 2, 2, 2), (4, 4), (3, 5)])
-@pytest.mark.parametrize("truncated_masked", [False, True])
-def test_gradient_does_not_depend_on_micro_batches(
-    aggregation: Any, cut: tuple[int, ...], truncated_masked: bool
-) -> None:
-    lengths = (1, 9, 4, 9, 2, 7, 5, 9)
-    logprobs, mask = batch(1, lengths)
-    if truncated_masked:
-        mask = mask & (torch.tensor(lengths) < 9)[:, None]
-    advantages = torch.randn(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    old = logprobs - 0.1 * torch.randn(
-        logprobs.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    )
-    config = LossConfig(aggregation=aggregation, beta=0.1)
-
-    def gradient(parts: tuple[int, ...], counts: Any) -> Tensor:
-        leaf = logprobs.clone().requires_grad_()
-        for index in torch.arange(8).split(list(parts)):
-            if not bool(mask[index].any()):
-                continue
-            policy_loss(
-                leaf[index], advantages[index], mask[index], config, counts(mask[index]),
-                old_logprobs=old[index], ref_logprobs=old[index],
-            ).loss.backward()  # type: ignore[no-untyped-call] # fmt: skip
-        assert leaf.grad is not None
-        return leaf.grad
-
-    whole = gradient((8,), lambda part: counts_of(mask))
-    torch.testing.assert_close(
-        gradient(cut, lambda part: counts_of(mask)), whole, rtol=0, atol=1e-10
-    )
-    if len(cut) > 1:
-        # The planted fault: each micro-batch divides by its own count.
-        local = gradient(cut, lambda part: counts_of(part))
-        assert not torch.allclose(local, whole, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
 )
@@ -194,6 +156,38 @@ def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
     assert math.isfinite(float(result.loss))
     assert poisoned.grad is not None
     assert bool(torch.isfinite(poisoned.grad[mask]).all())
+
+
+def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> None:
+    logprobs, mask = batch()
+    old = logprobs + 0.05 * torch.sin(torch.arange(27.0, dtype=torch.float64)).view(3, 9)
+    leaf = logprobs.clone().requires_grad_()
+    config = LossConfig(ratio="sequence", clip_low=0.5, clip_high=0.5)
+    advantages = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    result = policy_loss(leaf, advantages, mask, config, counts_of(mask), old_logprobs=old)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    ratios = [
+        math.exp(float((logprobs - old)[row, :length].mean())) for row, length in enumerate(LENGTHS)
+    ]
+    assert sums_of(result)["ratio"] == pytest.approx(
+        sum(r * n for r, n in zip(ratios, LENGTHS, strict=True))
+    )
+    expected = -sum(r * float(a) for r, a in zip(ratios, advantages, strict=True)) / 3
+    assert float(result.loss) == pytest.approx(expected, abs=1e-12)
+    assert leaf.grad is not None
+    for row, length in enumerate(LENGTHS):
+        each = -float(advantages[row]) * ratios[row] / (3 * length)
+        assert leaf.grad[row, :length].tolist() == pytest.approx([each] * length, abs=1e-14)
+        assert leaf.grad[row, length:].abs().sum() == 0
+    sampled = logprobs - 0.01
+    weighed = policy_loss(
+        logprobs, advantages, mask, dataclasses.replace(config, importance_cap=9.0),
+        counts_of(mask), old_logprobs=old, sampled_logprobs=sampled,
+    )  # fmt: skip
+    products = [math.exp(float((old - sampled)[r, :n].sum())) for r, n in enumerate(LENGTHS)]
+    assert sums_of(weighed)["weight"] == pytest.approx(
+        sum(w * n for w, n in zip(products, LENGTHS, strict=True))
+    )
 
 
 def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from repro.rl import step
-from repro.rl.advantage import Advantages, group_advantages
-from repro.rl.collect import Rollout
+from repro.rl.advantage import group_advantages
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.rows import Rows, make_rows
 from repro.rl.step import accumulate_step
 from repro.spec.arm import LossConfig
-from tests.repro.rl.uneven_rows import plain_logprobs
+from tests.repro.rl.conftest import Tabular, make_completion
+from tests.repro.rl.uneven_rows import plain_logprobs, rollout_of
 
 NO_STD = LossConfig(scale_by_std=False)
 TEMPERATURE = 0.6
@@ -45,10 +45,8 @@ def lengths(tab: Any) -> Tensor:
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_expected_gradient_over_all_pairs_is_exact(
-    tabular: Any, aggregation: str, scale_by_std: bool
-) -> None:
-    tab = tabular(TEMPERATURE)
+def test_expected_gradient_over_all_pairs_is_exact(aggregation: str, scale_by_std: bool) -> None:
+    tab = Tabular(TEMPERATURE)
     config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)  # type: ignore[arg-type]
     count, length = len(tab.completions), lengths(tab)
     pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count))  # (N^2, 2)
@@ -106,65 +104,52 @@ def table_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "packed_logprobs", asked)
 
 
-class Path:
-    """The trainer's path from sampled completions to a gradient."""
+@pytest.fixture
+def sampled(make_run: Any) -> Callable[..., Tensor]:
+    """Return a function that gives the gradients, (batches, n), of batches of sampled groups of 4.
 
-    def __init__(self, tab: Any, make_run: Any, make_completion: Any, config: LossConfig) -> None:
-        self.tab, self.config = tab, config
-        self.make_completion = make_completion
-        self.run = make_run(
-            loss=config,
-            micro_batch_rows=100,
-            rollout=dataclasses.replace(
-                make_run().scale.rollout, temperature=tab.temperature, max_new_tokens=3
-            ),
-        )
-        self.policy = tab.policy()
-        self.p = tab.scores()[0]
-        self.generator = torch.Generator().manual_seed(1)
-        self.change_advantages: Callable[[Advantages, Tensor], Advantages] = lambda a, r: a
+    They come by the trainer's path from completions; without a baseline advantages are rewards.
+    """
+    tab = Tabular(TEMPERATURE)
 
-    def gradient(self, groups: int, group_size: int) -> Tensor:
-        """Return one batch's estimate of the gradient of the expected reward."""
-        drawn = torch.multinomial(
-            self.p, groups * group_size, replacement=True, generator=self.generator
+    def gradients(
+        config: LossConfig, *, groups: int, batches: int, baseline: bool = True
+    ) -> Tensor:
+        rollout = dataclasses.replace(
+            make_run().scale.rollout, temperature=tab.temperature, max_new_tokens=3
         )
-        completions = []
-        for index in drawn.tolist():
-            tokens = self.tab.completions[index]
-            completions.append(
-                self.make_completion(tokens, "stop" if tokens[-1] == 0 else "length")
+        run = make_run(loss=config, micro_batch_rows=100, rollout=rollout)
+        policy, p, generator = tab.policy(), tab.scores()[0], torch.Generator().manual_seed(1)
+        table, made = policy.decoder.table, []
+        for _ in range(batches):
+            drawn = torch.multinomial(p, groups * 4, replacement=True, generator=generator)
+            completions = [
+                make_completion(tokens, "stop" if tokens[-1] == 0 else "length")
+                for tokens in (tab.completions[index] for index in drawn.tolist())
+            ]
+            rows, rewards = (
+                make_rows(PROMPTS * groups, completions, group_size=4),
+                tab.rewards[drawn],
             )
-        rows = make_rows(PROMPTS * groups, completions, group_size=group_size)
-        rewards = self.tab.rewards[drawn]
-        ids = torch.arange(groups).repeat_interleave(group_size)
-        advantages = group_advantages(
-            rewards.tolist(), ids, scale_by_std=self.config.scale_by_std, epsilon=1e-4
-        )
-        rollout = Rollout(
-            rows=rows,
-            advantages=self.change_advantages(advantages, rewards),
-            reward=rewards.tolist(),
-            accuracy=[],
-            format=[],
-            batches=1,
-            groups_drawn=groups,
-            tokens_sampled=0,
-            informative=1.0,
-        )
-        accumulate_step(
-            self.policy,
-            rollout,
-            torch.arange(len(rows)),
-            self.run,
-            old_logprobs=None,
-            ref_logprobs=None,
-            parameters={"table": self.policy.decoder.table},
-            micro_tokens=10_000,
-        )
-        gradient = -self.policy.decoder.table.grad.double().flatten()
-        self.policy.decoder.table.grad = None
-        return gradient
+            ids = torch.arange(groups).repeat_interleave(4)
+            advantages = group_advantages(
+                rewards.tolist(), ids, scale_by_std=config.scale_by_std, epsilon=1e-4
+            ).values
+            accumulate_step(
+                policy,
+                rollout_of(rows, (advantages if baseline else rewards).tolist()),
+                torch.arange(len(rows)),
+                run,
+                old_logprobs=None,
+                ref_logprobs=None,
+                parameters={"table": table},
+                micro_tokens=10_000,
+            )
+            made.append(-table.grad.double().flatten())
+            table.grad = None
+        return torch.stack(made)
+
+    return gradients
 
 
 def excess(gradients: Tensor, expected: Tensor) -> float:
@@ -184,13 +169,11 @@ CORRECT = {
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_sampled_gradient_converges_at_the_monte_carlo_rate(
-    tabular: Any, make_run: Any, make_completion: Any, name: str
+    sampled: Callable[..., Tensor], name: str
 ) -> None:
-    tab = tabular(TEMPERATURE)
     config, oracle = CORRECT[name]
-    path = Path(tab, make_run, make_completion, config)
-    expected = oracle(tab, 4)
-    gradients = torch.stack([path.gradient(groups=12, group_size=4) for _ in range(256)])
+    expected = oracle(Tabular(TEMPERATURE), 4)
+    gradients = sampled(config, groups=12, batches=256)
     assert excess(gradients, expected) < 2
     # Blocks of 4 batches against blocks of 64: the squared error falls by 16, give or take chance.
     few = (gradients.view(64, 4, -1).mean(1) - expected).square().sum(1).mean()
@@ -199,11 +182,8 @@ def test_sampled_gradient_converges_at_the_monte_carlo_rate(
 
 
 def test_reinforce_without_baseline_converges_to_the_gradient_itself(
-    tabular: Any, make_run: Any, make_completion: Any
+    sampled: Callable[..., Tensor],
 ) -> None:
-    tab = tabular(TEMPERATURE)
-    path = Path(tab, make_run, make_completion, CORRECT["constant"][0])
-    path.change_advantages = lambda a, r: dataclasses.replace(a, values=r)
-    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(64)])
+    gradients = sampled(CORRECT["constant"][0], groups=48, batches=64, baseline=False)
     # exact_centred at a group size without end is d E[r] / d table.
-    assert excess(gradients, exact_centred(tab, 10**9) / 3) < 2
+    assert excess(gradients, exact_centred(Tabular(TEMPERATURE), 10**9) / 3) < 2

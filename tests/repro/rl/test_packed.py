@@ -18,7 +18,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.rl.rows import Rows, make_rows
 from repro.rl.single_run.packed import packed_logprobs
-from repro.rollout.sampler import Completion
+from tests.repro.rl.conftest import make_completion, nudge
 from tests.repro.rl.uneven_rows import (
     LENGTHS,
     exact_head,
@@ -32,11 +32,7 @@ from tests.repro.rollout.conftest import random_policy
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("kept_blocks", [0, 1, None])
 def test_packed_rows_give_each_rows_own_values_and_gradients(
-    rows: Rows,
-    make_policy: Callable[..., Policy],
-    nudge: Callable[[Policy, float], None],
-    weight_format: str,
-    kept_blocks: int | None,
+    rows: Rows, make_policy: Callable[..., Policy], weight_format: str, kept_blocks: int | None
 ) -> None:
     policy = make_policy(weight_format=weight_format)
     nudge(policy, 0.1)
@@ -60,10 +56,7 @@ def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])
 def test_other_architectures_and_trained_norms_get_each_rows_own_gradients(
-    rows: Rows,
-    make_policy: Callable[..., Policy],
-    nudge: Callable[[Policy, float], None],
-    kind: str,
+    rows: Rows, make_policy: Callable[..., Policy], kind: str
 ) -> None:
     trains_norms = kind == "norms trained"
     policy = make_policy(norms_trained=True) if trains_norms else random_policy(kind)
@@ -99,9 +92,7 @@ def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
     torch.testing.assert_close(packed, alone, rtol=0, atol=2e-5)
 
 
-def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_token(
-    make_completion: Callable[..., Completion],
-) -> None:
+def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_token() -> None:
     end = 0  # also what rows are padded with
     completions = [
         make_completion([5, 6, end]),
@@ -113,9 +104,7 @@ def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_to
     assert rows.truncated.tolist() == [False, True, False]
 
 
-def test_broken_completions_and_temperatures_are_refused(
-    make_completion: Callable[..., Completion], rows: Rows, policy: Policy
-) -> None:
+def test_broken_completions_and_temperatures_are_refused(rows: Rows, policy: Policy) -> None:
     bad = dataclasses.replace(make_completion([5]), sampled_logprobs=(float("nan"),))
     for prompt, completion, group_size, message in (
         ([1], make_completion([]), 1, "a completion is empty"),
@@ -154,7 +143,6 @@ GPU_KINDS: dict[str, dict[str, Any]] = {
 def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     rows: Rows,
     make_policy: Callable[..., Policy],
-    nudge: Callable[[Policy, float], None],
     checkpoint_folder: Path,
     kind: str,
     kept_blocks: int | None,

@@ -66,6 +66,10 @@ def tiny(weight_format: Any) -> Policy:
 
 @pytest.fixture(scope="module")
 def step() -> Any:
+    return rollout_step()
+
+
+def rollout_step() -> Any:
     """Return a policy in float64, a rollout of three prompts by five, one of them idle, its run."""
     target = find("table1")
     arm = next(arm for arm in target.arms if arm.name == "nvfp4_lora")

@@ -86,7 +86,9 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
 
 
 @pytest.mark.parametrize(
-    "loss", [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1)], ids=["grpo", "dapo", "bnpo", "kl"]
+    "loss",
+    [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1), LossConfig(aggregation="constant")],
+    ids=["grpo", "dapo", "bnpo", "kl", "constant"],
 )
 def test_any_cut_gives_the_whole_steps_gradient_in_float64(
     rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], loss: LossConfig
@@ -177,9 +179,8 @@ def test_a_single_row_that_does_not_fit_is_the_end(
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
         go(in_double, rows, run_of(), 100)
     assert all(p.grad is None for p in trained_of_any_type(in_double).values())
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
-        evaluate_rows(in_double, rows, EVERY_ROW, 1.0, micro_tokens=100, into=into)
+        evaluate_rows(in_double, rows, EVERY_ROW, 1.0, micro_tokens=100)
 
 
 def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(
@@ -192,10 +193,9 @@ def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(
     output, _ = go(policy, rows, run_of(), 25, old_logprobs=old)
     assert output.loss == pytest.approx(float(whole.loss.detach()), abs=1e-6)
     torch.testing.assert_close(output.logprobs, new.detach(), rtol=0, atol=2e-5)
-    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    assert evaluate_rows(policy, rows, EVERY_ROW, 1.0, micro_tokens=25, into=into) == 25
-    torch.testing.assert_close(output.logprobs, into[0], rtol=0, atol=2e-5)
-    torch.testing.assert_close(output.entropy, into[1], rtol=0, atol=2e-5)
+    evaluated, fitting = evaluate_rows(policy, rows, EVERY_ROW, 1.0, micro_tokens=25)
+    assert fitting == 25
+    torch.testing.assert_close(output.logprobs, evaluated, rtol=0, atol=2e-5)
 
 
 def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(

@@ -11,8 +11,10 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.rl.collect import PromptSource
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
+from tests.repro.rl.conftest import score_by_text
 from tests.repro.small_runs import equal, train_alone, weights
 
 SERIES = [
@@ -133,9 +135,7 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(
     assert [[p.id for p in again.draw(batch)] for batch in (3, 0)] == [ids[3], ids[0]]
 
 
-def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(
-    go: Any, score_by_text: Any
-) -> None:
+def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go: Any) -> None:
     def constant(texts: Any, golds: Any, seeds: Any) -> Any:
         total = [None if i % 4 == 0 else 0.2 for i in range(len(texts))]
         return dataclasses.replace(score_by_text(texts, golds, seeds), total=total)
@@ -149,9 +149,7 @@ def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(
     assert result.effects["rows"]["without_reward"] == 6 * 3
 
 
-def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(
-    go: Any, score_by_text: Any
-) -> None:
+def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go: Any) -> None:
     calls = []
 
     def rarely(texts: Any, golds: Any, seeds: Any) -> Any:
@@ -176,7 +174,7 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(
     assert result.effects["rows"]["tokens_sampled"] > rollout_tokens
 
 
-def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by_text: Any) -> None:
+def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any) -> None:
     def never(texts: Any, golds: Any, seeds: Any) -> Any:
         scored = score_by_text(texts, golds, seeds)
         return dataclasses.replace(scored, accuracy=[0.0] * len(texts))
@@ -187,9 +185,7 @@ def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by
     assert result.series["prompts_consumed"] == [9, 18]
 
 
-def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apart(
-    go: Any, score_by_text: Any
-) -> None:
+def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apart(go: Any) -> None:
     def own(texts: Any, golds: Any, seeds: Any) -> Any:
         # The second group differs in what is paid, the third in accuracy alone.
         scored = score_by_text(texts, golds, seeds)
@@ -277,7 +273,7 @@ def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, prob
     ],
 )
 def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
-    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
+    make_policy: Any, make_run: Any, problems: Any,
     tmp_path: Path, weight_format: str, training: str, optimizer: str,
 ) -> None:  # fmt: skip
     if optimizer == "adamw_8bit":
@@ -294,7 +290,7 @@ def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
             weight_format=weight_format, training=training, compute_dtype="bfloat16", device="cuda"
         )
         result = train_alone(
-            run, policy, make_sampler(policy), problems, score_by_text,
+            run, policy, TorchSampler(policy), problems, score_by_text,
             folder=tmp_path, should_stop=lambda: next(answers),
         )  # fmt: skip
     assert result.finished

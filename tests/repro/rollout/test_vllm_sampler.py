@@ -23,9 +23,9 @@ from repro.evidence.procedure import Measured
 from repro.models.files.adapter_files import load_adapted
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import read_description
+from repro.models.memory_plan import training_memory
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, end_token_ids, load_policy
-from repro.models.training_memory import training_memory
 from repro.procedures.train import train_and_evaluate
 from repro.rl.noise import perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler

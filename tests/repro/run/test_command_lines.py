@@ -127,7 +127,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
     [
         ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, plan, run"),
         ("run", "run: the following arguments are required: TARGET"),
-        ("list --jsn", "list: there is no argument --jsn (did you mean --json?)"),
+        ("check --jsn", "check: there is no argument --jsn (did you mean --json?)"),
         ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
         ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
         ("bless", "name the targets to bless"),

@@ -20,7 +20,7 @@ from repro.run.device_queue import (
     tasks_of,
     visible_devices,
 )
-from repro.run.execute import Outcome, execute
+from repro.run.execute import RunCounts, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import CudaDevice, Tier
@@ -96,7 +96,7 @@ def go(
     fake: Any,
     devices: int,
     said: TextIO | None = None,
-) -> Outcome:
+) -> RunCounts:
     return execute(
         runs,
         folder,

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from repro.__main__ import build_parser
 from repro.evidence.procedure import Stopped
@@ -22,7 +24,7 @@ from repro.run.several_ranks.rank_processes import (
     require_alike,
     require_ranks,
 )
-from repro.run.shared_work import Claim
+from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -91,11 +93,15 @@ def body(runs, folder, records, progress, should_stop, threads):
 
 def run_of(arm="nvfp4_lora_aqn", steps=4, every=2, **changes):
     (run,) = plan(with_steps(find("table1"), steps), Tier.SMOKE, 1, [arm])
-    loss = {name: changes.pop(name) for name in ("dynamic_sampling",) if name in changes}
+    of_loss = ("dynamic_sampling", "ratio", "aggregation", "beta")
+    loss = {name: changes.pop(name) for name in of_loss if name in changes}
+    reach = changes.pop("reach", None)
     scale = dataclasses.replace(
         run.scale, data=few(run.scale.data), checkpoint_every=every, **changes
     )
     own = dataclasses.replace(run.arm, loss=dataclasses.replace(run.arm.loss, **loss))
+    if reach is not None:
+        own = dataclasses.replace(own, noise=dataclasses.replace(own.noise, reach=reach))
     return dataclasses.replace(run, arm=own, scale=scale)
 
 
@@ -190,15 +196,20 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_w
 
 
 @pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [("gradient", "rank 1: the gradient of .* not finite at step 1"),
-     ("idle", "rank 1: log-probabilities of rows .* not finite"),
-     ("drift", "rank 1 differs"), ("raise", r"rank 1 \(.*\): ValueError: planted here")],
+    ("arm", "fault", "sentence"),
+    [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 1"),
+     ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities of rows .* not finite"),
+     ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
+     ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*\): ValueError: planted here"),
+     ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 1"),
+     ("bf16_full", "idle", "rank 1: log-probabilities of rows .* not finite"),
+     # The other waits in the middle of a pass: nothing can begin again.
+     ("bf16_full", "memory", "rank 1 .*OutOfMemoryError: planted")],
 )  # fmt: skip
 def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
-    with_fault, tmp_path, fault, sentence
+    with_fault, tmp_path, arm, fault, sentence
 ):
-    run = run_of()
+    run = run_of(arm)
     with pytest.raises(EndedError, match=sentence) as caught:
         with_fault(run, fault, at=2)
     assert caught.value.kind == "failed"
@@ -222,15 +233,25 @@ def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"updates_per_rollout": 2, "dynamic_sampling": 2}, {"arm": "bf16_lora"}],
-    ids=["plain", "two updates and dynamic sampling", "bf16"],
-)
-def test_a_run_stopped_on_two_ranks_goes_on_with_three(alone, with_fault, tmp_path, changes):
+    ("changes", "ranks"),
+    [({"reach": "shared"}, 4),
+     ({"updates_per_rollout": 2, "dynamic_sampling": 2, "aggregation": "token_mean"}, 3),
+     ({"arm": "bf16_lora", "ratio": "sequence"}, 3),
+     ({"arm": "bf16_full", "updates_per_rollout": 2, "beta": 0.05}, 3)],
+    ids=["noise that both see", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
+)  # fmt: skip
+def test_a_run_stopped_on_two_ranks_goes_on_with_others(
+    alone, with_fault, tmp_path, changes, ranks
+):
     run = run_of(steps=8, **changes)
     with pytest.raises(Stopped):
         with_fault(run, stop=lambda: any(tmp_path.rglob("step-*2")))
-    require_equal(alone(run), with_fault(run, ranks=3))
+    one, many = alone(run), with_fault(run, ranks=ranks)
+    require_equal(one, many)
+    if run.arm.training == "full":
+        written = [next(path.parents[3].rglob("model.safetensors")) for path in (one, many)]
+        for whole, other in zip(*(load_file(path).values() for path in written), strict=True):
+            torch.testing.assert_close(whole, other, rtol=0.01, atol=1e-4)  # bfloat16
 
 
 @pytest.mark.nightly
@@ -317,5 +338,5 @@ def test_a_rank_sees_no_device_but_those_given_to_all(monkeypatch, visible, seen
 def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("stopped", ""))
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
-    first = InPlace(ALONE, 1, lambda task: Claim(claimed=task))
+    first = InPlace(ALONE, 1, lambda task: Reservation(claimed=task))
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]

@@ -1,5 +1,6 @@
 """Steps on several GPUs predicted from blessed phases of one."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_the_text_has_a_line_per_number():
     assert seconds == sorted(seconds, reverse=True)
     assert rows[-1][1:3] == ["not", "possible:"]
     assert "nf4_lora: not predicted" in text
+
+
+def test_full_training_of_7b_fits_two_cards_with_moments_in_eight_bits_and_four_in_either():
+    fits = {}
+    target = find("table1")
+    (run,) = plan(target, Tier.PAPER, 1, ["bf16_full"])
+    for name in ("adamw", "adamw_8bit"):
+        optimizer = dataclasses.replace(run.scale.optimizer, name=name)
+        own = dataclasses.replace(run, scale=dataclasses.replace(run.scale, optimizer=optimizer))
+        text = ranks_text([own], [1, 2, 4], EXPECTED)
+        rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+        fits[name] = [row[8:] == ["fits"] for row in rows]
+        masters = [float(row[1]) for row in rows]
+        assert masters == pytest.approx([4 * 7.62, 2 * 7.62, 7.62], abs=0.05)
+        assert len({row[4] for row in rows}) == 1  # each samples from a whole copy
+        for row in rows:
+            assert float(row[7]) == pytest.approx(sum(map(float, row[1:7])), abs=0.5)
+    assert fits == {"adamw": [False, False, True], "adamw_8bit": [False, True, True]}
 
 
 @pytest.mark.parametrize("text", ["two", "0,1", "", "1,,2"])

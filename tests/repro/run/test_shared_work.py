@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.record import Record, failed_record
-from repro.run.shared_work import Claims
+from repro.run.shared_work import RunLocks
 from repro.run.worker import Task
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -36,8 +36,8 @@ def task_of(runs: Sequence[RunConfig], folder: Path) -> Task:
     return Task(run=runs[0], also=tuple(runs[1:]), folder=folder / "work", runs=folder)
 
 
-def start(folder: Path, pending: Sequence[RunConfig], said: list[str] | None = None) -> Claims:
-    return Claims(folder, pending, (said if said is not None else []).append)
+def start(folder: Path, pending: Sequence[RunConfig], said: list[str] | None = None) -> RunLocks:
+    return RunLocks(folder, pending, (said if said is not None else []).append)
 
 
 def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path: Path) -> None:

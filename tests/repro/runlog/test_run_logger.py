@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,33 +20,17 @@ from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptio
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.spec.config import RunConfig
-from repro.spec.target import plan
-from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
+from tests.repro.runlog.conftest import small_runs
+
+TARGET = with_steps(find("table1"), 3)
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOG_VARIABLE, "")
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "")
-
-
-def small_runs(
-    arm: str, steps: int = 3, seeds: int = 1, *, together: bool = False
-) -> list[RunConfig]:
-    """Return runs of Table 1 that train a few steps and ask few questions, on the tiny policy."""
-    runs = plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, [arm])
-    small = []
-    for run in runs:
-        data = dataclasses.replace(run.scale.data, test_problems=8, development_problems=6)
-        evaluation = dataclasses.replace(run.scale.evaluation, every=2)
-        scale = dataclasses.replace(
-            run.scale, data=data, evaluation=evaluation, checkpoint_every=1, prompts_per_rollout=4,
-            together=together,
-        )  # fmt: skip
-        small.append(dataclasses.replace(run, scale=scale))
-    return small
 
 
 def carried_out(runs: list[RunConfig], records: Path, stop_at: int = 99) -> None:
@@ -94,7 +77,7 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
 ) -> None:
     from pyarrow import parquet
 
-    (run,) = small_runs("nvfp4_lora_aqn")
+    (run,) = small_runs(TARGET, "nvfp4_lora_aqn")
     carried_out([run], tmp_path)
     folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
     lines = read_lines(folder / "metrics.jsonl")
@@ -139,7 +122,7 @@ def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
 ) -> None:
     from repro.evidence.procedure import Stopped
 
-    (run,) = small_runs("nvfp4_lora")
+    (run,) = small_runs(TARGET)
     with pytest.raises(Stopped):
         carried_out([run], tmp_path, stop_at=2)
     carried_out([run], tmp_path)
@@ -155,7 +138,7 @@ def test_runs_side_by_side_keep_each_its_own(
     tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    runs = small_runs("nvfp4_lora", seeds=2, together=True)
+    runs = small_runs(TARGET, seeds=2)
     carried_out(runs, tmp_path)
     for run in runs:
         folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
@@ -169,7 +152,7 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    runs = small_runs("nvfp4_lora")
+    runs = small_runs(TARGET)
     with RunLogger(runs, [tmp_path], LogOptions(trackers=("tensorboard",))) as logger:
         for step in (1, 2):
             logger.steps(step, [{"reward": step / 4, "kl": None}])
@@ -184,7 +167,7 @@ def test_wandb_is_opened_by_its_own_library(
 ) -> None:
     library = mock.Mock()
     monkeypatch.setitem(sys.modules, "wandb", library)
-    runs = small_runs("nvfp4_lora")
+    runs = small_runs(TARGET)
     with RunLogger(runs, [tmp_path], LogOptions(trackers=("wandb",))) as logger:
         logger.steps(1, [{"reward": 0.5}])
     ((_, how),) = library.init.call_args_list

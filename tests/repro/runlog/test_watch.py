@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,11 +18,9 @@ from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
-from repro.spec.config import RunConfig
-from repro.spec.target import plan
-from repro.spec.tier import Tier
 from repro.spec.variants import with_reward, with_steps
 from repro.targets import find
+from tests.repro.runlog.conftest import small_runs
 
 
 def rollout(
@@ -111,25 +109,12 @@ def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:reward"
 
 
-def idle_runs(constant: str, seeds: int, steps: int) -> list[RunConfig]:
-    target = with_reward(with_steps(find("table1"), steps), reward_named(constant))
-    small = []
-    for run in plan(target, Tier.SMOKE, seeds, ["nvfp4_lora"]):
-        data = dataclasses.replace(run.scale.data, test_problems=4, development_problems=0)
-        evaluation = dataclasses.replace(run.scale.evaluation, every=0)
-        scale = dataclasses.replace(
-            run.scale, data=data, evaluation=evaluation, checkpoint_every=2, prompts_per_rollout=2,
-            together=seeds > 1,
-        )  # fmt: skip
-        small.append(dataclasses.replace(run, scale=scale))
-    return small
-
-
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
     seeds: int, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, told = idle_runs(constant, seeds, 6), []
+    target = with_reward(with_steps(find("table1"), 6), reward_named(constant))
+    runs, told = small_runs(target, seeds=seeds), []
 
     def progress(text: str, values: dict[str, float]) -> None:
         if WARNING in values:
@@ -157,33 +142,19 @@ def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
         assert "taught nothing for 3 steps" in failed.outcome["reason"]
 
 
-class Failing:
-    """A tracker that fails at its second step."""
-
-    def __init__(self, run: RunConfig, folder: Path) -> None:
-        self.calls = 0
-
-    def log(self, step: int, values: Any) -> None:
-        """Fail at the second step."""
-        self.calls += 1
-        if self.calls == 2:
-            raise RuntimeError("connection lost")
-        assert self.calls < 2
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def test_a_tracker_that_fails_is_left_after_one_warning(
-    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TRACKERS, "failing", Failing)
-    runs, told = idle_runs(constant, 1, 6), []
+    tracker = mock.Mock()
+    tracker.log.side_effect = [None, RuntimeError("connection lost")]
+    monkeypatch.setitem(TRACKERS, "failing", lambda run, folder: tracker)
+    runs, told = small_runs(find("table1")), []
     options = LogOptions(trackers=("failing",))
     with RunLogger(runs, [tmp_path], options, lambda text, values: told.append(text)) as logger:
         for step in range(1, 5):
             logger.steps(step, [{"reward": 0.5}])
+    assert tracker.log.call_count == 2
     assert [one["step"] for one in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     (text,) = told
-    assert "Failing failed at step 2 (RuntimeError: connection lost)" in text
+    assert "failed at step 2 (RuntimeError: connection lost)" in text
     assert (tmp_path / "warnings.txt").read_text() == f"{text}\n"

@@ -25,6 +25,8 @@ from tests.repro.rl.uneven_rows import exact_head, exact_norm
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
 make_run = small.make_run
+# Clip range of order 3e-4 / 4e-4 as GSPO's authors give it: a sequence ratio moves far less.
+GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ ENSEMBLES: dict[str, list[RunConfig]] = {
         make_run(seed=1, weight_format="nvfp4", noise=NOISE, learning_rate_factor=2.0),
         make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
-        make_run(seed=3, learning_rate_factor=1.5),
+        make_run(seed=3, loss=GSPO, learning_rate_factor=1.5),
     ],
     "full fine-tuning": [
         make_run(seed=0, training="full", learning_rate_factor=1.0),

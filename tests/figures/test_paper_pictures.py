@@ -10,11 +10,11 @@ from statistics import fmean
 
 import pytest
 
-from figures import paper
+from figures import paper_pictures
 from figures.__main__ import main
 from figures.curves import training_points
 from figures.panels import PICTURES
-from figures.paper import Found, Mark
+from figures.paper_pictures import Found, Mark
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked
 from repro.spec.tier import Tier
@@ -24,13 +24,13 @@ from tests.figures.conftest import EXPECTED
 
 @pytest.fixture(scope="module")
 def found(every_blessed: Sequence[Checked]) -> Found:
-    return paper.by_target([], every_blessed)
+    return paper_pictures.by_target([], every_blessed)
 
 
 def marks(name: str, found: Found, source: str) -> list[Mark]:
     return [
         mark
-        for of_panel in paper.marks_of(name, found, EXPECTED)
+        for of_panel in paper_pictures.marks_of(name, found, EXPECTED)
         for mark in of_panel
         if mark.source == source
     ]
@@ -56,10 +56,13 @@ def test_every_number_of_the_tables_is_drawn_in_its_row(found: Found) -> None:
 
 
 def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found: Found) -> None:
-    points = training_points(found["table1_coder_0_5b"], "entropy")["nvfp4_lora"]
+    checked = found["table1_coder_0_5b"]
+    points, seeds = training_points(checked, "entropy")["nvfp4_lora"], checked.evidence.records
     line = [m for m in marks("figure5", found, "here") if m.series == "NVFP4-LoRA(r32)"]
     assert [(m.x, m.y, m.low, m.high) for m in line] == [(p.place, p.mean, *p.ends) for p in points]
-    assert {(m.model, m.n) for m in line} == {("Qwen2.5-Coder-0.5B-Instruct on GSM8K", 4)}
+    assert {(m.model, m.n) for m in line} == {
+        ("Qwen2.5-Coder-0.5B-Instruct on GSM8K", len(seeds["nvfp4_lora"]))
+    }
 
 
 def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(found: Found) -> None:
@@ -77,7 +80,7 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
 def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
     assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
     assert "table1" not in found
-    figure, drawn = paper.draw("figure4", found, EXPECTED)
+    figure, drawn = paper_pictures.draw("figure4", found, EXPECTED)
     stamped = [axes for axes in figure.axes if "not run" in [t.get_text() for t in axes.texts]]
     assert [axes.get_title(loc="left").split("\n")[0] for axes in stamped] == [
         "DAPO: NVFP4", "DAPO: MXFP4", "DAPO: NF4",
@@ -91,7 +94,7 @@ def test_own_records_come_before_blessed_ones(every_blessed: Sequence[Checked]) 
     other = [c for c in every_blessed if c.selection.target.name == "table6"]
     assert len(other) == 2
     for own in other:
-        assert paper.by_target([own], every_blessed)["table6"] is own
+        assert paper_pictures.by_target([own], every_blessed)["table6"] is own
 
 
 def test_the_runs_and_arms_of_panels_exist() -> None:
@@ -121,7 +124,7 @@ def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_
     assert again == {name: (tmp_path / "a" / name).read_bytes() for name in again}
     with (tmp_path / "a" / "figure11.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    _, drawn = paper.draw("figure11", found, EXPECTED)
+    _, drawn = paper_pictures.draw("figure11", found, EXPECTED)
     assert rows == [
         {
             key: "" if value is None else str(value)

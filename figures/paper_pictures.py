@@ -262,8 +262,10 @@ def draw(name: str, found: Found, expected: Path) -> tuple[Figure, list[Mark]]:
         _head(axes, panel, marks)
     for axes in grid[len(drawn) :]:
         axes.set_axis_off()
-    shown = {mark.origin.split(" ")[0] for mark in every if mark.source == "here"}
-    records = [r for target in shown & found.keys() for r in found[target].evidence.every_record()]
+    origins = [mark.origin.split(" ") for mark in every]
+    arms = {(words[0], words[1]) for words in origins if words[0] in found}
+    shown = [found[target].evidence.records[arm] for target, arm in sorted(arms)]
+    records = [record for by_seed in shown for record in by_seed.values()]
     note = f"{captions.origin(records)}; " if records else ""
     if any("random weights" in mark.model for mark in every):
         note += "products by this project's kernels, QLoRA's by bitsandbytes; "

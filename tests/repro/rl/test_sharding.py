@@ -1,0 +1,184 @@
+"""Full training that ranks divide: steps, memory, tie and checkpoints are those of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from repro.rl.single_run.divide import shard
+from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.run.several_ranks.rank_processes import Ranked
+from repro.targets import find
+from tests.planted import planted
+from tests.repro.rl.test_ranks import rollout_step, tiny
+
+# What each rank, or one process alone, does with a rollout that lies in the folder of records:
+# optimiser steps, one on two rows and so with passes for the other ranks' sake alone.
+STEPS = """
+import json, os
+from pathlib import Path
+import torch
+from repro.models.policy import load_policy, trainable_parameters
+from repro.rl.single_run.divide import shard
+from repro.rl.policies import StepInputs
+from repro.rl.runs import fresh_states
+from repro.rl.single_run.single_policy import single_policy
+from repro.rl.single_run.ranks import Ranks
+from tests.repro.rl.uneven_rows import exact_head, exact_norm
+
+def body(runs, folder, records, progress, should_stop, threads):
+    import kernels.dispatch, kernels.reference
+    import repro.rl.single_run.single_policy as single
+
+    asked = json.loads((records / "asked.json").read_text())
+    rollout, run = torch.load(records / "step.pt", weights_only=False)
+    ranks = Ranks.joined()
+    policy = load_policy(
+        "tiny", weight_format="bf16", training="full", device="cpu", compute_dtype=asked["dtype"]
+    )
+    if asked["wide"]:
+        kernels.reference.rms_norm, kernels.dispatch.token_logprobs = exact_norm, exact_head
+        policy.model.double()
+    counted = sum(p.numel() for p in policy.model.parameters())
+    if ranks.world > 1:
+        shard(policy, ranks.devices, asked["optimizer"])
+    else:
+        single.trainable_parameters = lambda policy: dict(policy.model.named_parameters())
+    policies = single_policy(run, policy, None, micro_tokens=60, ranks=ranks)
+    if asked["optimizer"] == "adamw_8bit":
+        import dataclasses, bitsandbytes
+        by_blocks = bitsandbytes.optim.AdamW8bit(policies.parameters.values(), betas=(0.9, 0.95))
+        policies = dataclasses.replace(policies, optimizer=by_blocks)
+    state = policies.load(folder) or fresh_states([run], freeze=False)
+    values = []
+    for step in range(state.step, asked["until"]):
+        rows = torch.tensor([[*range(15)], [7, 13]][step])
+        part = StepInputs(run=run, step=step, rollout=rollout, index=rows, old=None, reference=None)
+        (output,) = policies.backward([part], state)
+        (moved,) = policies.step(state, step)
+        values.append([output.loss, moved["grad_norm"]])
+        state.step += 1
+    moments = policies.optimizer.state
+    for kept in moments.values():  # on a CPU all share one table of codes, as on no GPU
+        kept.update({key: value.clone() for key, value in kept.items() if key.startswith("qmap")})
+    policies.save(folder, state)
+    (records / f"rank{ranks.rank}.json").write_text(json.dumps({
+        "values": values,
+        "in_all": counted,
+        "trained": sum(p.numel() for p in trainable_parameters(policy).values())
+        if ranks.world > 1 else counted,
+        "moments": sum(v.numel() for s in moments.values() for k, v in s.items()
+                       if k in ("exp_avg", "state1")),
+        "tied": policy.decoder.lm_head.weight is policy.decoder.model.embed_tokens.weight,
+    }))
+"""
+
+Went = tuple[list[dict[str, Any]], dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def step() -> Any:
+    """Return a rollout of three prompts by five, one of them idle, and its run."""
+    _, rollout, run = rollout_step()
+    (arm,) = (arm for arm in find("table1").arms if arm.name == "bf16_full")
+    return rollout, dataclasses.replace(run, arm=arm)
+
+
+@pytest.fixture
+def go(
+    step: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None
+) -> Callable[..., Went]:
+    """Return what makes steps by some ranks and returns what each says, and the checkpoint."""
+    body = planted("sharded_steps", STEPS, tmp_path, monkeypatch).body
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+    def steps(ranks: int, folder: str, until: int = 2, wide: bool = True, **changes: str) -> Went:
+        asked = {"until": until, "wide": wide, "optimizer": "adamw", "dtype": "float32"} | changes
+        (tmp_path / "asked.json").write_text(json.dumps(asked))
+        torch.save(step, tmp_path / "step.pt")
+        given = [step[1]], tmp_path / folder, tmp_path, lambda *_: None, lambda: False, 1
+        Ranked(ranks=ranks, stall=60, body=body)(*given)
+        said = [json.loads((tmp_path / f"rank{n}.json").read_text()) for n in range(ranks)]
+        tensors: dict[str, Tensor] = {}
+        for path in (tmp_path / folder / f"step-{until:08d}").glob("*.safetensors"):
+            tensors |= load_file(path)
+        return said, tensors
+
+    return steps
+
+
+def test_steps_by_ranks_are_those_of_one_process(go: Any) -> None:
+    (alone,), whole = go(1, "alone")
+    for ranks in (2, 3):
+        every, tensors = go(ranks, f"of {ranks}")
+        for said in every:
+            assert said["values"] == [pytest.approx(v, rel=1e-9, abs=1e-9) for v in alone["values"]]
+            # Each has its part of the weights and moments, and the vectors: hardly more.
+            assert said["tied"]
+            assert said["in_all"] == alone["trained"]
+            assert said["trained"] == said["moments"] < 1.03 * said["in_all"] / ranks
+        assert tensors.keys() == whole.keys()
+        for name, tensor in whole.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go: Any) -> None:
+    (alone,), whole = go(1, "alone", until=1, wide=False, dtype="bfloat16")
+    every, tensors = go(2, "two", until=1, wide=False, dtype="bfloat16")
+    # Passes are cut otherwise, and a gradient is rounded once a pass.
+    assert every[0]["values"][0] == pytest.approx(alone["values"][0], rel=2e-3, abs=1e-4)
+    for name in (name for name in whole if name.endswith("//exp_avg")):
+        off = (tensors[name] - whole[name]).norm() / whole[name].norm()
+        assert float(off) < 0.02, name
+
+
+def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go: Any) -> None:
+    (alone,), whole = go(1, "alone")
+    for ranks in (1, 3):
+        go(2, f"then {ranks}", until=1)
+        every, tensors = go(ranks, f"then {ranks}")
+        assert every[0]["values"] == [pytest.approx(alone["values"][1], rel=1e-9, abs=1e-9)]
+        for name, tensor in whole.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_eight_bit_moments_keep_the_format_of_one_process(go: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    eight = {"wide": False, "optimizer": "adamw_8bit"}
+    _, whole = go(1, "alone", until=1, **eight)
+    (said, _), tensors = go(2, "two", until=1, **eight)
+    assert said["moments"] == said["trained"] < 0.8 * said["in_all"]
+    assert {n: (t.shape, t.dtype) for n, t in tensors.items()} == {
+        n: (t.shape, t.dtype) for n, t in whole.items()
+    }
+    assert sum(t.dtype == torch.uint8 for t in tensors.values()) > 20
+    for name, tensor in whole.items():
+        if tensor.dtype == torch.uint8:
+            # A code's neighbour where rounding falls otherwise.
+            assert float((tensors[name].int() - tensor.int()).abs().gt(1).double().mean()) < 1e-3
+    for ranks in (3, 1):  # nothing moves where it is read and written again
+        _, again = go(ranks, "two", until=1, **eight)
+        assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_frozen_base_is_not_divided() -> None:
+    with pytest.raises(ValueError, match="training is 'lora' on nvfp4 weights"):
+        shard(tiny("nvfp4"), None, "adamw")
+
+
+def test_ranks_that_pass_abreast_make_as_many_passes() -> None:
+    sizes = [5, 90, 7, 88, 3, 1, 40]
+    every = [Ranks(rank, 3, abreast=True) for rank in range(3)]
+    shares = [ranks.mine(sizes) for ranks in every]
+    assert sorted(item for share in shares for item in share) == list(range(7))
+    assert {len(s) + r.beside(7) for s, r in zip(shares, every, strict=True)} == {3}
+    assert [sizes[share[0]] for share in shares] == [90, 88, 40]
+    assert ALONE.beside(7) == 0
