@@ -136,8 +136,9 @@ def require_plain(config: Any, where: object) -> None:
     require(heads % shared == 0, "num_key_value_heads", shared, divisor)
     rope = getattr(config, "rope_parameters", None) or {}
     for name, value in rope.items():
-        number = name in {"rope_type", "type"} or isinstance(value, int | float | None)
-        require(number, name, value, "a number")
+        if name not in {"rope_type", "type"}:
+            number = isinstance(value, int | float | None) and abs(value or 0) < 2**63
+            require(number, name, value, "a number that torch can hold")
     theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
     require(theta is not None and 0 < theta < math.inf, "rope_theta", theta, "a number above 0")
     require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))

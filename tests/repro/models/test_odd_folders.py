@@ -63,6 +63,7 @@ def refused(folder: Path) -> str:
         ("rope_parameters", {"rope_type": "default", "rope_theta": 0}, "rope_theta is 0; needed"),
         ("pad_token_id", 2**31, "field pad_token_id is 2147483648; needed is below vocab_size"),
         ("num_hidden_layers", 2**31, "field num_hidden_layers is 2147483648; needed is 1"),
+        ("rope_parameters", {"rope_theta": 2**70}, "field rope_theta is 11805916207174113"),
         ("head_dim", "32", "field head_dim is '32'; "),
         ("num_labels", "2", "field num_labels is '2'; "),
         ("id2label", ["a"], "field id2label is ['a']; "),
