@@ -194,7 +194,7 @@ def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(
 ) -> None:
     good = first(packed)
     failed = {"status": "failed", "reason": MARKUP}
-    loud = on_device(dataclasses.replace(good, outcome=failed, seed=1, commit=MARKUP), MARKUP)
+    loud = on_device(dataclasses.replace(good, outcome=failed, seed=1), MARKUP)
     replace(packed, on_device(good, MARKUP), loud)
     main(["bundle", "--verify", str(packed)])
     assert "\x1b" not in capsys.readouterr().out
