@@ -37,7 +37,7 @@ def test_packed_rows_give_each_rows_own_values_and_gradients(
     policy = make_policy(weight_format=weight_format)
     nudge(policy, 0.1)
     weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1))
-    plain, plain_entropy = plain_logprobs(policy, rows, 0.7)
+    plain, plain_entropy = exact_logprobs(policy, rows, 0.7)
     (plain * weights).sum().backward()
     expected = take_gradients(policy)
     packed, entropy = packed_logprobs(policy, rows, 0.7, kept_blocks=kept_blocks)
@@ -166,7 +166,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     nudge(exact, 0.1)
     exact.model.double()
     weights = weights.cpu()
-    (exact_logprobs(exact, rows, 0.7) * weights).sum().backward()
+    (exact_logprobs(exact, rows, 0.7)[0] * weights).sum().backward()
     truth = take_gradients(exact)
     for name, true in truth.items():
         ours, theirs = (float((of[name] - true).norm() / true.norm()) for of in (packed, modules))
@@ -174,8 +174,10 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
         assert ours <= 2 * theirs + 0.03, f"{name}: {ours}, the modules {theirs}"
 
 
-def exact_logprobs(policy: Policy, rows: Rows, temperature: float) -> torch.Tensor:
-    """Return each row's own log-probabilities with a head in float64."""
+def exact_logprobs(
+    policy: Policy, rows: Rows, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's own log-probabilities and entropies, by a head written out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "token_logprobs", exact_head)
-        return plain_logprobs(policy, rows, temperature)[0]
+        return plain_logprobs(policy, rows, temperature)
