@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.advantage import Advantages
 from repro.rl.collect import Rollout
-from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.packed import through_head
+from repro.rl.rows import Rows, make_rows, spread
 from repro.rollout.sampler import Completion
 
 LENGTHS = (7, 3, 12, 1, 9, 5)
@@ -65,7 +65,11 @@ def plain_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tens
     ids, predicts = (pad_sequence(of, batch_first=True) for of in (tokens, predicting))  # (B, S)
     decoder: Any = policy.decoder
     read = decoder.model(input_ids=ids.to(policy.device), use_cache=False).last_hidden_state
-    return through_head(decoder, read[predicts.to(policy.device)], rows, temperature)
+    hidden, weight = read[predicts.to(policy.device)], decoder.get_output_embeddings().weight
+    mask = rows.mask.to(policy.device)
+    chosen = rows.token_ids.to(policy.device)[mask]
+    logprobs, entropy = dispatch.token_logprobs(hidden, weight, chosen, temperature)
+    return spread(logprobs, mask), spread(entropy, mask)
 
 
 def exact_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
