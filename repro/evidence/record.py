@@ -21,6 +21,7 @@ names the fields that differ.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -322,13 +323,18 @@ def parse_record(raw: Any, where: str) -> Record:
         )
     if digest_of(values["config"]) != values["digest"]:
         raise RecordError(f"{where}: digest is not that of the record's own config")
-    for name, hint in get_type_hints(Record).items():
+    for name, hint in _hints(Record).items():
         if not _fits(values[name], hint):
             raise RecordError(f"{where}: field {name} is {values[name]!r:.60}; needed is {hint}")
     if not _COMMIT.fullmatch(values["commit"]):
         raise RecordError(f"{where}: commit is {values['commit']!r:.60}; that is no commit's name")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -341,7 +347,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is UnionType:
         return any(_fits(value, member) for member in members)
     if hint is Estimate:
-        hints = get_type_hints(Estimate)
+        hints = _hints(Estimate)
         return (
             isinstance(value, dict)
             and value.keys() == hints.keys()
