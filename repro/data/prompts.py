@@ -62,7 +62,7 @@ _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _END_TOKENS = 24
 # What a template in Jinja, somebody else's program, can end with beside Jinja's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
-_MOST_LETTERS, _MOST_SECONDS = 1_000_000, 2
+_MOST_LETTERS, _MOST_SECONDS, _MOST_WAIT = 1_000_000, 2, 60
 # Templates in Jinja that have come to an end once.
 _ENDING: set[str] = set()
 # Stands for the question where a template's digest is computed.
@@ -309,8 +309,11 @@ def _rendered(source: str, render: Callable[[], str], what: str) -> str:
     if source not in _ENDING:
         child = os.fork()
         if not child:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            # By its own seconds; by the clock where it waits for a lock of a thread left behind.
+            for number in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(number, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, _MOST_SECONDS)
+            signal.alarm(_MOST_WAIT)
             with suppress(BaseException):
                 render()
             os._exit(0)
