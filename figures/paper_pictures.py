@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isnan
 from pathlib import Path
 from statistics import median
 from textwrap import fill
@@ -26,11 +26,11 @@ from matplotlib.patches import Patch
 from figures import captions, curves
 from figures.panels import METHODS, PICTURES, Panel, Series
 from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
-from repro.evidence.paper import PaperCell, paper_cells, read_paper
+from repro.evidence.paper import PaperCell, out_of_memory, paper_cells, read_paper
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked, device_name
 from repro.models.memory_plan import checkpoint_bytes
-from repro.report.systems_rates import comparisons
+from repro.report.systems_rates import absent_because, comparisons
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
 from repro.spec.tier import Tier
@@ -42,7 +42,7 @@ _AT = re.compile(r"(?:step|stage) (\d+)$")
 _VALUE_AT = re.compile(r"step of reward ([\d.]+)$")
 _NEEDLESS = re.compile(r"^(mark|step of the|step where it) | by step \d+$")
 _SIZE = re.compile(r"(?P<size>\d+B)(?: \w+ (?P<n>\d+))?")
-_COMPUTED = "computed"
+_COMPUTED, _NOT_RUN, _NO_MEMORY = "computed", "not run", "out of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,9 @@ class Mark:
     """What is drawn at one place, by the `paper` or `here`: a row of the CSV file.
 
     `place` is a bar's label or how the paper says where, `x` the step if it gives one; `y` is None
-    of a step alone and of what was not run; `n` counts seeds or timed repeats, and `origin` is the
-    place in the paper, or target, arm and device of the records.
+    of a step alone and of what was not run or ran out of memory; `n` counts seeds or timed repeats,
+    and `origin` is the place in the paper, or target, arm and device of the records, or says why
+    there is no value.
     """
 
     panel: str
@@ -89,13 +90,19 @@ def marks_of(name: str, found: Found, expected: Path) -> list[list[Mark]]:
     drawn = []
     for panel in panels:
         files = panel.files or (name,)
-        cells = [c for f in files for c in paper_cells(expected, f) if _belongs(c, panel, f)]
+        cells = [c for f in files for c in _cells(expected, f) if _belongs(c, panel, f)]
         if panel.series:
             printed = [mark for cell in cells for mark in _points(panel, cell, known)]
             drawn.append([*_lines(panel, found), *printed])
         else:
             drawn.append(_bars(panel, cells, found, expected))
     return drawn
+
+
+def _cells(expected: Path, file: str) -> list[PaperCell]:
+    """Return a file's cells; where memory ran out in some, these in their places by batch."""
+    printed, without = paper_cells(expected, file), out_of_memory(expected, file)
+    return sorted([*without, *printed], key=lambda cell: cell.column) if without else printed
 
 
 def _belongs(cell: PaperCell, panel: Panel, file: str) -> bool:
@@ -197,7 +204,8 @@ def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> 
     colour = "full" if cell.arm.endswith("_full") else cell.arm.partition("_")[0]
     mark = Mark(panel=panel.title, series=cell.row, place=place, unit=panel.unit, source="paper",
                 colour="noise" if cell.arm.endswith("_aqn") else colour, model=panel.model,
-                y=cell.value, origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
+                y=None if isnan(cell.value) else cell.value,
+                origin=f"{cell.place} ({cell.confidence})")  # fmt: skip
     if panel.model:
         yield mark
     here, model, origin = _measured(panel, cell, checks, to)
@@ -228,7 +236,8 @@ def _measured(
             interval = _interval(checked, arm, metric, expected)
             if interval is not None:
                 return interval, _model(checked), _origin(checked, arm)
-    return None, "", "not run"
+    reasons = (absent_because(checked, arm, metric) for arm in arms for checked in checks)
+    return None, "", next(filter(None, reasons), _NOT_RUN)
 
 
 def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interval | None:
@@ -281,7 +290,7 @@ def _places(marks: Sequence[Mark]) -> list[str]:
 def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     """Write the panel's title and models above it, and *not run* across curves that were not."""
     measured = {f"{m.model}, n = {m.n}" for m in marks if m.source == "here" and m.n}
-    here = sorted(measured - {f"{_COMPUTED}, n = 1"}) or [_COMPUTED if measured else "not run"]
+    here = sorted(measured - {f"{_COMPUTED}, n = 1"}) or [_COMPUTED if measured else _NOT_RUN]
     lines = [panel.title, f"here: {'; '.join(here)}"]
     if panel.model and panel.model not in panel.title:
         lines.append(f"paper: {panel.model}")
@@ -289,7 +298,7 @@ def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     axes.set_title("\n".join(fill(line, letters) for line in lines), fontsize=8, loc="left")
     if panel.series and not measured:
         box = {"facecolor": "white", "edgecolor": GREY}
-        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", fontsize=16,
+        axes.text(0.5, 0.5, _NOT_RUN, transform=axes.transAxes, ha="center", fontsize=16,
                   color=GREY, bbox=box)  # fmt: skip
 
 
@@ -353,11 +362,11 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     for mark in sorted(marks, key=lambda mark: mark.source):
         row = places.index(mark.place)
         ends[mark.place] = max(ends[mark.place], mark.high or mark.y or 0.0)
-        if mark.y is None:
-            words[mark.place] = "not run"
-        elif mark.source == "paper":
-            axes.plot(mark.y, row, "o", color="black", mfc="white")
-            words[mark.place] += f" ({mark.y:,g})"
+        if mark.source == "paper":
+            axes.plot([mark.y], [row], "o", color="black", mfc="white")
+            words[mark.place] += f" ({_NO_MEMORY if mark.y is None else f'{mark.y:,g}'})"
+        elif mark.y is None:
+            words[mark.place] = _NOT_RUN if mark.origin == _NOT_RUN else _NO_MEMORY
         else:
             axes.barh(row, mark.y, 0.7, color=COLOURS[mark.colour], alpha=0.8)
             if mark.low is not None and mark.high is not None:
@@ -371,7 +380,8 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     if panel.unit.startswith("times"):
         axes.axvline(1.0, color=GREY, linestyle=":", linewidth=1.2)
     axes.set_yticks(range(len(places)), places, fontsize=8)
-    axes.set(xlim=(0, 1.6 * max(ends.values())), ylim=(len(places) - 0.5, -0.5), xlabel=panel.unit)
+    axes.set(ylim=(len(places) - 0.5, -0.5), xlabel=panel.unit)
+    axes.set_xlim(0, 1.6 * (max(ends.values()) or 1.0))
     if "%" in panel.unit:
         axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
 

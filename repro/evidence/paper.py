@@ -3,13 +3,15 @@
 `cells` hold a value with row, column, unit and a confidence tag: `exact` (text, table or printed
 label), `plot` (read off a curve, +-0.01 to 0.02 unless the note says more), `secondary` (someone's
 summary of a text not seen), `inferred` (arithmetic on exact ones). `contradictions` lists where the
-paper disagrees with itself. Nothing is filled in by guess; what is missing is listed as missing.
+paper disagrees with itself, `out_of_memory` cells without a value. Nothing is filled in by guess;
+what is missing is listed as missing.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,17 @@ def read_paper(path: Path) -> tuple[dict[str, Any], list[PaperCell]]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: cells: {error}") from error
     return raw, cells
+
+
+def out_of_memory(expected: Path, name: str) -> list[PaperCell]:
+    """Return the cells in which the paper prints that memory ran out; their value is nan."""
+    path = expected / "paper" / f"{name}.json"
+    raw, cells = read_paper(path) if path.is_file() else ({}, [])
+    of_row = {cell.row: cell for cell in cells}
+    return [
+        replace(of_row[row], id=f"{row}/{column}/{what}", column=column, quantity=what, value=nan)
+        for row, column, what in raw.get("out_of_memory", [])
+    ]
 
 
 def paper_cells(expected: Path, name: str) -> list[PaperCell]:

@@ -100,7 +100,7 @@ def _pair(
     verdict: Verdict | None = None,
 ) -> RatePair | None:
     match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
-    absent = {arm: _absent(checked, arm, metric) for arm in arms if not values.get(arm)}
+    absent = {arm: absent_because(checked, arm, metric) for arm in arms if not values.get(arm)}
     if match is None or len(absent) == len(arms) or not all(absent.values()):
         return None
     fast, slow = (values.get(arm, {}) for arm in arms)
@@ -126,7 +126,7 @@ def _pair(
     )
 
 
-def _absent(checked: Checked, arm: str, metric: str) -> str:
+def absent_because(checked: Checked, arm: str, metric: str) -> str:
     """Return why the records of an arm have no such rate, empty where they do not say."""
     records = checked.evidence.records.get(arm, {}).values()
     reasons = (reason(record, metric) for record in records)

@@ -77,6 +77,15 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
     assert bars["Model size", "NVFP4 QeRL"].y == pytest.approx(5.9, abs=0.1)
 
 
+def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
+    for name, of_paper, of_here in (("table8", 6, 0), ("figure11", 0, 1)):
+        figure, _ = paper_pictures.draw(name, found, EXPECTED)
+        said = [text.get_text() for axes in figure.axes for text in axes.texts]
+        assert said.count("61.8 (out of memory)") == bool(of_paper)
+        assert sum("(out of memory)" in words for words in said) == of_paper
+        assert sum(words.startswith("out of memory (") for words in said) == of_here
+
+
 def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
     assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
     assert "table1" not in found
