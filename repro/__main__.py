@@ -75,6 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write one page to search, of what is blessed or of --runs; opens from disk",
     )
+    report.add_argument(
+        "--log", metavar="A,B", help="send the curves of the same to trackers: tensorboard, wandb"
+    )
     report.set_defaults(command=_report)
 
     _add_bless(commands)
@@ -426,10 +429,19 @@ def _regress(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from repro.report.run_report import main_report, require_read
+    from repro.report.run_report import main_report, require_read, stored_or_own
 
     require_read(args)
-    return main_report(args)
+    if not args.log:
+        return main_report(args)
+    from repro.run.places import runs_folder
+    from repro.runlog.trackers import parse_trackers, send
+
+    trackers = parse_trackers(args.log)
+    records = [r for checked in stored_or_own(args) for r in checked.evidence.every_record()]
+    folder = runs_folder(args.runs) / "logged"
+    print(f"sent {send(records, trackers, folder)} runs to {', '.join(trackers)}; see {folder}")
+    return FINE
 
 
 def _bless(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from repro.judge.check import Checked, check_selection, device_name
 from repro.run.select import Selection
 from repro.spec.arm import require
 from repro.spec.target import Target
-from repro.spec.tier import Tier
+from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 
@@ -46,16 +46,17 @@ def _homes(target: Target) -> list[str]:
 def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:
     """Return a check of the blessed records of each target named, on each device.
 
-    A target of which nothing is blessed raises.
+    A target of which nothing is blessed raises, as does a tier that there is not.
     """
+    only = None if tier is None else parse_tier(tier)
     target_names = [find(name).name for name in names]
     checks = [
         item
         for item in blessed_checks(expected, *target_names)
-        if tier in (None, item.selection.tier.value)
+        if only in (None, item.selection.tier)
     ]
     missing = sorted(set(target_names) - {item.selection.target.name for item in checks})
-    where = "" if tier is None else f" at the {tier} tier"
+    where = "" if only is None else f" at the {only.value} tier"
     require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
     return checks
 

@@ -24,9 +24,10 @@ from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 
-# The flags that write one page: what they write, and the flags that they read.
+# The flags that write something else: what they write, and the flags that they read.
 _READ = {
     "html": ("one page of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
+    "log": ("curves of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
     "readme": ("the blocks of one file from blessed records", {"expected"}),
 }
 
@@ -152,6 +153,14 @@ def require_read(args: argparse.Namespace) -> None:
     require(bool(args.targets) or not changing, f"{changing}: name the targets that change")
 
 
+def stored_or_own(args: argparse.Namespace) -> list[Checked]:
+    """Return the checks of what is blessed or, with `--runs`, of what lies there."""
+    expected = expected_folder(args.expected)
+    if args.runs:
+        return reported(args, runs_folder(args.runs), expected)
+    return blessed_of(expected, args.targets, args.tier)
+
+
 def main_report(args: argparse.Namespace) -> int:
     """Carry out `repro report`; return the exit status."""
     runs = runs_folder(args.runs)
@@ -166,12 +175,7 @@ def main_report(args: argparse.Namespace) -> int:
 
         stored = not args.runs
         others = reports(REPORTED, expected) if stored and not args.targets else None
-        checks = (
-            blessed_of(expected, args.targets, args.tier)
-            if stored
-            else reported(args, runs, expected)
-        )
-        replace_text(Path(args.html), page_text(checks, expected, others))
+        replace_text(Path(args.html), page_text(stored_or_own(args), expected, others))
         print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"

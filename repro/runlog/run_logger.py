@@ -107,7 +107,7 @@ class RunLogger:
         with ExitStack() as opening:
             for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
                 for name in self.options.trackers:
-                    tracker = TRACKERS[name](run, folder)
+                    tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), folder)
                     opening.callback(tracker.close)
                     self._trackers[number].append(tracker)
             self._open = opening.pop_all()

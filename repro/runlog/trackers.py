@@ -15,10 +15,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from repro.evidence.record import Record
 from repro.spec.arm import require, unknown
 from repro.spec.config import RunConfig
 
@@ -36,8 +37,8 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
-    def __init__(self, run: RunConfig, folder: Path) -> None:
-        del run
+    def __init__(self, name: str, digest: str, config: Mapping[str, Any], folder: Path) -> None:
+        del name, digest, config
         module = importlib.import_module("torch.utils.tensorboard")
         self._writer = module.SummaryWriter(str(folder / "tensorboard"))
 
@@ -51,17 +52,17 @@ class _TensorBoard:
 
 
 class _WandB:
-    def __init__(self, run: RunConfig, folder: Path) -> None:
+    def __init__(self, name: str, digest: str, config: Mapping[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = importlib.import_module("wandb").init(
             project=os.environ.get("WANDB_PROJECT", "qerl-repro"),
-            name=name_of(run),
-            group=run.target,
-            id=run.digest()[:16],
+            name=name,
+            group=config["target"],
+            id=digest[:16],
             resume="allow",
             reinit="create_new",
             dir=str(folder),
-            config=run.resolved(),
+            config=dict(config),
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -71,8 +72,8 @@ class _WandB:
         self._run.finish()
 
 
-# By their packages' names; each is opened from a run and its folder.
-TRACKERS: dict[str, Callable[[RunConfig, Path], Tracker]] = {
+# By their packages' names; each is opened with a run's name, digest and settings, and its folder.
+TRACKERS: dict[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WandB,
 }
@@ -95,3 +96,21 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
             f"--log {name}: the package {name} is not installed; pip install {name}",
         )
     return names
+
+
+def send(records: Iterable[Record], trackers: Sequence[str], folder: Path) -> int:
+    """Hand the series of trained runs to trackers, as `--log` does while one trains.
+
+    Each run has a folder of its own below `folder`. Returns how many runs were sent.
+    """
+    trained = {record.digest: record for record in records if record.procedure == "train"}
+    for record in trained.values():
+        name = f"{record.target}/{record.arm}/seed-{record.seed}"
+        for opened in (TRACKERS[kind] for kind in trackers):
+            tracker = opened(name, record.digest, record.config, folder / name)
+            for step in range(max(map(len, record.series.values()), default=0)):
+                reached = {key: of for key, of in record.series.items() if step < len(of)}
+                values = {key: v for key, of in reached.items() if (v := of[step]) is not None}
+                tracker.log(step + 1, values)
+            tracker.close()
+    return len(trained)

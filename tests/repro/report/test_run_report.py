@@ -136,7 +136,7 @@ def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
     line = ["report", "table1", "--tier", "smoke", "--runs", str(tmp_path)]
     draw_reported(build_parser().parse_args(line))
     drawn = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    names = ("accuracy", "claims", "entropy_curves", "reward_curves")
+    names = ("claims", "entropy_curves", "reward_curves")
     assert drawn == {f"smoke_table1_{name}.png" for name in names}
     text = report(tmp_path)
     assert all(f"(figures/{name})" in text for name in drawn)
@@ -171,5 +171,7 @@ def test_blessed_records_are_judged_without_their_device(
         assert "not run" not in statuses
     assert main(["check", "table6", "--tier", "mini", "--blessed"]) == 2
     assert "no records are blessed of table6 at the mini tier" in capsys.readouterr().err
+    assert main(["check", "table6", "--tier", "large", "--blessed"]) == 2
+    assert "there is no tier 'large'" in capsys.readouterr().err
     assert main([*command, "--runs", "elsewhere"]) == 2
     assert "--blessed reads stored records; leave out --runs" in capsys.readouterr().err

@@ -12,9 +12,11 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.evidence.record import read_record, record_path, run_folder
+from repro.judge.blessed import blessed_checks
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
+from repro.run.places import expected_folder
 from repro.runlog.log_flags import log_options_of
 from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
@@ -50,8 +52,8 @@ class Notebook:
 
     logged: dict[str, list[tuple[int, Mapping[str, float]]]] = {}  # noqa: RUF012 - a fake's memory
 
-    def __init__(self, run: RunConfig, folder: Path) -> None:
-        self.name = name_of(run)
+    def __init__(self, name: str, digest: str, config: Mapping[str, Any], folder: Path) -> None:
+        self.name = name
         self.logged.setdefault(self.name, [])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -199,6 +201,17 @@ def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(
     assert main(line) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_curves_of_blessed_runs_go_to_a_tracker_step_by_step(
+    notebook: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "table1_coder_0_5b", "dose_coder_0_5b", "--log", "json"]) == 0
+    (checked,) = blessed_checks(expected_folder(None), "table1_coder_0_5b")
+    assert f"sent {checked.evidence.count} runs to json" in capsys.readouterr().out
+    entropy = checked.evidence.records["nvfp4_lora"][3].series["entropy"]
+    steps = notebook["table1_coder_0_5b/nvfp4_lora/seed-3"]
+    assert [(step, of.get("entropy")) for step, of in steps] == [*enumerate(entropy, 1), (-1, None)]
 
 
 def test_flags_come_before_the_environment_and_reach_worker_processes(

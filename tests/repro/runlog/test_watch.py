@@ -147,7 +147,7 @@ def test_a_tracker_that_fails_is_left_after_one_warning(
 ) -> None:
     tracker = mock.Mock()
     tracker.log.side_effect = [None, RuntimeError("connection lost")]
-    monkeypatch.setitem(TRACKERS, "failing", lambda run, folder: tracker)
+    monkeypatch.setitem(TRACKERS, "failing", lambda *run: tracker)
     runs, told = small_runs(find("table1")), []
     options = LogOptions(trackers=("failing",))
     with RunLogger(runs, [tmp_path], options, lambda text, values: told.append(text)) as logger:
