@@ -24,7 +24,7 @@ from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from repro.spec.target import Target, default_tier
-from repro.targets import TARGETS
+from repro.targets import TARGETS, runs_of
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["tests", "lint", "types"]
@@ -88,22 +88,23 @@ def repro(session: nox.Session, *arguments: str) -> None:
 
 def add_reproduction(target: Target) -> None:
     """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
+    runs = runs_of(target)
+    stored = any((ROOT / "expected" / "records").rglob(f"{runs.name}.csv"))
     drawn = target.paper_file not in ("", "table4")
     picture = f". The paper's own panels: python -m figures paper {target.name}" if drawn else ""
 
     def session_of(session: nox.Session) -> None:
         try:
             if not any(flag.startswith("--tier") for flag in session.posargs):
-                default_tier(target)
+                default_tier(runs)
         except ValueError as error:
-            stored = (
-                f". Stored runs are judged anywhere: python -m repro check {target.name} --blessed"
-            )
-            session.error(f"{error}{stored if target.tiers() else ''}{picture}")
+            judge = f"python -m repro check {target.name} --blessed"
+            elsewhere = f". Stored runs are judged anywhere: {judge}" if stored else ""
+            session.error(f"{error}{elsewhere}{picture}")
         repro(session, "reproduce", target.name, *session.posargs)
         session.log(picture.removeprefix(". "))
 
-    tiers = ", ".join(tier.value for tier in target.tiers()) or "nothing to run"
+    tiers = ", ".join(tier.value for tier in runs.tiers()) or "nothing to run"
     session_of.__doc__ = f"{target.title} ({tiers})."
     nox.session(name=f"reproduce-{target.name}", venv_backend="none", default=False)(session_of)
 

@@ -165,7 +165,8 @@ def _room_on_cluster(
 def require_ready(selection: Selection) -> None:
     """Raise `ValueError` unless this machine can run the selection."""
     missing = selection.source.not_runnable(selection.tier)
-    require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
+    at = f", {selection.tier.value} tier" if selection.source.scales else ""
+    require(missing is None, f"{selection.target.name}{at}: {missing}")
 
 
 @dataclass(slots=True, kw_only=True)
