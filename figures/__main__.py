@@ -22,7 +22,7 @@ from figures.panels import PICTURES
 from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.report.run_report import recorded_selections, reported
-from repro.report.systems import BLOCKS
+from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.arm import require, unknown
@@ -38,11 +38,10 @@ _TRAINING = {
     "entropy_curves": ("Entropy during training", "entropy", "mean token entropy, nats"),
 }
 _OF_TARGET = {
-    "train": {"accuracy": intervals.accuracy, "claims": intervals.claims},
+    "train": {"claims": intervals.claims},
     "dose": {"doses": intervals.dose, "claims": intervals.claims},
 }
 _TITLES = {
-    "accuracy": "Accuracy by arm",
     "claims": "Claims with their verdicts",
     "doses": "How large each treatment is",
 }
@@ -236,11 +235,9 @@ def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str
                 yield block.picture, figure
     for checked in checks:
         if checked.selection.target.procedure == "operation":
-            linear = roofline.draw(checked, f"Linear layers over the rows of x{behind}")
-            other = intervals.operations(checked, expected, f"Operations and their bars{behind}")
-            for name, figure in (("kernels_roofline", linear), ("kernels_operations", other)):
-                if figure is not None:
-                    yield name, figure
+            figure = roofline.draw(checked, f"Linear layers over the rows of x{behind}")
+            if figure is not None:
+                yield KERNELS, figure
 
 
 def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

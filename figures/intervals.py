@@ -1,4 +1,4 @@
-"""Rows with intervals: accuracies, claims, doses before training, operations against their bars."""
+"""Rows with intervals: claims, doses before training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from matplotlib.lines import Line2D
 
 from figures import captions
 from figures.style import COLOURS, GREY, frame, name_ends, new_figure, styles, tidy
-from repro.evidence.verdicts.statistics import mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises
 from repro.report.tidy import statements
-from repro.report.verdict_words import stated_bars
 
 _BASE = "bf16_lora"
 _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
@@ -51,30 +49,6 @@ def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _height(rows: Sequence[Row]) -> float:
     return 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
-
-
-def accuracy(checked: Checked, expected: Path, title: str) -> Figure | None:
-    """Return the figure of a target's headline by arm."""
-    target = checked.selection.target
-    if target.headline is None:
-        return None
-    metric = target.metric(target.headline)
-    values, rows = checked.evidence.values(metric.name), []
-    for arm, style in styles(target.arms).items():
-        if not (seeds := [*values.get(arm, {}).values()]):
-            continue
-        of = mean_interval(seeds)
-        rows.append(Row(label=style.label, colour=style.colour, mean=of.value, low=of.low,
-                        high=of.high, values=seeds))  # fmt: skip
-    if not rows:
-        return None
-    figure = new_figure(8.0, _height(rows))
-    axes = figure.subplots()
-    draw_rows(axes, rows)
-    axes.set_xlabel(f"{metric.title}, {metric.unit}")
-    note = f"{captions.origin(checked.evidence.every_record())}; mean, 95 % t interval, each seed"
-    frame(figure, title, note)
-    return figure
 
 
 def claims(checked: Checked, expected: Path, title: str) -> Figure | None:
@@ -169,44 +143,3 @@ def _costs(axes: Axes, checked: Checked, entropy: Mapping[str, Mapping[object, f
     axes.set_xlabel("entropy, nats; line: BF16 by temperature")
     axes.set_ylabel("right, percent of completions at T = 1")
     tidy(axes)
-
-
-def operations(checked: Checked, expected: Path, title: str) -> Figure | None:
-    """Return the figure of the kernels' bars: shares of the copy rate, and ratios of times.
-
-    Dots are means of the seeds with their range; strokes what is accepted, broken ones at most.
-    """
-    bars = [bar for bar in stated_bars(checked, expected) if bar.unit == "ratio"]
-    bars = [bar for bar in bars if not bar.expectation.metric.startswith(_ROOFLINE)]
-    if not bars:
-        return None
-    panels = {
-        "share of the device's copy rate": [b for b in bars if "_share" in b.expectation.metric],
-        "ratio of times": [b for b in bars if "_share" not in b.expectation.metric],
-    }
-    figure = new_figure(11.5, 1.4 + 0.24 * max(map(len, panels.values())))
-    for axes, (xlabel, part) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        rows = []
-        for bar in part:
-            arm, metric = bar.key
-            seeds = [*checked.evidence.values(metric)[arm].values()]
-            tone = COLOURS["mxfp4" if bar.expectation.holds(fmean(seeds)) else "nvfp4"]
-            title_of_bar = bar.title.removeprefix("other operations: ").split(", of the copy")[0]
-            rows.append(Row(label=title_of_bar, colour=tone, mean=fmean(seeds), low=min(seeds),
-                            high=max(seeds)))  # fmt: skip
-        draw_rows(axes, rows)
-        for place, bar in enumerate(part):
-            for bound, line in zip(bar.expectation.accept, ("-", ":"), strict=True):
-                if bound is not None:
-                    ends = [place - 0.35, place + 0.35]
-                    axes.plot([bound] * 2, ends, color="#000000", linestyle=line, linewidth=1.5)
-        axes.set_xlim(left=0.0)
-        axes.set_xlabel(xlabel)
-    note = "mean and range of the seeds; | the least accepted, ¦ the most"
-    records = checked.evidence.every_record()
-    frame(figure, title, f"{note}; {captions.origin(records)}")
-    return figure
-
-
-# Of the layer itself, which the roofline draws.
-_ROOFLINE = ("ratio_7b", "ratio_32b")

@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked
+from repro.run.places import expected_folder
 from tests.groups import pytest_xdist_make_scheduler
 
 __all__ = ["pytest_xdist_make_scheduler"]  # a hook: pytest finds it by its name
@@ -104,3 +107,9 @@ def planned_targets() -> Iterator[None]:
 
     with registered(*PLANNED):
         yield
+
+
+@pytest.fixture(scope="session")
+def every_blessed() -> list[Checked]:
+    """Return the checks of all blessed records, read once."""
+    return blessed_checks(expected_folder(None))

@@ -86,10 +86,11 @@ BLOCKS = {
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
                         targets=("checkpoint_path",), written=_bars),
 }  # fmt: skip
-_KERNELS = ("kernels_roofline", "kernels_operations")
+KERNELS = "kernels_roofline"
+_OWN_QLORA = "nf4_lora"
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
-    "nf4_lora": "QeRL over QLoRA by this project's kernels",
+    _OWN_QLORA: "QeRL over QLoRA by this project's kernels",
     "nf4_lora_bitsandbytes": "QeRL over QLoRA by bitsandbytes",
     "nvfp4_lora": "one rank over another",
 }
@@ -151,9 +152,9 @@ def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) 
 
 
 def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
-    """Return the pictures of the kernels, whose tables have a page of their own."""
+    """Return the picture of the kernels, whose tables have a page of their own."""
     devices = by_device(item for item in checks if item.selection.target.name == "kernels")
-    pictures = {t: link for name in _KERNELS for t, link in _pictures(page, name, devices).items()}
+    pictures = _pictures(page, KERNELS, devices)
     if not pictures:
         return NOTHING
     return rendered("systems_block.md", tables=(), absent=(), pictures=pictures, shown=False)
@@ -170,13 +171,20 @@ def _pictures(page: Path, name: str, devices: Iterable[str]) -> dict[str, str]:
 
 
 def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the counts of claims and bars, a sentence per device."""
+    """Return the counts of claims and bars, a sentence per device.
+
+    Claims that a faster QLoRA than the paper's contradicts are named.
+    """
     lines = []
     for device, items in by_device(checks).items():
         claims = counted(verdict for item in items for verdict in of_kind(item, Kind.PAPER))
         bars = counted(verdict for item in items for verdict in all_bars(item, expected))
-        lines += [f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
-                  f"suite {bars}.**", ""]  # fmt: skip
+        beside = [pair for item in items for pair in comparisons(item, expected)]
+        judged = [pair.verdict for pair in against(beside).get(_OWN_QLORA, ())]
+        ours = sum(v is not None and v.status == "contradicted" for v in judged)
+        aside = f" ({ours} contradictions against QLoRA by this project's kernels)" if ours else ""
+        lines += [f"**On one {device_title(device)}: claims of the paper {claims}{aside}; bars of "
+                  f"this suite {bars}.**", ""]  # fmt: skip
     return lines[:-1] or NOTHING
 
 

@@ -1,4 +1,4 @@
-"""What tests of pictures share: the checks of all blessed records, read once."""
+"""What tests of pictures share: the blessed checks of a target."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked, device_name
 
 EXPECTED = Path(__file__).resolve().parent.parent.parent / "expected"
-
-
-@pytest.fixture(scope="session")
-def every_blessed() -> Sequence[Checked]:
-    """Return the checks of all blessed records."""
-    return blessed_checks(EXPECTED)
 
 
 @pytest.fixture(scope="session")

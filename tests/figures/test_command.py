@@ -59,7 +59,7 @@ def test_targets_that_read_anothers_records_have_their_own_claims_alone(
         "mini_dose_response_coder_0_5b_claims.svg",
         *(
             f"mini_table1_coder_0_5b_{name}.svg"
-            for name in ("accuracy", "claims", "entropy_curves", "reward_curves")
+            for name in ("claims", "entropy_curves", "reward_curves")
         ),
     ]
 

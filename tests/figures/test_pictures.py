@@ -22,7 +22,6 @@ from figures.curves import smooth, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
 from repro.report.systems import BLOCKS
-from repro.report.verdict_words import stated_bars
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 
@@ -138,26 +137,6 @@ def test_claims_are_drawn_with_the_intervals_of_their_verdicts(checks_of: Of) ->
     judged = [verdict for _, verdict in checked.statements() if verdict.low is not None]
     assert len(judged) > 3
     assert {(verdict.low, verdict.high) for verdict in judged} <= drawn
-
-
-def test_accuracies_have_their_seeds(checks_of: Of) -> None:
-    (checked,) = checks_of("table1")
-    figure = intervals.accuracy(checked, EXPECTED, "a title")
-    assert figure is not None
-    (measured,) = figure.axes
-    seeds = {tuple(line.get_xdata()) for line in measured.lines if line.get_marker() == "|"}
-    values = checked.evidence.values("accuracy")
-    assert seeds == {tuple(of_arm.values()) for of_arm in values.values()}
-
-
-def test_operations_stand_against_their_bars(checks_of: Of) -> None:
-    (checked,) = checks_of("kernels")
-    figure = intervals.operations(checked, EXPECTED, "a title")
-    assert figure is not None
-    ratios = [bar for bar in stated_bars(checked, EXPECTED) if bar.unit == "ratio"]
-    layers = [bar for bar in ratios if bar.expectation.metric.startswith(("ratio_7b", "ratio_32b"))]
-    dots = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "o"]
-    assert len(dots) == len(ratios) - len(layers) > 20
 
 
 def test_a_note_names_seeds_device_commit_and_protocol(checks_of: Of) -> None:

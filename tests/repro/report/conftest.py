@@ -6,18 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked, device_name
-from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 DEVICE = "nvidia_h200"
-
-
-@pytest.fixture(scope="session")
-def every_blessed() -> list[Checked]:
-    """Return the checks of all blessed records."""
-    return blessed_checks(expected_folder(None))
 
 
 @pytest.fixture(scope="session")
