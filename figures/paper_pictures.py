@@ -363,8 +363,9 @@ def _draw_bars(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
         row = places.index(mark.place)
         ends[mark.place] = max(ends[mark.place], mark.high or mark.y or 0.0)
         if mark.source == "paper":
-            axes.plot([mark.y], [row], "o", color="black", mfc="white")
             words[mark.place] += f" ({_NO_MEMORY if mark.y is None else f'{mark.y:,g}'})"
+            if mark.y is not None:
+                axes.plot(mark.y, row, "o", color="black", mfc="white")
         elif mark.y is None:
             words[mark.place] = _NOT_RUN if mark.origin == _NOT_RUN else _NO_MEMORY
         else:
