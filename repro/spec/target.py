@@ -192,8 +192,8 @@ def default_tier(target: Target) -> Tier:
         if reason is None:
             return tier
         reasons.append(f"{tier.value} {reason}")
-    detail = "; ".join(reasons) or target.why_not
-    raise ValueError(f"no tier of {target.name} runs here without being named: {detail}")
+    where = f"no tier of {target.name} runs here without being named" if reasons else target.name
+    raise ValueError(f"{where}: {'; '.join(reasons) or target.why_not}")
 
 
 def lacking_here(target: Target, tier: Tier) -> str | None:
