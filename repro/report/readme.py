@@ -30,7 +30,7 @@ Checks = Mapping[str, Checked]
 Measured = tuple[str, Sequence[Verdict]]
 HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = WORDS = (
     "holds",
-    "does not",
+    "does not hold",
     "mixed",
     "undecided",
     "not tested",
