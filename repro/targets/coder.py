@@ -308,13 +308,11 @@ def _response(table: Target) -> Target:
         "where the policy starts with less entropy, it takes more steps to take off",
         "the more entropy a policy starts with, the more accurate it ends",
     )
-    speed = paper_effects.FORMAT_TAKE_OFF["bf16"]
-    end = _end(2.7, "90.8 - 88.1, as if all of it")
     claims = [
         _per_entropy(f"{name}_given_start" if given else name, words, of, effect, *given)
         for name, words, of, effect in (
-            ("sooner", sooner, "take_off_steps", speed),
-            ("ends_higher", higher, _LENIENT, end),
+            ("sooner", sooner, "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
+            ("ends_higher", higher, _LENIENT, _end(2.7, "90.8 - 88.1, as if all of it")),
         )
         for given in ((), ("accuracy_start",))
     ]
