@@ -17,6 +17,7 @@ from repro.report.doses import BASE, doses, paper_rises, treatment
 from repro.report.numbers import signed
 from repro.report.tables import NOTHING
 from repro.report.tidy import rendered
+from repro.report.verdict_words import Kind, counted, of_kind
 from repro.spec.arm import Arm
 
 _ACCURACY = "accuracy_lenient"
@@ -107,13 +108,14 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
 
 
 def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
-    """Return the table of the arms that a target has trained, 16-bit LoRA's own values first."""
+    """Return the table of the arms that a target has trained, and its readers' verdicts counted."""
+    readers = [checked for checked in checks if checked.selection.source.name == name]
+    decided = counted(v for of in readers for v in of_kind(of, Kind.PAPER, Kind.OPEN))
     for checked in _of_targets(checks, name):
         arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
         trained = [arm for arm in arms if arm.values(_ACCURACY)]
         scale = checked.selection.target.scales[checked.selection.tier]
-        fewest = min(len(arm.values(_ACCURACY)) for arm in trained)
         return rendered(
-            "training.md", arms=trained, scale=scale, fewest=fewest, interval=interval_text
+            "training.md", arms=trained, scale=scale, decided=decided, interval=interval_text
         )
     return NOTHING

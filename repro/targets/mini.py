@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from repro.spec.arm import Arm
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -28,7 +29,6 @@ from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
 from repro.targets.paper_tier import GSM8K_PROMPT, pinned
-from repro.targets.swept_rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,
     BF16_LORA,
@@ -45,6 +45,18 @@ TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
 _TRAINED = (BF16_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
 _ARMS = (BF16, NF4, NVFP4, *_TRAINED)
+# What a sweep multiplies an arm's rate by.
+FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
+
+
+def at_rate(arm: Arm, name: str) -> Arm:
+    """Return an arm at one of a sweep's rates."""
+    factor, label = FACTORS[name], f"{arm.label}, {name} rate"
+    return dataclasses.replace(
+        arm, name=f"{arm.name}_{name}", label=label, learning_rate_factor=factor
+    )
+
+
 _SWEPT = tuple(at_rate(arm, name) for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA) for name in FACTORS)
 SOURCE = "Table 1, on a smaller checkpoint"
 SWEEP_SOURCE = "not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA"

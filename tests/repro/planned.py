@@ -30,7 +30,7 @@ from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.swept_rates import FACTORS, at_rate
+from repro.targets.mini import FACTORS, at_rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
 
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`

@@ -44,8 +44,8 @@ def check(target: Any, metrics: Mapping[str, Values], others: Values) -> Any:
     estimate = SimpleNamespace(metrics={"accuracy_lenient": SimpleNamespace(low=14.0, high=18.0)})
     records = {arm: dict.fromkeys(range(len(seeds)), estimate) for arm, seeds in others.items()}
     evidence = SimpleNamespace(values=values, count=len(others), records=records)
-    selection = SimpleNamespace(target=target, tier=Tier.MINI)
-    return SimpleNamespace(evidence=evidence, selection=selection, statements=list)
+    selection = SimpleNamespace(target=target, source=target, tier=Tier.MINI)
+    return SimpleNamespace(evidence=evidence, selection=selection, statements=list, verdicts=[])
 
 
 def dosed() -> Any:

@@ -51,7 +51,7 @@ def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of: Of
     checked, other = blessed_of("table6"), blessed_of("table6", device=H100)
     worse = [dataclasses.replace(item, status="contradicted") for item in other.verdicts]
     checks = [checked, dataclasses.replace(other, verdicts=worse)]
-    assert word(rows(checks)[1][4]) == "H200: holds<br>H100: does not"
+    assert word(rows(checks)[1][4]) == "H200: holds<br>H100: does not hold"
     assert answer_sentence(answers(checks, EXPECTED)).startswith("Mixed: rollouts")
 
 
@@ -69,11 +69,11 @@ def test_the_rollouts_span_and_statements_are_those_of_the_tables(
     ("statuses", "said"),
     [
         (["reproduced", "reproduced", "not run"], "holds"),
-        (["contradicted", "excluded"], "does not"),
+        (["contradicted", "excluded"], "does not hold"),
         (["reproduced", "contradicted", "inconclusive"], "mixed"),
         (["reproduced", "inconclusive"], "undecided"),
         (["below a tenth"], "mixed"),
-        (["no difference"], "does not"),
+        (["no difference"], "does not hold"),
         (["not run"], "not tested"),
         ([], "not tested"),
     ],
@@ -152,7 +152,7 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
     row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[6]
     assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
     assert row[3].endswith("QeRL +1.5 (-1 to +4) points, AQN +1.5 (-1 to +4) points")
-    assert word(row[4]) == "does not"
+    assert word(row[4]) == "does not hold"
 
 
 def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) -> None:
