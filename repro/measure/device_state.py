@@ -43,8 +43,9 @@ from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
 RESERVED_MOST = GIB // 2
-# In use outside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200.
-OTHER_MOST = 3 * GIB // 2
+# In use outside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200, and
+# what NCCL holds where several ranks measure.
+OTHER_MOST = 2 * GIB
 # The driver takes a moment to take back the memory of a process that has just ended.
 _PATIENCE_SECONDS = 10.0
 

@@ -174,7 +174,8 @@ class Target:
     def not_runnable(self, tier: Tier) -> str | None:
         """Return a sentence saying why the target cannot run at `tier` here, or None."""
         if tier in self.scales:
-            return tier.missing()
+            needs = self.needs.get(tier)
+            return tier.missing() or (needs and needs.missing())
         if self.why_not:
             return self.why_not
         return f"{self.name} has no scale at the {tier.value} tier yet"
@@ -199,7 +200,7 @@ def default_tier(target: Target) -> Tier:
 def lacking_here(target: Target, tier: Tier) -> str | None:
     """Return what this machine lacks to run a target at a tier without downloads, or None."""
     absent = [item.name for item in target.needs_at(tier).downloads if not item.present()]
-    return tier.missing() or (f"would download {', '.join(absent)}" if absent else None)
+    return target.not_runnable(tier) or (f"would download {', '.join(absent)}" if absent else None)
 
 
 def other_tiers(target: Target, taken: Tier) -> str | None:
