@@ -175,7 +175,7 @@ class Target:
         """Return a sentence saying why the target cannot run at `tier` here, or None."""
         if tier in self.scales:
             needs = self.needs.get(tier)
-            return tier.missing() or (needs and needs.missing())
+            return tier.missing() or (needs.missing() if needs else None)
         if self.why_not:
             return self.why_not
         return f"{self.name} has no scale at the {tier.value} tier yet"
