@@ -13,7 +13,8 @@ in use by others, or left by an earlier model, is found before anything is timed
     card            clocks, power, temperature, and which reasons lower the clocks at the moment
     slowed_us       how long each reason has lowered the clocks since the driver was loaded, in
                     microseconds (drivers that count it)
-    processes       the others that compute on the device, where they can be told from this one
+    processes       the others that compute on the device, where they can be told from this one and
+                    from the other ranks of its run, whose buffers it may see
 
 A probe that fails is `{"failed": reason}`. Nothing here changes a setting of the card.
 
@@ -33,6 +34,7 @@ import gc
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -221,4 +223,12 @@ def _processes() -> dict[str, Any]:
             "unknown": f"this process ({own}) is not among those listed, as in a container",
             "listed": listed,
         }
-    return {"others": [row for row in listed if row["pid"] != own]}
+    return {"others": [row for row in listed if row["pid"] != own and not _is_rank(row["pid"])]}
+
+
+def _is_rank(pid: str) -> bool:
+    """Whether a process is another rank of this one's run on this host: a child of its parent."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(after_name[1]) == os.getppid()
