@@ -27,14 +27,7 @@ from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.ranks import Ranks
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import (
-    StepArm,
-    StepPoint,
-    StepScale,
-    alone_twin,
-    equal_twin,
-    step_arm,
-)
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
 
 
 def measure_steps(

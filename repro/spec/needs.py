@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from repro.spec.config import TrainScale
 from repro.spec.hub import is_hub_name
 from repro.spec.shapes import shape_of_checkpoint
-from repro.spec.tier import GIB, Download, cuda_devices
+from repro.spec.tier import GIB, Download
 
 DATA_DOWNLOADS = {
     "gsm8k": Download(kind="dataset", name="openai/gsm8k", nbytes=5_000_000),
@@ -37,20 +37,11 @@ class Needs:
         Disk for what one run leaves, where it is not counted from shapes (`repro.run.preflight`).
     downloads
         Fetched from the hub once for all runs.
-    devices
-        CUDA devices that one run takes, where it takes several.
     """
 
     memory_bytes: int
     disk_bytes: int
     downloads: tuple[Download, ...] = ()
-    devices: int = 1
-
-    def missing(self) -> str | None:
-        """Return a sentence on the devices that this machine lacks, or None."""
-        found = len(cuda_devices())
-        lacks = found < self.devices > 1
-        return f"needs {self.devices} CUDA devices; found {found}" if lacks else None
 
 
 def needs_of_checkpoint(scale: TrainScale) -> Needs:

@@ -196,10 +196,13 @@ class StepScale:
 
 def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
     """Return the point that differs from a spread one in its equal lengths; None without one."""
-    if point.lengths != "spread":
-        return None
-    twin = dataclasses.replace(point, lengths="equal")
-    return next((p for p in points if p == dataclasses.replace(twin, name=p.name)), None)
+    equal = dataclasses.replace(point, lengths="equal")
+    return _named(equal, points) if point.lengths == "spread" else None
+
+
+def _named(wanted: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
+    """Return the point that is like the wanted one, whatever its name."""
+    return next((p for p in points if p == dataclasses.replace(wanted, name=p.name)), None)
 
 
 def alone_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
@@ -207,12 +210,9 @@ def alone_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | Non
 
     It has as many rows as each of them (weak scaling), or else as many as all (strong scaling).
     """
-    for prompts in (point.prompts // point.ranks, point.prompts) if point.ranks > 1 else ():
-        twin = dataclasses.replace(point, ranks=1, prompts=prompts)
-        for other in points:
-            if other == dataclasses.replace(twin, name=other.name):
-                return other
-    return None
+    one = dataclasses.replace(point, ranks=1)
+    weak = dataclasses.replace(one, prompts=point.prompts // point.ranks)
+    return (_named(weak, points) or _named(one, points)) if point.ranks > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, Metric
 from repro.spec.config import RunConfig
 from repro.spec.needs import Needs, needs_of_checkpoint
-from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier, cuda_devices
 
 __all__ = [
     "Claim",
@@ -174,8 +174,9 @@ class Target:
     def not_runnable(self, tier: Tier) -> str | None:
         """Return a sentence saying why the target cannot run at `tier` here, or None."""
         if tier in self.scales:
-            needs = self.needs.get(tier)
-            return tier.missing() or (needs.missing() if needs else None)
+            needed, found = getattr(self.scales[tier], "ranks", 1), len(cuda_devices())
+            few = f"needs {needed} CUDA devices; found {found}" if found < needed > 1 else None
+            return tier.missing() or few
         if self.why_not:
             return self.why_not
         return f"{self.name} has no scale at the {tier.value} tier yet"

@@ -85,7 +85,7 @@ def step_target(
         timed_repeats=scale.steps,
         arms=arms,
         scales={Tier.SYSTEMS: scale},
-        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000, devices=scale.ranks)},
+        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
         **more,
     )
 

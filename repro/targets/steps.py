@@ -23,31 +23,25 @@ from typing import Any
 
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
-from repro.targets import paper_effects
+from repro.targets import paper_effects, table1
 from repro.targets.step_targets import longer, step_metrics, step_target
-from repro.targets.table1 import (
-    BF16_FULL,
-    BF16_LORA,
-    MXFP4_LORA,
-    NF4_LORA,
-    NVFP4_LORA,
-    NVFP4_LORA_AQN,
-)
 
 _CARD = 80 * 10**9
 _REPEATS = 3
 
 NVFP4, AQN, BF16, NF4, MXFP4, FULL = map(
-    step_arm, (NVFP4_LORA, NVFP4_LORA_AQN, BF16_LORA, NF4_LORA, MXFP4_LORA, BF16_FULL)
-)
+    step_arm,
+    (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN, table1.BF16_LORA, table1.NF4_LORA,
+     table1.MXFP4_LORA, table1.BF16_FULL),
+)  # fmt: skip
 RELEASED = step_arm(
-    NVFP4_LORA,
+    table1.NVFP4_LORA,
     name="nvfp4_lora_released",
     label="NVFP4, LoRA, dequantised at every pass (released code)",
     linears="dequantised",
 )
 BITSANDBYTES = step_arm(
-    NF4_LORA,
+    table1.NF4_LORA,
     name="nf4_lora_bitsandbytes",
     label="NF4, LoRA (QLoRA by bitsandbytes)",
     linears="bitsandbytes",

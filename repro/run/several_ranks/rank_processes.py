@@ -32,7 +32,6 @@ from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcom
 from repro.run.workers import ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 if TYPE_CHECKING:
@@ -84,7 +83,8 @@ def require_ranks(
 
 def ranks_of(run: RunConfig) -> int:
     """Return how many ranks a run takes by its scale, whatever is asked for."""
-    return run.scale.ranks if isinstance(run.scale, StepScale) else 1
+    ranks: int = getattr(run.scale, "ranks", 1)
+    return ranks
 
 
 def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:

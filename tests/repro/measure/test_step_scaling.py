@@ -11,12 +11,11 @@ from repro.evidence.record import read_record, record_path
 from repro.judge.check import check_selection
 from repro.run.execute import execute
 from repro.run.select import Selection
-from repro.spec.needs import Needs
 from repro.spec.step_scale import StepPoint, StepScale, alone_twin
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.step_targets import step_metrics
-from repro.targets.steps import SCALING, SCALING_POINTS
+from repro.targets.steps import SCALING, SCALING_POINTS, TABLE3
 from tests.planted import planted
 from tests.repro.run.test_execute import quiet
 
@@ -106,7 +105,7 @@ def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
 
 
 def test_a_run_of_two_gpus_is_not_begun_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repro.spec.needs.cuda_devices", lambda: ("one",))
-    assert Needs(memory_bytes=1, disk_bytes=1).missing() is None
+    monkeypatch.setattr("repro.spec.target.cuda_devices", lambda: ("one",))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
+    assert TABLE3.not_runnable(Tier.SYSTEMS) is None
     assert SCALING.not_runnable(Tier.SYSTEMS) == "needs 2 CUDA devices; found 1"
