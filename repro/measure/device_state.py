@@ -13,7 +13,8 @@ in use by others, or left by an earlier model, is found before anything is timed
     card            clocks, power, temperature, and which reasons lower the clocks at the moment
     slowed_us       how long each reason has lowered the clocks since the driver was loaded, in
                     microseconds (drivers that count it)
-    processes       the others that compute on the device, where they can be told from this one
+    processes       the others that compute on the device, where they can be told from this one and
+                    from the other ranks of its run, whose buffers it may see
 
 A probe that fails is `{"failed": reason}`. Nothing here changes a setting of the card.
 
@@ -33,6 +34,7 @@ import gc
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +45,9 @@ from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
 RESERVED_MOST = GIB // 2
-# In use outside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200.
-OTHER_MOST = 3 * GIB // 2
+# In use outside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200, and
+# what NCCL holds where several ranks measure.
+OTHER_MOST = 2 * GIB
 # The driver takes a moment to take back the memory of a process that has just ended.
 _PATIENCE_SECONDS = 10.0
 
@@ -220,4 +223,12 @@ def _processes() -> dict[str, Any]:
             "unknown": f"this process ({own}) is not among those listed, as in a container",
             "listed": listed,
         }
-    return {"others": [row for row in listed if row["pid"] != own]}
+    return {"others": [row for row in listed if row["pid"] != own and not _is_rank(row["pid"])]}
+
+
+def _is_rank(pid: str) -> bool:
+    """Whether a process is another rank of this one's run on this host: a child of its parent."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(after_name[1]) == os.getppid()

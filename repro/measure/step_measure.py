@@ -51,6 +51,8 @@ from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
+from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
@@ -73,6 +75,9 @@ class Bench:
     ----------
     progress
         Is given a line for each timed step.
+    ranks, shared_pool
+        Those that measure together, and what grades for all of them; points of one GPU are measured
+        by each for itself.
     product_rate
         FLOP per second of a large product on the device; None where none was measured.
     timed_retries
@@ -88,6 +93,8 @@ class Bench:
     product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
     timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
+    ranks: Ranks = ALONE
+    shared_pool: GraderPool | None = None
     results: Results = dataclasses.field(default_factory=dict)
 
     def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
@@ -193,7 +200,9 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
                 policy = policy or build_policy(arm, point, bench.seed)
                 if not _measure(bench, arm, point, policy, budget, entry):
                     return False
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
+                if bench.ranks.world > 1:
+                    raise  # the others are elsewhere now
                 if is_out_of_memory(error):
                     entry = PointResult(out_of_memory=needs_by_allocator(error))
                 else:
@@ -273,9 +282,11 @@ def _measure(
     scale = bench.scale
     own = arm.linears == "kernels" and arm.training == "lora"
     rank = rank_of(arm, point)
-    planned = step_shape(point, arm.weight_format, rank, scale, budget, keeps=own)
-    part, shape = first_wave(point, planned)
-    waves = point.prompts // part.prompts
+    several = point.ranks > 1
+    share = dataclasses.replace(point, prompts=point.prompts // point.ranks)
+    planned = step_shape(share, arm.weight_format, rank, scale, budget, keeps=own)
+    part, shape = first_wave(share, planned)
+    waves = share.prompts // part.prompts
     config = engine_config(part, shape)
     full = policy.training == "full"
     for parameter in policy.model.parameters():
@@ -287,8 +298,10 @@ def _measure(
     release()
     try:
         t = training_of(
-            policy, sampler, bench.pool, arm, part, scale,
+            policy, sampler, (bench.shared_pool if several else None) or bench.pool, arm,
+            dataclasses.replace(part, prompts=part.prompts * point.ranks), scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
+            ranks=bench.ranks if several else ALONE,
         )  # fmt: skip
         before = parameter_image(policy)
         state = begin(t)
@@ -302,7 +315,7 @@ def _measure(
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point, waves)
+            facts = _facts(t.policies, sampler.statistics, state.runs[0], planned, point, waves)
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
@@ -314,7 +327,7 @@ def _measure(
 
 
 def _facts(
-    policy: Policy,
+    policies: SinglePolicy,
     statistics: Statistics,
     state: TrainState,
     planned: StepShape,
@@ -322,16 +335,18 @@ def _facts(
     waves: int,
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    fallbacks = state.effects.get("micro_batch_fallbacks", [])
+    fallbacks, policy = state.effects.get("micro_batch_fallbacks", []), policies.policy
+    (generated,) = policies.ranks.add_numbers([statistics.generated_tokens])
     facts = {
         "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
         "kept_blocks": planned.kept_blocks,
         "fallbacks": [asked for _, asked, _ in fallbacks],
         "slots": planned.slots,
         "measured_rows": point.rows // waves,
+        "ranks": point.ranks,
         "keeps_cache": planned.keep_cache,
         "decode_steps": waves * statistics.decode_steps,
-        "generated_tokens": waves * statistics.generated_tokens,
+        "generated_tokens": waves * generated,
         "preemptions": statistics.preemptions,
         "weight_bytes": weight_bytes(planned),
         "linears": linears_of(policy),

@@ -11,6 +11,8 @@ and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_
 time over the arm's, repeat by repeat. Spread rows with an equal twin have `rollout_over_equal_p`,
 `update_over_equal_p` and `step_over_equal_p`, the arm's own time over that with equal rows. Each
 metric is the median over the repeats, which the record has as a series of the metric's name. A
+point of several GPUs has `efficiency_p`, the tokens a second and GPU of all repeats together over
+those of its twin on one GPU: repeats draw rows of their own, so they are added up, not paired. A
 point that samples part of its rows' tokens has no metric in which the rollout's time takes part;
 one that measures memory only has the last three.
 """
@@ -99,9 +101,15 @@ def _quotients(above: Sequence[StepTimes], below: Sequence[StepTimes], phase: st
 
 
 def metrics_of(
-    point: StepPoint, entry: PointResult, series: Mapping[str, Sequence[float | None]]
+    point: StepPoint,
+    entry: PointResult,
+    series: Mapping[str, Sequence[float | None]],
+    alone: PointResult | None = None,
 ) -> dict[str, Estimate]:
-    """Return the metrics of one point, of whose series (`series_of`) each gives its median."""
+    """Return the metrics of one point, of whose series (`series_of`) each gives its median.
+
+    `alone` is the entry of its twin on one GPU.
+    """
     metrics = {}
     for name in series:
         values = [value for value in series[name] if value is not None]
@@ -116,6 +124,13 @@ def metrics_of(
     facts = entry.facts
     peak, predicted = facts["peak_bytes"], facts.get("predicted_bytes")
     n = len(entry.repeats)
+    if alone is not None and alone.repeats:
+        metrics[f"efficiency_{point.name}"] = Estimate(
+            value=_rate(entry) / _rate(alone) / point.ranks,
+            unit="ratio",
+            n=n,
+            method="tokens of all timed steps over their seconds and GPUs, over those of one GPU",
+        )
     metrics[f"peak_bytes_{point.name}"] = Estimate(
         value=peak, unit="bytes", n=n, method="most reserved by the allocator, and context"
     )
@@ -130,6 +145,12 @@ def metrics_of(
             method="|predicted - measured| of the measured peak",
         )
     return metrics
+
+
+def _rate(entry: PointResult) -> float:
+    """Return the sampled tokens a second of all timed steps."""
+    tokens = sum(repeat["completion_tokens"] for repeat in entry.repeats)
+    return float(tokens / sum(repeat["total"] for repeat in entry.repeats))
 
 
 def share_facts(

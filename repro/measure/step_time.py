@@ -25,8 +25,9 @@ from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import Results, metrics_of, series_of, summary, way_of
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
+from repro.rl.single_run.ranks import Ranks
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
 
 
 def measure_steps(
@@ -47,13 +48,17 @@ def measure_steps(
     del folder
     torch.set_num_threads(threads)
     scale: StepScale = run.scale
+    ranks = Ranks.joined()
+    if ranks.world < scale.ranks:
+        raise RuntimeError(f"{run.target} takes {scale.ranks} ranks; this process is {ranks.world}")
     ways = ways_of(own, scale)
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
-    with GraderPool(workers=2) as pool:
-        bench = Bench(scale=scale, seed=run.seed, pool=pool, progress=progress,
-                      should_stop=should_stop, product_rate=rate)  # fmt: skip
+    with GraderPool(workers=2) as pool, GraderPool(workers=2, among=ranks) as shared_pool:
+        bench = Bench(scale=scale, seed=run.seed, pool=pool, progress=progress, product_rate=rate,
+                      should_stop=lambda: ranks.any(should_stop()), ranks=ranks,
+                      shared_pool=shared_pool)  # fmt: skip
         for points in together(scale.points):
             for way in ways:
                 progress(f"{points[0].model} {way_of(way)}", {})
@@ -63,6 +68,8 @@ def measure_steps(
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
     measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    if ranks.world > 1:
+        measured.effects["ranks"] = ranks.world
     return measured
 
 
@@ -101,8 +108,10 @@ def measured_steps(
         base = timed.get(names[0]) if len(ways) > 1 else None
         twin = equal_twin(point, points)
         equal = results[twin.name, way_of(own)] if twin else None
+        one = alone_twin(point, points)
+        alone = results[one.name, way_of(own)] if one else None
         timed_series = series_of(point, entry, base, equal)
-        metrics |= metrics_of(point, entry, timed_series)
+        metrics |= metrics_of(point, entry, timed_series, alone)
         series |= timed_series
     effects |= summary(own, points, results)
     # Where the driver counted around every repeat, its own and the baseline's.

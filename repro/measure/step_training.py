@@ -36,6 +36,7 @@ from repro.rl.collect import GradingRequest, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
+from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
@@ -68,6 +69,7 @@ def training_of(
     seed: int,
     micro_tokens: int,
     kept_blocks: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Training[SinglePolicy]:
     """Return what the trainer's iterations at a point work on, with a fresh optimiser.
 
@@ -77,15 +79,18 @@ def training_of(
         Samples from the policy's own weights, or from a 16-bit copy of float32 masters.
     micro_tokens, kept_blocks
         Packed tokens of a micro-batch to begin with, and blocks whose activations are kept.
+    ranks
+        Share the point's prompts and passes.
     """
     run = RunConfig(
         target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
         scale=train_scale(point, scale), seed=seed,
     )  # fmt: skip
     policies = single_policy(
-        run, policy, PointSampler(inner=sampler, point=point),
-        micro_tokens=micro_tokens, kept_blocks=kept_blocks,
-    )  # fmt: skip
+        run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept_blocks, ranks=ranks
+    )
+    whole = PointSampler(inner=policies.sampler, point=point)
+    policies = dataclasses.replace(policies, sampler=whole)
     t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
     return dataclasses.replace(
         t,

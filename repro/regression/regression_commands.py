@@ -25,6 +25,7 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
 from repro.spec.arm import require
 from repro.spec.tier import Tier
+from repro.targets import find
 
 COULD_NOT_JUDGE = EXIT_STATUS["could not judge"]
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -33,6 +34,7 @@ TARGETS_BY_DEFAULT: dict[str, int | None] = {
     "table6": None,
     "table3": None,
     "step_lengths": None,
+    "scaling": None,
     "memory_budgets": None,
     "kernels": 1,
 }
@@ -73,7 +75,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
     """
     missing = Tier.SYSTEMS.missing()
     require(missing is None, f"regress measures on a GPU: {missing}")
-    seeds: dict[str, int | None] = dict.fromkeys(args.targets) or TARGETS_BY_DEFAULT
+    seeds: dict[str, int | None] = dict.fromkeys(args.targets) or _runnable_here()
     expected = expected_folder(args.expected)
     whole = set(seeds) if args.baseline else _without_baseline(list(seeds), expected)
     seeds = {name: None if name in whole else count for name, count in seeds.items()}
@@ -93,6 +95,15 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
         if not due:
             return _conclude(judgement, folder)
         sys.stdout.write(f"{', '.join(due)}: worse by the seeds measured; measuring the others\n")
+
+
+def _runnable_here() -> dict[str, int | None]:
+    """Return the targets measured by default that this machine has the devices for."""
+    lacks = {name: find(name).not_runnable(Tier.SYSTEMS) for name in TARGETS_BY_DEFAULT}
+    for name, sentence in lacks.items():
+        if sentence:
+            sys.stdout.write(f"{name}: not run: {sentence}\n")
+    return {name: n for name, n in TARGETS_BY_DEFAULT.items() if lacks[name] is None}
 
 
 def _new_folder() -> Path:

@@ -14,7 +14,7 @@ from statistics import median
 from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
 from repro.report.systems_rates import against, comparisons, printed_speedups, ratio_span
-from repro.report.systems_tables import rate_table, step_table
+from repro.report.systems_tables import rate_table, scaling_table, step_table
 from repro.report.tables import (
     NOTHING,
     Line,
@@ -77,6 +77,8 @@ BLOCKS = {
                       written=step_table),
     "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
                            targets=("step_lengths", "step_lengths_32b", "table3_spread")),
+    "steps_ranks": Block(asks="GRPO step on two GPUs", targets=("scaling",),
+                         written=scaling_table),
     "steps_arms": Block(asks="GRPO step, other formats and products", targets=("table3_arms",),
                         written=step_table),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),

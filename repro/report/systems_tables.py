@@ -129,6 +129,24 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
     return [*table(heads, rows), *bars_below]
 
 
+def scaling_table(checked: Checked, expected: Path) -> list[str]:
+    """Return a row for each point of one GPU or several, and what the bars say."""
+    heads = ["point", "GPUs", "rows", "step", "rollout", "update", "tokens/s and GPU, over one's"]
+    target, rows = checked.selection.target, []
+    (arm,) = target.arms
+    for point in target.scales[checked.selection.tier].points:
+        efficiency = checked.evidence.values(f"efficiency_{point.name}").get(arm.name, {})
+        rows.append([
+            _point_text(point.name),
+            f"{point.ranks}",
+            f"{point.rows}",
+            *(_seconds(checked, f"{phase}_seconds_{point.name}", arm.name)
+              for phase in ("step", "rollout", "update")),
+            _middle(efficiency.values()),
+        ])  # fmt: skip
+    return [*table(heads, rows), *bars_table([checked], expected)]
+
+
 def _middle(values: Iterable[float]) -> str:
     known = sorted(values)
     return f"{median(known):.3f} x" if known else ""

@@ -55,6 +55,7 @@ from repro.run.several_ranks.rank_processes import (
     follow,
     in_groups,
     join_torchrun,
+    ranks_of,
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
@@ -275,7 +276,7 @@ def execute(
     counts = {"finished": 0, "failed": 0}
     locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
-    if ranks > 1:
+    if max(ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
     make = partial(RayPool, ray_needs) if ray_needs else WorkerPool

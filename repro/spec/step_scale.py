@@ -102,6 +102,9 @@ class StepPoint:
         Rows of full length that find no room together are sampled in waves, each like the others.
         Measured are the prompts of one wave alone, and the seconds of every phase count as often as
         there are waves, those that a step has but once (its optimiser's) too.
+    ranks
+        GPUs that share the step's prompts, by the trainer's own division. A point of one is
+        measured by all GPUs of its run at the same time, each for itself; the first's counts.
     """
 
     name: str
@@ -119,6 +122,7 @@ class StepPoint:
     lengths: Lengths = field(default="full", metadata=LATER)
     mean_tokens: int = field(default=300, metadata=LATER)
     one_wave: bool = field(default=False, metadata=LATER)
+    ranks: int = field(default=1, metadata=LATER)
 
     RETIRED: ClassVar = {"checkpointing": True, "cache": "compute"}
 
@@ -184,13 +188,31 @@ class StepScale:
 
     RETIRED: ClassVar = {"updates": 1}
 
+    @property
+    def ranks(self) -> int:
+        """GPUs that a run needs."""
+        return max(point.ranks for point in self.points)
+
 
 def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
     """Return the point that differs from a spread one in its equal lengths; None without one."""
-    if point.lengths != "spread":
-        return None
-    twin = dataclasses.replace(point, lengths="equal")
-    return next((p for p in points if p == dataclasses.replace(twin, name=p.name)), None)
+    equal = dataclasses.replace(point, lengths="equal")
+    return _named(equal, points) if point.lengths == "spread" else None
+
+
+def _named(wanted: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
+    """Return the point that is like the wanted one, whatever its name."""
+    return next((p for p in points if p == dataclasses.replace(wanted, name=p.name)), None)
+
+
+def alone_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
+    """Return the point of one GPU that one of several is compared with; None without one.
+
+    It has as many rows as each of them (weak scaling), or else as many as all (strong scaling).
+    """
+    one = dataclasses.replace(point, ranks=1)
+    weak = dataclasses.replace(one, prompts=point.prompts // point.ranks)
+    return (_named(weak, points) or _named(one, points)) if point.ranks > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

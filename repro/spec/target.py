@@ -23,7 +23,7 @@ from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, Metric
 from repro.spec.config import RunConfig
 from repro.spec.needs import Needs, needs_of_checkpoint
-from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier, cuda_devices
 
 __all__ = [
     "Claim",
@@ -174,7 +174,9 @@ class Target:
     def not_runnable(self, tier: Tier) -> str | None:
         """Return a sentence saying why the target cannot run at `tier` here, or None."""
         if tier in self.scales:
-            return tier.missing()
+            needed, found = getattr(self.scales[tier], "ranks", 1), len(cuda_devices())
+            few = f"needs {needed} CUDA devices; found {found}" if found < needed > 1 else None
+            return tier.missing() or few
         if self.why_not:
             return self.why_not
         return f"{self.name} has no scale at the {tier.value} tier yet"
@@ -199,7 +201,7 @@ def default_tier(target: Target) -> Tier:
 def lacking_here(target: Target, tier: Tier) -> str | None:
     """Return what this machine lacks to run a target at a tier without downloads, or None."""
     absent = [item.name for item in target.needs_at(tier).downloads if not item.present()]
-    return tier.missing() or (f"would download {', '.join(absent)}" if absent else None)
+    return target.not_runnable(tier) or (f"would download {', '.join(absent)}" if absent else None)
 
 
 def other_tiers(target: Target, taken: Tier) -> str | None:

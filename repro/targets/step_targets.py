@@ -9,7 +9,7 @@ from repro.spec.arm import Arm
 from repro.spec.claim import Better
 from repro.spec.effect import Effect
 from repro.spec.needs import Needs
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.table_rows import metric, times
@@ -57,6 +57,9 @@ def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) ->
     for name in _OVER_EQUAL if equal_twin(point, points) else ():
         title = f"{name}, over that of equal lengths, {at}"
         yield metric(f"{name}_over_equal_{at}", "ratio", title, "lower")
+    if alone_twin(point, points):
+        title = f"tokens a second and GPU, {point.ranks} GPUs over one, {at}"
+        yield metric(f"efficiency_{at}", "ratio", title, "higher")
 
 
 def _is_measured(name: str, point: StepPoint) -> bool:

@@ -23,24 +23,25 @@ from typing import Any
 
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
-from repro.targets import paper_effects
+from repro.targets import paper_effects, table1
 from repro.targets.step_targets import longer, step_metrics, step_target
-from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CARD = 80 * 10**9
 _REPEATS = 3
 
-NVFP4, BF16, NF4, MXFP4, FULL = map(
-    step_arm, (NVFP4_LORA, BF16_LORA, NF4_LORA, MXFP4_LORA, BF16_FULL)
-)
+NVFP4, AQN, BF16, NF4, MXFP4, FULL = map(
+    step_arm,
+    (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN, table1.BF16_LORA, table1.NF4_LORA,
+     table1.MXFP4_LORA, table1.BF16_FULL),
+)  # fmt: skip
 RELEASED = step_arm(
-    NVFP4_LORA,
+    table1.NVFP4_LORA,
     name="nvfp4_lora_released",
     label="NVFP4, LoRA, dequantised at every pass (released code)",
     linears="dequantised",
 )
 BITSANDBYTES = step_arm(
-    NF4_LORA,
+    table1.NF4_LORA,
     name="nf4_lora_bitsandbytes",
     label="NF4, LoRA (QLoRA by bitsandbytes)",
     linears="bitsandbytes",
@@ -71,6 +72,17 @@ LENGTH_POINTS = tuple(
     for model in ("135m", "0.5b", "7b", "32b")
     for lengths in _LENGTHS
 )  # fmt: skip
+# Rows of two GPUs beside those of one: as many on each of both lengths, and the same in all.
+SCALING_POINTS = (
+    *LENGTH_POINTS[4:6],
+    *(
+        dataclasses.replace(point, name=f"{point.name}_2", prompts=2 * point.prompts, ranks=2)
+        for point in LENGTH_POINTS[4:6]
+    ),
+    dataclasses.replace(LENGTH_POINTS[4], name="7b_spread_halved", ranks=2),
+    LENGTH_POINTS[2],
+    dataclasses.replace(LENGTH_POINTS[2], name="0_5b_spread_halved", ranks=2),
+)
 SPREAD_POINTS = tuple(
     dataclasses.replace(point, name=f"{point.name}_spread", lengths="spread")
     for point in TABLE3_POINTS
@@ -192,6 +204,14 @@ STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     )
 )  # fmt: skip
 
+SCALING = step_target(
+    "scaling", "A GRPO step on two GPUs beside one, 7B and 0.5B",
+    "with as many rows on each of two GPUs, a step takes little longer than on one",
+    (AQN,), StepScale(points=SCALING_POINTS, steps=5),
+    metrics=step_metrics(SCALING_POINTS, ratios=False), version=1, source=_OWN,
+    headline="efficiency_7b_spread_2",
+)  # fmt: skip
+
 _SLOW_PASS = "the released trainer dequantises each layer at every pass"
 
 TABLE3_ARMS = _target(
@@ -230,5 +250,5 @@ TABLE3_FULL = _target(
 
 STEP_TARGETS = (
     TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
-    TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD,
+    TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD, SCALING,
 )  # fmt: skip

@@ -250,18 +250,21 @@ class SharedSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
     ) -> RolloutBatch:
-        """See `Sampler.sample`."""
+        """See `Sampler.sample`; `limits` are those of an engine that takes one for each row."""
         own = self.ranks.mine([1] * len(prompts))
+        rows = [p * group_size + g for p in own for g in range(group_size)]
+        more: dict[str, Any] = {} if limits is None else {"limits": [limits[row] for row in rows]}
         completions: list[Completion] = []
         if own:
             completions = self.sampler.sample(
                 [prompts[p] for p in own],
                 sampling,
                 group_size=group_size,
-                seeds=[seed for p in own for seed in seeds[p * group_size : (p + 1) * group_size]],
+                seeds=[seeds[row] for row in rows],
+                **more,
             ).completions
-        rows = [p * group_size + g for p in own for g in range(group_size)]
         every = _exchanged(dict(zip(rows, completions, strict=True)), self.ranks)
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],

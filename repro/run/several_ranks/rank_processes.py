@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
+from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
-from repro.spec.tier import REAL_CHECKPOINTS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 if TYPE_CHECKING:
     from repro.rl.single_run.ranks import Ranks
@@ -55,7 +56,8 @@ def require_ranks(
         return
     require(
         tier in REAL_CHECKPOINTS or tier is Tier.SMOKE,
-        f"--ranks {ranks}: a measurement of the {tier.value} tier takes one device; needs 1",
+        f"--ranks {ranks}: a measurement of the {tier.value} tier says itself how many it takes; "
+        "needs 1",
     )
     for run in runs:
         require(
@@ -79,6 +81,12 @@ def require_ranks(
     )
 
 
+def ranks_of(run: RunConfig) -> int:
+    """Return how many ranks a run takes by its scale, whatever is asked for."""
+    ranks: int = getattr(run.scale, "ranks", 1)
+    return ranks
+
+
 def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
     """Return devices in groups of `ranks`, each as `CUDA_VISIBLE_DEVICES` names it."""
     full = len(devices) // ranks * ranks
@@ -91,6 +99,8 @@ class Ranked:
 
     Attributes
     ----------
+    ranks
+        Processes of a run whose scale asks for no more.
     stall
         Seconds that ranks wait for one another.
     body
@@ -114,13 +124,18 @@ class Ranked:
 
         Raises `EndedError` when a rank failed, died, or did not come: its number, and how it ended.
         """
+        world = max(self.ranks, *map(ranks_of, runs))
+        if world == 1:
+            body = self.body or recording.carry_out
+            paths: list[Path] = body(runs, folder, records, progress, should_stop, threads)
+            return paths
         (run,) = runs
         task = Task(run=run, folder=folder, runs=records)
         started: list[tuple[BaseProcess, Connection]] = []
         with tempfile.TemporaryDirectory() as place:
             try:
-                for rank in range(self.ranks):
-                    started.append(self._start(rank, Path(place) / "meet", records, threads))
+                for rank in range(world):
+                    started.append(self._start(rank, world, Path(place) / "meet", records, threads))
                     send(started[rank][1], task)
                 self._follow(started, progress, should_stop)
             finally:
@@ -131,16 +146,18 @@ class Ranked:
         return []
 
     def _start(
-        self, rank: int, meeting: Path, records: Path, threads: int
+        self, rank: int, world: int, meeting: Path, records: Path, threads: int
     ) -> tuple[BaseProcess, Connection]:
         variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.ranks),
+            "WORLD_SIZE": str(world),
             "REPRO_RANKS_MEET": f"file://{meeting}",
             _STALL: str(self.stall),
         }
         log, device = records / "workers.log", device_of_rank(rank)
+        if device is None and len(cuda_devices()) >= world:
+            device = str(rank)
         return start_process(
             lambda pipe: (variables, pipe, log, threads, device, self.body),
             _work_as_rank,

@@ -82,15 +82,16 @@ def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
 
 
+def small_policy() -> Policy:
+    """Return a policy of `SHAPE` on the CPU."""
+    return random_policy(
+        SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0, device="cpu"
+    )
+
+
 @pytest.fixture
 def fresh_policy() -> Callable[[], Policy]:
-    def make() -> Policy:
-        return random_policy(
-            SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0,
-            device="cpu",
-        )  # fmt: skip
-
-    return make
+    return small_policy
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,18 @@ def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(
     assert state["card"]["hw_slowdown"] == "Not Active"
     assert state["slowed_us"]["sw_thermal_slowdown"] == 1500
     assert state["processes"] == {"others": [{"pid": "4711", "used_memory": "1024 MiB"}]}
+
+
+def test_the_other_ranks_of_a_run_are_no_strangers_on_the_card(
+    driver: Install, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        driver(pids=("own", str(child.pid)))
+        monkeypatch.setattr("os.getppid", os.getpid)  # the child is a rank beside this process
+        for world, others in (("1", 1), ("2", 0)):
+            monkeypatch.setenv("WORLD_SIZE", world)
+            assert len(device_state()["processes"]["others"]) == others
+        child.kill()
 
 
 def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(

@@ -23,7 +23,7 @@ from repro.rl.clock import PHASES
 from repro.rl.single_run import single_policy as single
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.targets.memory import (
     MEMORY,
     MEMORY_BUDGETS,
@@ -137,7 +137,10 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
 
 
 def measured_entry(peak: int = 100) -> PointResult:
-    repeats = [dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) for i in range(3)]
+    repeats = [
+        dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) | {"completion_tokens": 100}
+        for i in range(3)
+    ]
     facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
     return PointResult(repeats=repeats, facts=facts)
 
@@ -153,8 +156,9 @@ def test_metrics_are_those_that_the_target_names(target: Any) -> None:
     for point in scale.points:
         base = measured_entry() if scale.baseline else None
         equal = measured_entry() if equal_twin(point, scale.points) else None
+        alone = measured_entry() if alone_twin(point, scale.points) else None
         entry = measured_entry()
-        metrics |= metrics_of(point, entry, series_of(point, entry, base, equal))
+        metrics |= metrics_of(point, entry, series_of(point, entry, base, equal), alone)
         assert metrics[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
         if scale.baseline and point.whole:
             assert metrics[f"speedup_{point.name}"].value == 1.0
