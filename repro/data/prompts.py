@@ -56,10 +56,10 @@ _BOXED = (
 )
 _HASHES = 'Reason step by step, and write the answer alone on the last line, after "####".'
 OWN = "own:"
-# How a chat template opens the thinking (R1's distilled models), or opens and closes it (Qwen3
-# without thinking), and in how many tokens.
-_OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
-_END_TOKENS = 24
+# How a prompt opens the thinking (R1's distilled models), perhaps with a line of its own, or opens
+# and closes it (Qwen3 without thinking). Behind a control token all is the assistant's.
+_OPENED = re.compile(r"<think>(?:\s*</think>|\n?[^<\n]+)?\s*\Z")
+_OPENED_TURN = re.compile(r"<think>(?:(?!<answer>).)*\Z", re.DOTALL)
 # What a template in Jinja, somebody else's program, can end with beside Jinja's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
 _MOST_LETTERS, _MOST_SECONDS, _MOST_WAIT = 1_000_000, 2, 60
@@ -265,11 +265,16 @@ def render_within(
 
 
 def opening_of(prompt: Sequence[int], tokenizer: Any) -> str:
-    """Return the thinking tag with which a prompt's end opens the completion, or nothing.
+    """Return the thought with which a prompt's end opens the completion, or nothing.
 
-    Such a completion holds no opening tag of its own, so format is read on both together.
+    Such a completion holds no opening tag of its own, so format is read on both together. The
+    assistant's turn begins at the last control token; a prompt without any behind its first ends
+    in plain words, of which the last line may be such a thought.
     """
-    match = _OPENED.search(tokenizer.decode(list(prompt[-_END_TOKENS:])))
+    marks = control_tokens(tokenizer) - {"<think>", "</think>"}
+    control = set(tokenizer.convert_tokens_to_ids(list(marks)))
+    turn = max((place for place, token in enumerate(prompt) if token in control), default=0)
+    match = (_OPENED_TURN if turn else _OPENED).search(tokenizer.decode(list(prompt[turn:])))
     return match[0] if match else ""
 
 

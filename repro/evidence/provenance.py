@@ -111,12 +111,12 @@ def source_digest() -> str:
     A checkout's state is known from git; elsewhere (a copy on another machine) this digest is what
     shows that the copy is the commit that it is said to be.
     """
-    root = PACKAGE.parent
+    root, in_wheels = PACKAGE.parent, PACKAGE / "expected"  # of the root in a checkout
     files = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
     return _digest(
         (str(path.relative_to(root)), path.read_bytes())
         for path in files
-        if path.suffix in _KINDS and path.is_file()
+        if path.suffix in _KINDS and path.is_file() and in_wheels not in path.parents
     )
 
 

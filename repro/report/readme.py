@@ -20,7 +20,7 @@ from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import rendered
-from repro.report.verdict_words import Kind, of_kind, stated_bars
+from repro.report.verdict_words import Kind, marks_of, of_kind, stated_bars
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
@@ -45,7 +45,7 @@ _SIDES = {
 
 
 def short_word(verdicts: Sequence[Verdict]) -> str:
-    """Return the word for several verdicts, with ", post hoc" if it applies to any of them.
+    """Return the word for several verdicts, with ", post hoc" and q if they apply to any of them.
 
     Statements that were not run do not count, unless none was run.
     """
@@ -55,7 +55,7 @@ def short_word(verdicts: Sequence[Verdict]) -> str:
         return NOT_TESTED
     shown = sides - {UNDECIDED}
     word = MIXED if len(shown) > 1 else UNDECIDED if UNDECIDED in sides else next(iter(shown))
-    return f"{word}, post hoc" if any(item.post_hoc for item in run) else word
+    return ", ".join([word, *marks_of(run)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,10 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The subject, with the measured ratios of the first device if there are any."""
+        """The subject, with the first device's measured ratios and the word's marks, if any."""
         first = next(iter(self.measured.values()), "")
-        return (
-            f"{self.asked['subject']} ({first})" if first.endswith(" x") else self.asked["subject"]
-        )
+        notes = [first] * first.endswith(" x") + self.word.split(", ")[1:]
+        return f"{self.asked['subject']} ({', '.join(notes)})" if notes else self.asked["subject"]
 
 
 def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:

@@ -30,6 +30,7 @@ from repro.spec.tier import Tier
 # The source of claims that are bars of this suite rather than the paper's.
 OWN_BAR = "this suite's bar"
 NO_DIFFERENCE = "no difference within"
+BY_CHANCE = f"q >= {100 * ALPHA:g} %"
 
 
 class Kind(Enum):
@@ -126,7 +127,7 @@ def _notes(verdicts: Sequence[Verdict]) -> str:
     """Return in brackets how many verdicts are so marked, without a number where all are."""
     marks = {
         "post hoc": [item for item in verdicts if item.post_hoc],
-        "q >= 5 %": [item for item in verdicts if _is_by_chance(item)],
+        BY_CHANCE: [item for item in verdicts if _is_by_chance(item)],
     }
     said = ", ".join(
         mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
@@ -134,6 +135,16 @@ def _notes(verdicts: Sequence[Verdict]) -> str:
         if marked
     )
     return f" ({said})" if said else ""
+
+
+def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return what must be said beside a word that stands for several verdicts."""
+    every = list(verdicts)
+    found = {
+        "post hoc": any(item.post_hoc for item in every),
+        BY_CHANCE: any(map(_is_by_chance, every)),
+    }
+    return [mark for mark, is_so in found.items() if is_so]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:

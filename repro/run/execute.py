@@ -118,11 +118,13 @@ def main_run(args: argparse.Namespace) -> int:
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
-        require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         others = None if args.tier else other_tiers(selection.source, selection.tier)
-        notes = data_lines(plan, args.data is not None)
-        devices = devices_of(selection.tier, args.devices)
+        _, devices, notes = all_of(
+            partial(require_ready, selection),
+            partial(devices_of, selection.tier, args.devices),
+            partial(data_lines, plan, args.data is not None),
+        )
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if joined else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)

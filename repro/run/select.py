@@ -14,7 +14,7 @@ from typing import Any
 from repro.data.load import data_sources
 from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
-from repro.spec.arm import all_of, require, unknown
+from repro.spec.arm import all_of, require, tried, unknown
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
@@ -84,13 +84,22 @@ class Changes:
 
 def changes_of(args: argparse.Namespace) -> Changes:
     """Return the changes that a command line asks for: `--config` first, then what it names."""
+    changes, refused = _changes(args)
+    require(not refused, "; ".join(refused))
+    return changes
+
+
+def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
+    """Return the changes that can be read, and what is wrong with the others."""
     given = vars(args)
     file, model, template = (given.get(name) for name in ("config", "model", "template"))
-    settings, checkpoint, prompt, changed = all_of(
+    (settings, checkpoint, prompt, changed, steps, limit), refused = tried(
         lambda: read_settings(Path(file)) if file else {},
         lambda: None if model is None else model_source(model),
         lambda: None if template is None else template_source(template),
         lambda: parse_settings(given.get("set") or []),
+        partial(_count, args, "steps"),
+        partial(_count, args, "limit"),
     )
     named = {
         "checkpoint": checkpoint,
@@ -98,32 +107,40 @@ def changes_of(args: argparse.Namespace) -> Changes:
         "prompt_template": prompt,
     }
     named = {key: value for key, value in named.items() if value is not None}
-    settings = merged(merged(settings, named), changed)
-    return Changes(
-        data=given.get("data"),
-        steps=given.get("steps"),
-        settings=settings,
-        limit=given.get("limit"),
-        reward=given.get("reward"),
-    )
+    settings = merged(merged(settings or {}, named), changed or {})
+    data, reward = given.get("data"), given.get("reward")
+    changes = Changes(data=data, steps=steps, settings=settings, limit=limit, reward=reward)
+    return changes, refused
 
 
 def selections_of(args: argparse.Namespace) -> list[Selection]:
     """Return the selections that a command line names; see `select`.
 
-    What its words alone have wrong is said at once, before anything is looked up.
+    All that is wrong with its words is said at once: what is refused is left out of what follows.
     """
+    changes, refused = _changes(args)
     seeds, arms = getattr(args, "seeds", None), getattr(args, "arms", None)
-    changes, *_ = all_of(
-        partial(changes_of, args),
-        partial(require_counts, args),
-        lambda: args.tier is None or parse_tier(args.tier),
-        lambda: args.data is None or data_source(args.data),
-        partial(parse_seeds, seeds),
+    (tier, arms, *_), more = tried(
+        lambda: args.tier and parse_tier(args.tier),
         partial(parse_arms, arms),
-        *(partial(find, name) for name in args.targets),
+        partial(parse_seeds, seeds),
+        partial(_count, args, "workers"),
+        partial(_count, args, "threads"),
     )
-    return select(args.targets, tier=args.tier, changes=changes)
+    names = list(dict.fromkeys(args.targets))
+    asked = [partial(_require_arms, name, arms or []) for name in names]
+    if tier is not None or not args.tier:
+        asked = [partial(_selected, name, tier, changes) for name in names] + asked
+    selections, others = tried(*asked)
+    refused += [*more, *others]
+    require(not refused, "; ".join(dict.fromkeys(refused)))
+    return selections[: len(names)]
+
+
+def _require_arms(name: str, arms: Sequence[str]) -> None:
+    """Raise `ValueError` naming each arm that the runs of a target do not have."""
+    source = runs_of(find(name))
+    all_of(*(partial(source.arm, arm) for arm in arms))
 
 
 def check_line(args: argparse.Namespace) -> str:
@@ -158,16 +175,12 @@ def select(
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
     source = runs_of(target)
-    changed = source
-    if changes.data is not None:
-        changed = on_data(changed, data_source(changes.data))
-    if changes.steps is not None:
-        changed = with_steps(changed, changes.steps)
-    if changes.reward is not None:
-        changed = with_reward(changed, reward_named(changes.reward))
-    taken = tier or (default_tier(changed) if changed.scales else Tier.SMOKE)
-    if changes.settings or changes.limit is not None:
-        changed = with_overrides(changed, taken, changes.settings, changes.limit)
+    changed, refused = source, []
+    for change in (_with_data, _with_steps, _with_reward, partial(_with_settings, tier)):
+        (result,), reasons = tried(partial(change, changed, changes))
+        changed, refused = result or changed, refused + reasons
+    require(not refused, "; ".join(dict.fromkeys(refused)))
+    taken = _tier_of(changed, tier)
     if target is source:
         target = changed
     elif changed.name != source.name:
@@ -175,6 +188,28 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     if changes.reward is not None:
         target = dataclasses.replace(target, claims=())
     return Selection(target=target, source=changed, tier=taken)
+
+
+def _tier_of(source: Target, tier: Tier | None) -> Tier:
+    return tier or (default_tier(source) if source.scales else Tier.SMOKE)
+
+
+def _with_data(source: Target, changes: Changes) -> Target:
+    return source if changes.data is None else on_data(source, data_source(changes.data))
+
+
+def _with_steps(source: Target, changes: Changes) -> Target:
+    return source if changes.steps is None else with_steps(source, changes.steps)
+
+
+def _with_reward(source: Target, changes: Changes) -> Target:
+    return source if changes.reward is None else with_reward(source, reward_named(changes.reward))
+
+
+def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:
+    if not changes.settings and changes.limit is None:
+        return source
+    return with_overrides(source, _tier_of(source, tier), changes.settings, changes.limit)
 
 
 def revision_of(checkpoint: str) -> str:
@@ -248,8 +283,8 @@ def parse_arms(text: str | None) -> list[str] | None:
     return arms
 
 
-def require_counts(args: argparse.Namespace) -> None:
-    """Raise `ValueError` where a flag that counts something is below 1."""
-    for name in ("workers", "threads", "limit", "steps"):
-        value = getattr(args, name, None)
-        require(value is None or value >= 1, f"--{name} {value}: needs 1 or more")
+def _count(args: argparse.Namespace, name: str) -> int | None:
+    """Return what a flag counts, None without it; `ValueError` below 1."""
+    value: int | None = getattr(args, name, None)
+    require(value is None or value >= 1, f"--{name} {value}: needs 1 or more")
+    return value

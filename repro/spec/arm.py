@@ -37,14 +37,22 @@ def require(condition: bool, message: str) -> None:
 
 def all_of(*checks: Callable[[], Any]) -> list[Any]:
     """Return what each check returns; all that they refuse is said in one `ValueError`."""
-    found, refused = [], []
+    found, refused = tried(*checks)
+    require(not refused, "; ".join(dict.fromkeys(refused)))
+    return found
+
+
+def tried(*checks: Callable[[], Any]) -> tuple[list[Any], list[str]]:
+    """Return what each check returns, None where it refuses, and what is refused."""
+    found: list[Any] = []
+    refused = []
     for check in checks:
         try:
             found.append(check())
         except ValueError as error:
+            found.append(None)
             refused.append(str(error))
-    require(not refused, "; ".join(dict.fromkeys(refused)))
-    return found
+    return found, refused
 
 
 def require_choice(name: str, value: object, choices: object) -> None:

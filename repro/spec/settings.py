@@ -14,10 +14,11 @@ import json
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from repro.spec.arm import require, unknown
+from repro.spec.arm import all_of, require, unknown
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -84,17 +85,18 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
     instance: Any = value
     hints = get_type_hints(type(instance))
     names = [item.name for item in dataclasses.fields(instance)]
-    changes = {}
-    for key, given in settings.items():
+
+    def field_of(key: str, given: Any) -> Any:
         path = f"{where}{key}"
         if key not in names:
             raise ValueError(unknown("setting", path, [f"{where}{name}" for name in names]))
         current = getattr(instance, key)
         if dataclasses.is_dataclass(current) and isinstance(given, Mapping):
-            changes[key] = with_settings(current, given, f"{path}.")
-        else:
-            changes[key] = _converted(hints[key], given, path)
-    replaced: T = dataclasses.replace(instance, **changes)
+            return with_settings(current, given, f"{path}.")
+        return _converted(hints[key], given, path)
+
+    values = all_of(*(partial(field_of, key, given) for key, given in settings.items()))
+    replaced: T = dataclasses.replace(instance, **dict(zip(settings, values, strict=True)))
     return replaced
 
 

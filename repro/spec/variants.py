@@ -11,9 +11,10 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from repro.spec.arm import Arm, RewardFunction, require
+from repro.spec.arm import Arm, RewardFunction, all_of, require
 from repro.spec.config import DataConfig, TrainScale, digest_of
 from repro.spec.settings import with_settings
 from repro.spec.target import Target
@@ -92,8 +93,11 @@ def with_overrides(
             f"there is no setting {key!r} of the scale; arm.{key} is the arms' own: "
             f"--set arm.{key}=...",
         )
-    scale = with_settings(before, own | dict(settings.get("scale", {})))
-    arms = tuple(_changed(arm, settings.get("arm", {})) for arm in target.arms)
+    scale, *changed = all_of(
+        lambda: with_settings(before, own | dict(settings.get("scale", {}))),
+        *(partial(_changed, arm, settings.get("arm", {})) for arm in target.arms),
+    )
+    arms = tuple(changed)
     words = _differences(before, scale)
     # None is for scales that only ask; a change to none would train nothing, run by run.
     require("steps" not in words or scale.steps >= 1, "steps is 0; it must be 1 or more")

@@ -149,22 +149,31 @@ def test_a_chat_template_without_an_end_is_given_up(
         render(PROBLEM, "paper", _tokenizer(template, bos=False))
 
 
+@pytest.mark.parametrize("turn", ["", "<|im_start|>"])
 @pytest.mark.parametrize(
-    ("ending", "opening"),
+    ("ending", "opening", "in_a_turn"),
     [
-        ("<think>", "<think>"),
-        ("<think>\n", "<think>\n"),
-        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
-        ("assistant\n", ""),
-        ("<think> ... </think> <answer> ... </answer>.", ""),
-        ("<think> already thinking", ""),
+        ("<think>", "<think>", None),
+        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", None),
+        ("<think>\nOkay, ", "<think>\nOkay, ", None),
+        ("<think>Two.\n</think>\n", "", "<think>Two.\n</think>\n"),
+        ("assistant\n", "", None),
+        ("<think> ... </think> <answer> ... </answer>.", "", None),
     ],
 )
-def test_what_a_template_opens_is_read_with_the_completion(ending: str, opening: str) -> None:
+def test_what_a_template_opens_is_read_with_the_completion(
+    ending: str, opening: str, in_a_turn: str | None, turn: str
+) -> None:
     # A token per word: the last ones say how the prompt ends.
-    words = [f"{word} " for word in ["a", "long", "enough", "question"]] + [ending]
-    tokenizer: Any = SimpleNamespace(decode=lambda ids: "".join(words[place] for place in ids))
-    assert opening_of(range(len(words)), tokenizer) == opening
+    words = ["<|bos|>", "<think> a </think> question ", turn, ending]
+    tokenizer: Any = SimpleNamespace(
+        decode=lambda ids: "".join(words[place] for place in ids),
+        convert_tokens_to_ids=lambda tokens: [words.index(token) for token in tokens],
+        added_tokens_decoder={},
+        all_special_tokens=["<|bos|>", turn],
+    )
+    expected = in_a_turn if turn and in_a_turn else opening
+    assert opening_of(range(len(words)), tokenizer) == expected
 
 
 def test_format_is_read_on_the_prompts_end_and_the_completion() -> None:

@@ -219,6 +219,8 @@ def test_the_digest_of_a_commit_is_that_of_its_files(
     digest = provenance.source_digest.__wrapped__
     assert digest() == provenance.digest_of_commit(first)
     (package / "notes.txt").write_text("not code")
+    (package / "expected").mkdir()  # as a wheel has it
+    (package / "expected" / "value.json").write_text("{}")
     assert digest() == provenance.digest_of_commit(first)
     (package / "a.py").write_text("A = 2\n")
     assert digest() != provenance.digest_of_commit(first)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.verdict import Status
+from repro.evidence.verdicts.verdict import SHOWN, Status
 from repro.judge.check import Checked
 from repro.report.doses import paper_rises
 from repro.report.numbers import span
@@ -83,8 +83,11 @@ def test_one_word_says_what_all_deciding_statements_say(
 ) -> None:
     verdict = blessed_of("table6").verdicts[0]
     assert short_word([dataclasses.replace(verdict, status=item) for item in statuses]) == said
-    marked = [dataclasses.replace(verdict, status=item, post_hoc="late") for item in statuses]
-    assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc")
+    marked = [
+        dataclasses.replace(verdict, status=item, post_hoc="late", q=0.14) for item in statuses
+    ]
+    shown = ", q >= 5 %" if set(statuses) & set(SHOWN) else ""
+    assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc{shown}")
 
 
 def test_readmes_words_and_sentence_are_those_of_the_deciding_statements(

@@ -86,8 +86,9 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
     ("line", "words"),
     [
         (
-            "run table1 --model ./no --template no --seeds x --set steps",
-            "./no|no|--seeds x|steps",
+            "run table1 --tier smoke --model ./no --template no --seeds x --steps 0 --reward no:f "
+            "--data nosuch --arms bf,nf --set stepz=3 --set optimizer.name=sgd --set arm.nois=1",
+            "./no:|'no'|--seeds x|--steps 0|module no|'nosuch'|'bf'|'nf'|stepz|'sgd'|arm.nois",
         ),
         ("plan tabel1 --tier smok --limit 0", "mean table1?|mean smoke?|--limit 0"),
         ("quantize ./no {folder}", "./no is|{folder} exists"),

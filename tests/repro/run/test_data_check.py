@@ -63,6 +63,6 @@ def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
     flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]
     for command in ("plan", "run"):
         args: argparse.Namespace = build_parser().parse_args([command, *flags])
-        with pytest.raises(DataError, match=r"test\.jsonl, line 2: `question` is missing"):
+        with pytest.raises(ValueError, match=r"test\.jsonl, line 2: `question` is missing"):
             args.command(args)
     assert not list(tmp_path.glob("runs/**/*.json"))
