@@ -34,13 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return FINE
-    except ValueError as error:
-        print(f"repro: {error}", file=sys.stderr)
-        return USAGE
-    except OSError as error:
+    except (ValueError, OSError) as error:
+        from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
 
-        print(f"repro: {sentence_of(error)}", file=sys.stderr)
+        said = sentence_of(error) if isinstance(error, OSError) else str(error)
+        print(f"repro: {one_line(said)}", file=sys.stderr)
         return USAGE
     return status
 

@@ -328,6 +328,13 @@ def parse_record(raw: Any, where: str) -> Record:
             raise RecordError(f"{where}: field {name} is {values[name]!r:.60}; needed is {hint}")
     if not _COMMIT.fullmatch(values["commit"]):
         raise RecordError(f"{where}: commit is {values['commit']!r:.60}; that is no commit's name")
+    for name in ("started", "finished"):
+        try:
+            datetime.fromisoformat(values[name])
+        except ValueError as error:
+            raise RecordError(f"{where}: field {name}: {error}") from error
+    if any(not isinstance(state.get("sha256"), str) for state in values["sources"]):
+        raise RecordError(f"{where}: field sources: a state has no text as its sha256")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
     return Record(**(values | {"metrics": metrics}))
 

@@ -87,7 +87,7 @@ def pay(
         returned: Any = function(completions=list(completions), answers=list(answers))
     except (Exception, SystemExit) as error:
         raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
-    is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str)
+    is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
     require(
         is_sequence and len(returned) == len(completions),
         f"reward {named} returned {_shown(returned)} for {len(completions)} completions; needed is "
