@@ -285,7 +285,8 @@ def read_record(path: Path) -> Record:
         its contents, or holds contradictory observations.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        raw = json.loads(text, parse_int=_whole_number, parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
     record = parse_record(raw, str(path))
@@ -295,6 +296,16 @@ def read_record(path: Path) -> Record:
         return dataclasses.replace(record, metrics=record.metrics | record.derived())
     except ValueError as error:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 300:
+        raise ValueError(f"it holds a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number")
 
 
 def parse_record(raw: Any, where: str) -> Record:

@@ -146,11 +146,14 @@ def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\xfe\x00", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]"],
+)
 def test_what_is_no_record_is_refused_with_its_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "seed-0.json"
     path.write_bytes(content)
-    with pytest.raises(RecordError, match=str(path)):
+    with pytest.raises(RecordError, match=f"{path}: not a readable record"):
         read_record(path)
 
 

@@ -30,6 +30,9 @@ def few(completions, answers):
 def text(completions, answers):
     return "ab"
 
+def octets(completions, answers):
+    return b"ab"
+
 def infinite(completions, answers):
     return [float("inf")] * len(completions)
 
@@ -100,6 +103,7 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("{}:swapped", "missing a required argument: 'texts'"),
         ("{}:few", r"returned \[0.0\] for 2 completions"),
         ("{}:text", "returned 'ab' for 2 completions"),
+        ("{}:octets", "returned b'ab' for 2 completions"),
         ("{}:infinite", "returned inf; needed is a finite number or None"),
         ("{}:broken", "raised KeyError: 'gold'"),
         ("{}:leaving", "raised SystemExit: 0"),
