@@ -49,6 +49,7 @@ from repro.models.checkpoint import verify, weights_digest, write_quantized
 from repro.models.files.adapter_files import save_adapter
 from repro.models.loading import default_recipe, read_description
 from repro.models.lora import adapter_layers
+from repro.models.memory_plan import MOST_SLOTS
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
@@ -114,6 +115,7 @@ class VllmSampler:
                 skip_tokenizer_init=True,
                 dtype=str(policy.compute_dtype).removeprefix("torch."),
                 max_model_len=self.max_positions,
+                max_num_seqs=MOST_SLOTS,
                 gpu_memory_utilization=memory_share,
                 hf_overrides={"head_dtype": "float32"},
                 # Compiled code and captured graphs are for devices.
