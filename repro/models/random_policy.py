@@ -26,13 +26,17 @@ from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import derive_seed
-from repro.spec.shapes import SHAPES, DecoderShape
+from repro.spec.shapes import SHAPES
 
 # Spread of a trained projection's weights; also what transformers initialises with.
 _SPREAD = 0.02
 
 
-def _qwen2(shape: DecoderShape) -> dict[str, Any]:
+def shape_config(name: str) -> dict[str, Any]:
+    """Return the config values of a shape by name; `ValueError` lists the shapes otherwise."""
+    known = {f"qwen2.5-{size}": shape for size, shape in SHAPES.items()}
+    require(name in known, f"there is no shape {name!r}; the shapes are {', '.join(known)}")
+    shape = known[name]
     return {
         "model_type": "qwen2",
         "vocab_size": shape.vocabulary,
@@ -46,13 +50,6 @@ def _qwen2(shape: DecoderShape) -> dict[str, Any]:
         "rope_theta": 1e6,
         "tie_word_embeddings": shape.tied,
     }
-
-
-def shape_config(name: str) -> dict[str, Any]:
-    """Return the config values of a shape by name; `ValueError` lists the shapes otherwise."""
-    known = {f"qwen2.5-{size}": shape for size, shape in SHAPES.items()}
-    require(name in known, f"there is no shape {name!r}; the shapes are {', '.join(known)}")
-    return _qwen2(known[name])
 
 
 def random_policy(
