@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,7 @@ def selections_of(args: argparse.Namespace) -> list[Selection]:
         partial(_count, args, "threads"),
     )
     names = list(dict.fromkeys(args.targets))
-    asked = [partial(_require_arms, name, arms or []) for name in names]
+    asked: list[Callable[[], Any]] = [partial(_require_arms, name, arms or []) for name in names]
     if tier is not None or not args.tier:
         asked = [partial(_selected, name, tier, changes) for name in names] + asked
     selections, others = tried(*asked)
@@ -175,7 +175,8 @@ def select(
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
     source = runs_of(target)
-    changed, refused = source, []
+    changed = source
+    refused: list[str] = []
     for change in (_with_data, _with_steps, _with_reward, partial(_with_settings, tier)):
         (result,), reasons = tried(partial(change, changed, changes))
         changed, refused = result or changed, refused + reasons
