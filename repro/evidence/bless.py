@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.evidence.environment import device_of
-from repro.evidence.origins import devices_of, is_clean, refusal
+from repro.evidence.origins import devices_of, is_clean, mixed_devices, refusal
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
 from repro.evidence.verdicts.measured import MINIMUM_SEEDS
@@ -83,7 +82,7 @@ def bless(
         raise BlessError(f"{target.name} at the {tier.value} tier is not blessed: {reason}")
     failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
-    device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
+    device = devices_of(every)[0] if tier is not Tier.SMOKE else None
     path = stored_path(expected, tier.value, target.name, device)
     names = [metric.name for metric in target.metrics_at(tier)]
     read = [name for name in _DIAGNOSTICS if f"train_{name}_mean" in names]
@@ -126,8 +125,11 @@ def _unfit(
             "again"
         )
     devices = devices_of(every)
-    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
-        return f"the records name the devices {devices}; needs one"
+    if tier is not Tier.SMOKE:
+        if None in devices or (tier is Tier.SYSTEMS and len(devices) > 1):
+            return f"the records name the devices {set(devices)}; needs one"
+        if mixed := mixed_devices(every):
+            return mixed
     return refusal(every, several=tier is not Tier.SYSTEMS)
 
 

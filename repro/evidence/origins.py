@@ -3,15 +3,17 @@
 Records of several commits may stand together where no comparison crosses a state of the source:
 every seed, all its arms and those shared with other targets included, is of one state. Arms are
 compared seed by seed, so what another state may have changed moves both arms of a pair.
-Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
-have one digest are one state: blessed records and pages may be committed between two targets that
-share arms.
+Kinds of device likewise: a seed's arms share one, and seeds may differ.
+Timings are of code and card themselves: at the systems tier one of each stays the rule. Commits
+whose sources have one digest are one state: blessed records and pages may be committed between two
+targets that share arms.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from repro.evidence.environment import device_of
@@ -100,9 +102,13 @@ def refusal(records: Sequence[Record], *, several: bool) -> str | None:
     return None
 
 
-def devices_of(records: Iterable[Record]) -> set[str | None]:
-    """Return the kinds of device that records were made on; None where one names none."""
-    return {device_of(record.environment) for record in records}
+def devices_of(records: Iterable[Record]) -> list[str | None]:
+    """Return the kinds of device that records were made on, that of most of them first.
+
+    None where one names none.
+    """
+    counts = Counter(device_of(record.environment) for record in records)
+    return sorted(counts, key=lambda device: (-counts[device], device or ""))
 
 
 def without_seed(record: Record) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.plans import keep_plans, read_plans
-from repro.evidence.store import Blessed, Joined, RunsFolder
+from repro.evidence.store import Blessed, Joined, RunsFolder, blessed_sources
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan
@@ -32,7 +32,7 @@ def main_bless(args: argparse.Namespace) -> int:
         )
         evidence = gather(selection, folder, expected)
         if args.add:
-            both = with_blessed(folder, expected, selection.tier, evidence)
+            both = with_blessed(folder, expected, selection, evidence)
             evidence = gather(selection, both, expected)
         paths = _bless(selection, evidence, folder, expected, unfinished=args.unfinished)
         for path in paths:
@@ -118,9 +118,16 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     ]
 
 
-def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:
-    """Return the new records together with the blessed ones of the device that made them."""
-    # The smoke tier's records are blessed for every machine.
-    device = None if tier is Tier.SMOKE else device_name(evidence)
-    blessed = Blessed(expected, tier.value, device)
-    return Joined([RunsFolder(runs), blessed])
+def with_blessed(runs: Path, expected: Path, selection: Selection, evidence: Evidence) -> Joined:
+    """Return the new records together with the blessed ones that they join.
+
+    Those of the device that made them; where timings are not compared, another device's if that is
+    where the target's records are. The smoke tier's are blessed for every machine.
+    """
+    tier, device = selection.tier, device_name(evidence)
+    stored = [s for s in blessed_sources(expected, tier) if s.has(selection.source.name)]
+    if tier is Tier.SMOKE:
+        device = None
+    elif tier is not Tier.SYSTEMS and stored and all(s.device != device for s in stored):
+        device = stored[0].device
+    return Joined([RunsFolder(runs), Blessed(expected, tier.value, device)])

@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.evidence.environment import device_of
 from repro.evidence.not_run import explained
-from repro.evidence.origins import mixed_devices
+from repro.evidence.origins import devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import Source, source_of
@@ -272,14 +272,19 @@ def _paper_expectation(arm: str, metric: str, value: float, items: int, place: s
     )
 
 
-def device_name(evidence: Evidence) -> str | None:
-    """Return the device of the records; None for no device or several."""
-    names = {
-        device_of(record.environment)
-        for records in evidence.records.values()
-        for record in records.values()
+def seeds_by_device(evidence: Evidence) -> dict[str, list[int]]:
+    """Return {kind of device: seeds of its records}, that of most records first."""
+    records = [record for by_seed in evidence.records.values() for record in by_seed.values()]
+    return {
+        device: sorted({r.seed for r in records if device_of(r.environment) == device})
+        for device in devices_of(records)
+        if device is not None
     }
-    return names.pop() if len(names) == 1 else None
+
+
+def device_name(evidence: Evidence) -> str | None:
+    """Return the kind of device of most of the records; None for none."""
+    return next(iter(seeds_by_device(evidence)), None)
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:

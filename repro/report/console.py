@@ -11,11 +11,12 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
+from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
-from repro.judge.check import Checked, check_selection, checked_json, device_name
+from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
 from repro.report.run_report import recorded_selections
 from repro.report.tidy import require_table_file, write_table
@@ -62,8 +63,11 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
     target, tier = checked.selection.target, checked.selection.tier
-    device = device_name(checked.evidence)
-    where = f", {device_title(device)}" if device else ""
+    devices = seeds_by_device(checked.evidence)
+    where = "".join(
+        f", {device_title(device)}" + (f" ({seeds_text(seeds)})" if len(devices) > 1 else "")
+        for device, seeds in devices.items()
+    )
     title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
     if not target.claims:
         said = f"{escape(title)}; {escape(target.name)} states no claim of its own."

@@ -17,13 +17,14 @@ import pytest
 from repro.__main__ import main
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
+from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
-from repro.judge.check import check_selection
+from repro.judge.check import check_selection, device_name
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.config import RunConfig
@@ -126,12 +127,29 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path: Path, expe
     assert main(runs) == 0
 
 
+def test_more_seeds_of_another_card_join_where_the_target_is_stored(
+    tmp_path: Path, expected: Path
+) -> None:
+    write("study", tmp_path / "old", FIRST, OLD)
+    go("study", tmp_path / "old", expected, unfinished=True)
+    added = SECOND[:2]
+    write("study", tmp_path / "new", added, NEW, lambda record: on_device(record, "NVIDIA H100"))
+    go("study", tmp_path / "new", expected, add=True, unfinished=True)
+    records = blessed_records(expected, Tier.MINI, "study", "nvidia_h200")
+    cards = {record.seed: device_of(record.environment) for record in records}
+    assert cards == dict.fromkeys(FIRST, "nvidia_h200") | dict.fromkeys(added, "nvidia_h100")
+    (checked,) = blessed_checks(expected, "study")
+    assert device_name(checked.evidence) == "nvidia_h200"
+    assert checked.sound
+
+
 def other_commit(record: Record) -> Record:
     return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 8) else record
 
 
 def other_device(record: Record) -> Record:
-    return on_device(record, "NVIDIA H100 80GB HBM3") if record.seed == 8 else record
+    here = (record.arm, record.seed) == ("nvfp4_lora", 8)
+    return on_device(record, "NVIDIA H100 80GB HBM3") if here else record
 
 
 def other_sources(record: Record) -> Record:
@@ -156,7 +174,7 @@ def two_sources(record: Record) -> Record:
     ("old", "new", "words"),
     [
         (other_commit, None, r"2 commits, and not all arms of seed 8 are of one"),
-        (other_device, None, r"the records name the devices"),
+        (other_device, None, r"arms of seed 8 ran on different kinds of device"),
         (None, other_sources, r"with changes, or whose state is not known"),
         (None, two_sources, r"changed under the run"),
         (None, other_input("checkpoint"), r"another checkpoint than most seeds of"),
