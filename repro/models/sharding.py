@@ -17,7 +17,7 @@ Easy mistakes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,12 @@ from torch import Tensor, nn
 BLOCK, FEWEST = 256, 4096
 
 
-class Gatherer(nn.ModuleList):
+class Gatherer(nn.Module):
     """Calls a function while the matrices of the modules in it are whole."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.held = nn.ModuleList(modules)  # torch 2.11 shards no subclass of it
 
     def forward(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         """Return what the function returns."""
