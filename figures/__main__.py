@@ -171,8 +171,8 @@ def draw(
 ) -> list[Path]:
     """Draw every picture of these checks; return the files' paths.
 
-    The device is part of the names at the systems tier, whose numbers are one device's, and where
-    a tier has records of several.
+    The device is part of the names at the systems tier, whose numbers are one device's, and of
+    what another device has a picture of already.
     """
     drawn = []
     for name, figure in pictures(checks, expected):
@@ -184,13 +184,15 @@ def draw(
 
 def pictures(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of each picture that the records allow."""
+    drawn: set[str] = set()
     for tier in Tier:
         devices = by_device(checked for checked in checks if checked.selection.tier is tier)
-        for device, of_device in devices.items():
-            apart = device and (tier is Tier.SYSTEMS or len(devices) > 1)
-            place = f"{tier.value}_{device}_" if apart else f"{tier.value}_"
+        for device, of_device in sorted(devices.items()):
             for name, figure in _of_tier(of_device, tier, expected):
-                yield place + name, figure
+                apart = device and (tier is Tier.SYSTEMS or f"{tier.value}_{name}" in drawn)
+                whole = f"{tier.value}_{device}_{name}" if apart else f"{tier.value}_{name}"
+                drawn.add(whole)
+                yield whole, figure
 
 
 def _of_tier(checks: Sequence[Checked], tier: Tier, expected: Path) -> Iterator[tuple[str, Figure]]:

@@ -13,6 +13,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 
 EXPECTED = Path(__file__).parents[3] / "expected"
+H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.mark.parametrize("model", ["0.5b", "7b"])
@@ -20,7 +21,7 @@ EXPECTED = Path(__file__).parents[3] / "expected"
 def test_one_gpu_is_what_was_measured(model, lengths):
     (record,) = [
         record
-        for record in blessed_records(EXPECTED, Tier.SYSTEMS, "step_lengths")
+        for record in blessed_records(EXPECTED, Tier.SYSTEMS, "step_lengths", H100)
         if record.arm == "nvfp4_lora"
     ]
     (arm,) = [arm for arm in find("table1").arms if arm.name == "nvfp4_lora_aqn"]
