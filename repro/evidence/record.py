@@ -285,8 +285,7 @@ def read_record(path: Path) -> Record:
         its contents, or holds contradictory observations.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        raw = json.loads(text, parse_int=_whole_number, parse_constant=_no_number)
+        raw = finite_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
     record = parse_record(raw, str(path))
@@ -298,14 +297,23 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
 
+def finite_json(text: str) -> Any:
+    """Return the JSON values of a text; `ValueError` names a number that no float can hold."""
+    return json.loads(
+        text, parse_int=_whole_number, parse_float=_finite_number, parse_constant=_finite_number
+    )
+
+
 def _whole_number(digits: str) -> int:
-    if len(digits) > 300:
-        raise ValueError(f"it holds a whole number of {len(digits)} digits")
+    _finite_number(digits)
     return int(digits)
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number")
+def _finite_number(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"a number is {digits:.20}; needs a finite one")
+    return number
 
 
 def parse_record(raw: Any, where: str) -> Record:

@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import lzma
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from repro.evidence.bless import compact
 from repro.evidence.environment import device_of
 from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
-from repro.evidence.record import Record, parse_record
+from repro.evidence.record import Record, finite_json, parse_record
 from repro.evidence.store import (
     PRESET,
     WHOLE,
@@ -138,21 +135,11 @@ def read_bundle(path: Path) -> Bundle:
         text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)
     require(reader.eof and not reader.unused_data, f"it is cut, or larger than {MOST_BYTES} bytes")
     head, *lines = text.decode().splitlines()
-    named = _json(head)
+    named = finite_json(head)
     records = tuple(
         parse_record(raw, f"record {number}")
-        for number, raw in enumerate(raw_records(lines, _json), 1)
+        for number, raw in enumerate(raw_records(lines, finite_json), 1)
     )
     finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]
     require(len({*finished}) == len(finished), "it has a run twice")
     return Bundle(path, select([named["target"]], tier=named["tier"])[0], records)
-
-
-def _json(line: str) -> Any:
-    """Return a line's JSON values; numbers that are not finite are refused."""
-    return json.loads(line, parse_float=_finite, parse_constant=_finite)
-
-
-def _finite(digits: str) -> float:
-    require(math.isfinite(float(digits)), f"a number is {digits}; needs a finite one")
-    return float(digits)

@@ -230,5 +230,8 @@ def _is_rank(pid: str) -> bool:
     """Whether a process is another rank of this one's run on this host: a child of its parent."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return False
-    after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return False  # it has ended, or another container's process
     return int(after_name[1]) == os.getppid()

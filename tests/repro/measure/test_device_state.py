@@ -98,9 +98,10 @@ def test_the_other_ranks_of_a_run_are_no_strangers_on_the_card(
     driver: Install, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        driver(pids=("own", str(child.pid)))
+        gone = str(2**22 + 1)  # above what Linux numbers processes by: of no process here
+        driver(pids=("own", str(child.pid), gone))
         monkeypatch.setattr("os.getppid", os.getpid)  # the child is a rank beside this process
-        for world, others in (("1", 1), ("2", 0)):
+        for world, others in (("1", 2), ("2", 1)):
             monkeypatch.setenv("WORLD_SIZE", world)
             assert len(device_state()["processes"]["others"]) == others
         child.kill()
