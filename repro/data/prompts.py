@@ -299,6 +299,12 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
         tokenizer.apply_chat_template, prompt, add_generation_prompt=True, tokenize=False
     )
     text = _rendered(str(source), render, "the tokenizer's chat template")
+    asked = str(prompt[-1]["content"]).strip()
+    if asked not in text:
+        raise ValueError(
+            f"the tokenizer's chat template leaves the user's message out: it makes "
+            f"{text[:60]!r} of {asked[:60]!r}"
+        )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

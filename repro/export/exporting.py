@@ -96,10 +96,11 @@ def main_export(args: argparse.Namespace) -> int:
             f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
             f"each layer's output, by {trained.rounding:.2e}",
         ]
+        moved = f"{adapter} moves no probe text's distribution: training changed nothing"
         if args.kind == "adapter":
+            said = said if trained.effect > 0 else [moved]
             said += _adapter(policy, trained, folder, args, device)
         else:
-            moved = f"{adapter} moves no probe text's distribution: training changed nothing"
             require(trained.effect > 0, f"{moved}, so there is nothing to merge")
             said += _merged(trained, write_merged(policy, folder), device)
         del policy

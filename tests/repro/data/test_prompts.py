@@ -100,7 +100,7 @@ def test_a_question_with_a_control_token_is_refused() -> None:
     [
         ("<|bos|> user {{ messages[0].content }} <|bos|> assistant", 1),
         ("user {{ messages[0].content }} <|bos|> assistant <|bos|>", 1),
-        ("<|bos|> user <|bos|> <|bos|> assistant", 1),
+        ("<|bos|> {{ messages[0].content }} <|bos|> <|bos|> assistant", 1),
     ],
 )
 def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, begins: int) -> None:
@@ -108,7 +108,7 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, be
     token_ids = render(PROBLEM, "paper", tokenizer)
     assert token_ids[:2].count(0) == begins
     assert token_ids.count(0) > 1
-    doubled = _tokenizer("<|bos|> <|bos|> user assistant", bos=True)
+    doubled = _tokenizer("<|bos|> <|bos|> {{ messages[0].content }}", bos=True)
     with pytest.raises(ValueError, match="begins with the beginning-of-sequence token twice"):
         render(PROBLEM, "paper", doubled)
 
@@ -124,6 +124,7 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, be
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
         ("{{ 'a' * 2 * 10 ** 6 }}", "makes 2000000 letters of a question"),
+        ("<|im_start|> {{ messages[0].text }}", "leaves the user's message out: .*im_start"),
     ],
 )
 def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str) -> None:

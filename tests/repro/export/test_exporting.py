@@ -190,6 +190,9 @@ def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(
     assert main(["export", str(adapter), str(out), "--as", "merged"]) == 2
     assert "training changed nothing" in capsys.readouterr().err
     assert not out.exists()
+    folder = str(TINY_FOLDER)
+    assert main(["export", str(adapter), str(out), "--base", folder]) == 0
+    assert "training changed nothing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
