@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
 from benchmarks import test_lengths as rows
-from benchmarks.device_time import Limits
+from benchmarks.device_time import Limits, record_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,9 +88,13 @@ def test_the_memory_row_fails_where_tensors_exceed_the_plan_by_more_than_its_bar
     own = {f"rollout_{kind}_bytes": [1e9, 2e9] for kind in ("allocated", "reserved")}
     own |= {"update_allocated_bytes": [31e9, 1e9], "total": [1.0] * 8}
     ways = {"own": own, "bf16": own, "equal": own}
-    benchmark = MagicMock(extra_info={}, stats={"median": 1.0})
+    benchmark = MagicMock(extra_info={}, stats={"median": 1.0}, disabled=False)
     rows.test_memory("row", "cpu", ways, benchmark)
     assert benchmark.extra_info["update_planned_bytes"] == pytest.approx(30.5e9, rel=0.01)
     own["update_allocated_bytes"] = [1e9, 33e9]
     with pytest.raises(AssertionError, match="update"):
         rows.test_memory("row", "cpu", ways, benchmark)
+
+
+def test_a_disabled_benchmark_has_the_time_of_one_round() -> None:
+    assert record_rounds(MagicMock(disabled=True, stats=None), lambda: 2, rounds=3, device="") == 2
