@@ -100,6 +100,8 @@ def record_rounds(
     """
     benchmark.pedantic(lambda: CLOCK.add(seconds()), rounds=rounds, warmup_rounds=1)
     benchmark.extra_info["device"] = device_slug()
+    if benchmark.disabled:  # by `--benchmark-disable` or pytest-xdist: there are no statistics
+        return seconds()
     median = float(benchmark.stats["median"])
     if device == "cuda":
         benchmark.extra_info["device_microseconds"] = 1e6 * median

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
-from benchmarks.device_time import Limits
+from benchmarks import test_lengths as rows
+from benchmarks.device_time import Limits, record_rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,3 +82,19 @@ def test_the_binding_limit_is_the_larger_share() -> None:
     assert shares["percent_of_copy_rate"] == pytest.approx(50)
     assert shares["percent_of_matmul_rate"] == pytest.approx(25)
     assert shares["limit_percent"] == pytest.approx(50)
+
+
+def test_the_memory_row_fails_where_tensors_exceed_the_plan_by_more_than_its_bar() -> None:
+    own = {f"rollout_{kind}_bytes": [1e9, 2e9] for kind in ("allocated", "reserved")}
+    own |= {"update_allocated_bytes": [31e9, 1e9], "total": [1.0] * 8}
+    ways = {"own": own, "bf16": own, "equal": own}
+    benchmark = MagicMock(extra_info={}, stats={"median": 1.0}, disabled=False)
+    rows.test_memory("row", "cpu", ways, benchmark)
+    assert benchmark.extra_info["update_planned_bytes"] == pytest.approx(30.5e9, rel=0.01)
+    own["update_allocated_bytes"] = [1e9, 33e9]
+    with pytest.raises(AssertionError, match="update"):
+        rows.test_memory("row", "cpu", ways, benchmark)
+
+
+def test_a_disabled_benchmark_has_the_time_of_one_round() -> None:
+    assert record_rounds(MagicMock(disabled=True, stats=None), lambda: 2, rounds=3, device="") == 2
