@@ -10,7 +10,7 @@ prompt tokens over all runs of a stack.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -129,6 +129,8 @@ class Evaluator:
     ----------
     grades
         One counter per run: its number of grades by status.
+    on_part
+        Told the share of the questions that is answered whenever some are; may raise to stop.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Evaluator:
         self.reads = reads
         self.asker, self.tokenizer, self.pool = asker, tokenizer, pool
         self.seeds, self.stream = list(seeds), stream
+        self.on_part: Callable[[float], None] | None = None
         self.grades: list[Counter[str]] = [Counter() for _ in seeds]
 
     def ask(
@@ -191,6 +194,7 @@ class Evaluator:
         alive: Sequence[bool],
     ) -> list[list[Completion]]:
         completions: list[list[Completion]] = [[] for _ in alive]
+        answered = 0
         for part in self._parts(asked, samples):
             seeds = [
                 seeds_of(part, samples=samples, seed=seed, stream=self.stream) if lives else None
@@ -200,6 +204,9 @@ class Evaluator:
             batches = self.asker.sample(prompts, seeds, sampling, group_size=samples)
             for own, batch in zip(completions, batches, strict=True):
                 own.extend(batch.completions if batch is not None else ())
+            answered += len(part)
+            if self.on_part:
+                self.on_part(answered / len(asked))
         return completions
 
     def _parts(self, asked: Sequence[Question], samples: int) -> Iterator[Sequence[Question]]:

@@ -219,7 +219,8 @@ def _record(
 def _table(asked: EvaluationRequest, answers: Mapping[str, Answers], metrics: Metrics) -> str:
     """Return a line per data set: problems, then percents; the lenient reading in brackets."""
     sampled = [f"mean_at_{asked.samples}"] if asked.at else []
-    sampled += [f"{kind}_at_{k}" for k in asked.at for kind in ("pass", "maj")]
+    estimated = [f"{kind}_at_{k}" for k in asked.at for kind in ("pass", "maj")]
+    sampled += [key for key in estimated if any(key in of_set for of_set in metrics.values())]
     rows = [["data", "problems", "strict", "lenient", "truncated", *sampled]]
     for name, one in answers.items():
         own = {

@@ -20,6 +20,7 @@ from typing import Any
 
 from repro.data.problem import Problem
 from repro.evaluate.questions import Question
+from repro.evidence.at_k import VOTING_SAMPLES
 from repro.evidence.derived import at_k_metrics, mean_of_problems
 from repro.evidence.record import Estimate
 from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN, lenient_answer
@@ -135,7 +136,7 @@ class Answers:
             had 0, 1, ... of their samples so. Of several samples per problem also `votes` and
             `votes_lenient`: for each way in which samples voted, the `problems` that have it and
             the counts of each `right` and each `wrong` answer; samples without an answer make up
-            the rest.
+            the rest. None of more than `VOTING_SAMPLES`.
         """
         grades = {
             "right": "accuracy",
@@ -153,7 +154,7 @@ class Answers:
     def _tallies_of_several(self) -> dict[str, Any]:
         """Return the tallies of several samples per problem; see `tallies`."""
         samples = max((len(group) for group in self.groups), default=0)
-        if samples < 2:
+        if not 2 <= samples <= VOTING_SAMPLES:
             return {}
         tallies: dict[str, Any] = {}
         for ending, reading in _READINGS.items():

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from repro.evidence.at_k import majority_at_k, pass_at_k
+from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate
 from repro.evidence.verdicts.statistics import mean_interval
 
@@ -325,7 +325,7 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
         Of sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
         correct samples; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
     ks
-        Samples per attempt, each in [1, n].
+        Samples per attempt, each in [1, n]; there is no maj@k of n above `VOTING_SAMPLES`.
 
     Raises
     ------
@@ -338,13 +338,16 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     for ending in ("", "_lenient"):
         hits = tally[f"right{ending}"]
         n = len(hits) - 1
-        votes = tally[f"votes{ending}"] if n > 1 else _single_votes(hits)
+        votes = None
+        if n <= VOTING_SAMPLES:
+            votes = tally[f"votes{ending}"] if n > 1 else _single_votes(hits)
         means = [(right / n, count) for right, count in enumerate(hits)]
         metrics[f"mean_at_{n}{ending}"] = _share_at(means, f"mean of {n} samples")
         for k in ks:
-            passing = [(pass_at_k(n, right, k), count) for right, count in enumerate(hits)]
-            winning = [(_majority(one, n, k), one["problems"]) for one in votes]
-            for name, shares in (("pass", passing), ("maj", winning)):
+            of_k = {"pass": [(pass_at_k(n, right, k), count) for right, count in enumerate(hits)]}
+            if votes is not None:
+                of_k["maj"] = [(_majority(one, n, k), one["problems"]) for one in votes]
+            for name, shares in of_k.items():
                 how = f"{name}@{k}, unbiased from {n} samples"
                 metrics[f"{name}_at_{k}{ending}"] = _share_at(shares, how)
     return metrics

@@ -86,7 +86,7 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="problems of each (default: all)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
-    parser.add_argument("--at", metavar="K,K", help="k of pass@k and maj@k (default: K)")
+    parser.add_argument("--at", metavar="K,K", help="k of pass@k; of maj@k if K <= 64 (default: K)")
     parser.add_argument(
         "--temperature", type=float, default=0.6, help="0 is greedy; default: 0.6, as the paper"
     )

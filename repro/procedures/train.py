@@ -140,10 +140,15 @@ def evaluate_untrained(
 ) -> Measured:
     """Evaluate an untrained arm; see `repro.evidence.procedure.Procedure`."""
     del folder
-    with loaded(run, progress, threads) as loaded_runs:
+
+    def on_part(share: float) -> None:
         if Ranks.joined().any(should_stop()):
             raise Stopped
-        progress("evaluating", {})
+        progress("evaluating", {"percent": 100 * share})
+
+    with loaded(run, progress, threads) as loaded_runs:
+        on_part(0.0)
+        loaded_runs.evaluation.evaluator.on_part = on_part
         return loaded_runs.outcome(0, loaded_runs.final())
 
 

@@ -51,7 +51,10 @@ def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPoo
 
 def test_questions_are_asked_in_parts_of_the_asker_s_size(tokenizer: Any, pool: GraderPool) -> None:
     writer = Writer(tokenizer, TEXTS)
-    Evaluator(writer, tokenizer, pool, [7]).ask(asked(tokenizer), GREEDY, samples=2)
+    evaluator, shares = Evaluator(writer, tokenizer, pool, [7]), list[float]()
+    evaluator.on_part = shares.append
+    evaluator.ask(asked(tokenizer), GREEDY, samples=2)
+    assert shares == [2 / 3, 1.0]
     assert [len(prompts) for prompts, _, _ in writer.requests] == [2, 1]
     seeds = [seed for _, (own,), _ in writer.requests for seed in own]
     assert seeds == seeds_of(asked(tokenizer), samples=2, seed=7)

@@ -58,6 +58,16 @@ def test_votes_are_tallied_by_the_ways_in_which_samples_voted() -> None:
     ]
 
 
+def test_of_very_many_samples_no_majority_is_formed_and_no_votes_are_kept() -> None:
+    right, wrong = graded("7", right=True), graded("8", right=False)
+    many = answers([right, *[wrong] * 255], [wrong] * 256)
+    assert not many.tallies().keys() & {"votes", "votes_lenient"}
+    metrics = many.at_k([64, 256])
+    assert metrics["pass_at_64"].value == pytest.approx(12.5)
+    assert metrics["pass_at_256"].value == pytest.approx(50.0)
+    assert not any(name.startswith("maj") for name in metrics)
+
+
 def test_answers_of_one_sample_per_problem_are_tallied_as_before() -> None:
     tallies = answers([graded("7", right=True)]).tallies()
     assert not tallies.keys() & {"votes", "votes_lenient"}

@@ -182,6 +182,21 @@ def test_a_failed_run_leaves_the_others_their_results(
     require_same(alone(RUNS[0]), first)
 
 
+def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(
+    tmp_path: Path, stop_after: Callable[[int], Callable[[], bool]]
+) -> None:
+    told: list[float | None] = []
+
+    def progress(text: str, values: dict[str, float]) -> None:
+        told.append(values.get("percent"))
+
+    with pytest.raises(Stopped):
+        evaluate_untrained(
+            RUNS[1], folder=tmp_path, progress=progress, should_stop=stop_after(2), threads=1
+        )
+    assert told == [None, 0.0, 100.0]
+
+
 def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
     tmp_path: Path, stop_after: Callable[[int], Callable[[], bool]]
 ) -> None:
