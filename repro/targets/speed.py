@@ -130,19 +130,17 @@ _WHOLE_RANK = 32
 
 def at_rank(arm: Arm, rank: int) -> Arm:
     """Return `arm` with another LoRA rank, and a scaling of 1 as before."""
-    return replace(
-        arm,
-        name=f"{arm.name}_r{rank}",
-        label=f"{arm.label}, rank {rank}",
-        lora_rank=rank,
-        lora_alpha=float(rank),
-    )
+    ranked = replace(arm, lora_rank=rank, lora_alpha=float(rank))
+    return named(ranked, f"r{rank}", f"rank {rank}")
+
+
+def named(arm: Arm, name: str, label: str) -> Arm:
+    """Return `arm` with more in its name and label."""
+    return replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, {label}")
 
 
 def _by_bitsandbytes(arm: Arm) -> Arm:
-    return replace(
-        arm, name=f"{arm.name}_bitsandbytes", label=f"{arm.label}, products by bitsandbytes"
-    )
+    return named(arm, "bitsandbytes", "products by bitsandbytes")
 
 
 def _ranked(arm: Arm) -> tuple[Arm, ...]:
