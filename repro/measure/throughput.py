@@ -12,8 +12,7 @@ prompt shared, prefill counted.
     host_share_<point>                     percent of a step at the smallest batch in which the
                                            device waits for the host
 
-A point with windows is not rolled out whole; see `rollout_cells`. An arm of vLLM's own engine is
-timed by the same clock (`vllm_rollout`), without a host share.
+A point with windows is not rolled out whole (`rollout_cells`); vLLM's engine has no host share.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
@@ -106,18 +105,13 @@ def measure_seeds(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ArmAtHand:
-    """An arm, by the first of its runs, and what it has measured so far."""
+    """An arm, by the first of its runs, what it has measured so far, and what not, with why."""
 
     run: RunConfig
     products: Literal["own", "bitsandbytes", "vllm"]
     repeats: list[Repeat]
     effects: dict[str, Any]
-
-    @property
-    def not_run(self) -> dict[str, str]:
-        """Batches and points that are left out, each with why."""
-        left_out: dict[str, str] = self.effects["not_run"]
-        return left_out
+    not_run: dict[str, str]
 
     @contextmanager
     def fit_or_left_out(self, *names: str) -> Iterator[None]:
@@ -149,16 +143,17 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     """Return the arm of the runs, with what is known not to fit."""
     run = runs[0]
     products = run.scale.products(run.arm.name)
+    not_run = not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1])
     effects = {
         "linears": {},
         "adapter_modules": 0,
         "products": products,
         "repeats_together": len(runs),
-        "not_run": not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1]),
+        "not_run": not_run,
         "timed_retries": {},
     }
     repeats = [Repeat(seed=run.seed) for run in runs]
-    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects)
+    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects, not_run=not_run)
 
 
 def _measure_shape(
@@ -224,11 +219,10 @@ def _point(
         batches = arm.fitting(point)
     if engine is None:
         return
-    whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
         with arm.fit_or_left_out(cell):
-            also_whole = batch in whole
+            also_whole = (arm.run.arm.name, point.name, batch) in arm.run.scale.whole
             count = time_batch(point, batch, engine, repeats, should_stop, also_whole=also_whole)
             if count:
                 arm.not_run[cell] = f"the allocator retried {count} times under the clock"

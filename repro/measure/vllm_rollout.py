@@ -29,15 +29,12 @@ from repro.spec.throughput_scale import ThroughputPoint
 
 # Of the device, beside the policy in it: weights, captured steps and the cache of 256 rows.
 _MEMORY_SHARE = 0.55
-# Mean nats from the policy's log-probabilities: rounding leaves hundredths, other weights give 1.
-_MOST_NATS = 0.5
 
 
 class VllmEngine(VllmSampler):
     """vLLM with a policy's base and adapter, warm at the batches of a point.
 
-    Its `receipt` also says what vLLM chose: layers by the classes that carry them out, how many
-    have the adapter, how steps are captured. `ValueError` when what it serves is not the policy.
+    Its `receipt` also says what vLLM chose. `ValueError` when what it serves is not the policy.
     """
 
     def __init__(self, policy: Policy, point: ThroughputPoint, batches: Sequence[int]) -> None:
@@ -60,10 +57,8 @@ class VllmEngine(VllmSampler):
                 super().sample(prompts, sampling, group_size=1, seeds=range(batch))
             self.sample(prompts, sampling)
         nats = self.receipt["abs_diff_mean_clean"]
-        require(
-            nats <= _MOST_NATS,
-            f"vLLM answers {nats:.3g} nats from the policy; by rounding at most {_MOST_NATS}",
-        )
+        # By rounding it is hundredths, of other weights about 1.
+        require(nats <= 0.5, f"vLLM is {nats:.3g} nats from the policy; at most 0.5 is rounding")
         graphs = self.llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
         self.receipt |= {"graphs": str(graphs), **self.llm.apply_model(_layers)[0]}
 
@@ -80,9 +75,7 @@ class VllmEngine(VllmSampler):
         outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
         return SimpleNamespace(completions=[output.outputs[0] for output in outputs])
 
-    def close(self) -> None:
-        """Give up the engine."""
-        self.__exit__()
+    close = VllmSampler.__exit__
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:

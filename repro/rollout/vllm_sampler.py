@@ -8,8 +8,7 @@ synchronisation: its keys belong to the adapter and the gains before.
 
 Added noise must reach vLLM's own norm modules, whose class is not transformers': they are found by
 name, in the engine, and the receipt counts the channels whose gain there differs from the one
-without noise. The published code looked for a class that vLLM does not build, touched nothing and
-said nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
+without noise. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
 `reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or

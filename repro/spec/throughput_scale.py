@@ -98,10 +98,6 @@ class ThroughputScale:
                 "its windows; there is no such cell timed by windows",
             )
 
-    def whole_batches(self, arm: str, point: str) -> tuple[int, ...]:
-        """Return the batches of a point that an arm also rolls out whole."""
-        return tuple(batch for name, where, batch in self.whole if (name, where) == (arm, point))
-
     def products(self, arm: str) -> Literal["own", "bitsandbytes", "vllm"]:
         """Return whose kernels multiply by an arm's 4-bit weights."""
         if arm in self.vllm:

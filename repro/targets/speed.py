@@ -139,10 +139,6 @@ def named(arm: Arm, name: str, label: str) -> Arm:
     return replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, {label}")
 
 
-def _by_bitsandbytes(arm: Arm) -> Arm:
-    return named(arm, "bitsandbytes", "products by bitsandbytes")
-
-
 def _ranked(arm: Arm) -> tuple[Arm, ...]:
     return tuple(at_rank(arm, rank) for rank in RANKS)
 
@@ -207,9 +203,10 @@ TABLE9 = _by_rank(
     statement="NVFP4 LoRA samples faster than BF16 LoRA at every rank",
 )
 _QLORA = _ranked(NF4_LORA)
+_THEIRS = tuple(named(arm, "bitsandbytes", "products by bitsandbytes") for arm in _QLORA)
 FIGURE11 = _by_rank(
     ("14b", "32b"),
-    {"nf4": _QLORA, "bitsandbytes": tuple(map(_by_bitsandbytes, _QLORA))},
+    {"nf4": _QLORA, "bitsandbytes": _THEIRS},
     "Fig. 11",
     name="figure11",
     title="Fig. 11: rollout throughput by LoRA rank against QLoRA, 14B and 32B",

@@ -105,7 +105,7 @@ def _base_tensors(decoder: Any) -> Iterator[tuple[str, Tensor]]:
         module = decoder.get_submodule(owner)
         held = base_linear(module) if is_projection(owner) else module
         if leaf != "weight" or not isinstance(held, QuantizedLinear):
-            yield name, getattr(held, leaf)
+            yield name, getattr(held, leaf).detach().to(torch.bfloat16)
             continue
         codes = held.codes()
         if codes.global_scale is not None:
