@@ -65,12 +65,8 @@ class VllmEngine(VllmSampler):
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingConfig, **of_rows: Any
     ) -> Any:
-        """Return `completions` of `max_new_tokens` tokens each, at temperature 1."""
-        from vllm import SamplingParams
-
-        asked = SamplingParams(
-            max_tokens=sampling.max_new_tokens, ignore_eos=True, detokenize=False
-        )
+        """Return `completions` of `max_new_tokens` tokens each."""
+        asked = self._parameters(sampling, [None] * len(prompts), logprobs=None)
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
         return SimpleNamespace(completions=[output.outputs[0] for output in outputs])
@@ -85,8 +81,9 @@ def _layers(model: nn.Module) -> dict[str, Any]:
         scheme = getattr(module, "scheme", None)
         carries = (getattr(module, "quant_method", None), scheme, getattr(scheme, "kernel", None))
         names = [type(part).__name__ for part in carries if part is not None]
-        if hasattr(module, "attn_backend"):
-            names.append(module.attn_backend.get_name())
+        backend: Any = getattr(module, "attn_backend", None)
+        if backend is not None:
+            names.append(backend.get_name())
         kernels[" ".join(names)] += bool(names)
         adapted += any(bool(part.any()) for part in getattr(module, "lora_b_stacked", ()))
     return {"kernels": dict(+kernels), "adapted_layers": adapted}

@@ -232,7 +232,7 @@ def _model(checked: Checked, metric: str) -> str:
 def _kernels(checked: Checked, arms: Sequence[str]) -> str:
     """Return whose matrix products the arms used, in their order, said once where alike."""
     target, tier = checked.selection.target, checked.selection.tier
-    scale = checked.selection.source.scales.get(tier)
+    scale: Any = checked.selection.source.scales.get(tier)
     names = []
     for name in arms:
         arm = next((arm for arm in target.arms if arm.name == name), None)

@@ -206,7 +206,9 @@ class VllmSampler:
     def _note(self, name: str, value: float) -> None:
         self.receipt[name] = max(self.receipt.get(name, 0), value)
 
-    def _parameters(self, sampling: SamplingConfig, seeds: Sequence[int]) -> list[Any]:
+    def _parameters(
+        self, sampling: SamplingConfig, seeds: Sequence[int | None], logprobs: int | None = 0
+    ) -> list[Any]:
         from vllm import SamplingParams
 
         ends = sorted(end_token_ids(self.policy))
@@ -217,7 +219,7 @@ class VllmSampler:
                 top_k=sampling.top_k,
                 min_p=sampling.min_p,
                 max_tokens=sampling.max_new_tokens,
-                logprobs=0,
+                logprobs=logprobs,
                 seed=seed,
                 stop_token_ids=ends,
                 ignore_eos=True,
