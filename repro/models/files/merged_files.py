@@ -92,7 +92,8 @@ def write_base(policy: Policy, folder: Path) -> str:
     """Write the base of a policy with random weights into an empty folder; return its digest."""
     decoder: Any = policy.decoder
     shards = write_shards(folder, _base_tensors(decoder))
-    config = decoder.config.to_dict() | {"architectures": [type(decoder).__name__]}
+    named = {"architectures": [type(decoder).__name__], "dtype": "bfloat16"}
+    config = decoder.config.to_dict() | named
     if policy.weight_format != "bf16":
         config["quantization_config"] = stored_layouts.quantization_config(policy.weight_format)
     write_json(folder / "config.json", config)
