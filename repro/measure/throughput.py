@@ -12,7 +12,7 @@ prompt shared, prefill counted.
     host_share_<point>                     percent of a step at the smallest batch in which the
                                            device waits for the host
 
-A point with windows is not rolled out whole; see `rollout_cells`.
+A point with windows is not rolled out whole (`rollout_cells`); vLLM's engine has no host share.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -41,6 +41,7 @@ from repro.measure.device_state import is_out_of_memory, needs_by_allocator, rel
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
+from repro.measure.vllm_rollout import VllmEngine
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
@@ -104,18 +105,13 @@ def measure_seeds(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ArmAtHand:
-    """An arm, by the first of its runs, and what it has measured so far."""
+    """An arm, by the first of its runs, what it has measured so far, and what not, with why."""
 
     run: RunConfig
-    products: Products
+    products: Literal["own", "bitsandbytes", "vllm"]
     repeats: list[Repeat]
     effects: dict[str, Any]
-
-    @property
-    def not_run(self) -> dict[str, str]:
-        """Batches and points that are left out, each with why."""
-        left_out: dict[str, str] = self.effects["not_run"]
-        return left_out
+    not_run: dict[str, str]
 
     @contextmanager
     def fit_or_left_out(self, *names: str) -> Iterator[None]:
@@ -146,17 +142,18 @@ class _ArmAtHand:
 def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     """Return the arm of the runs, with what is known not to fit."""
     run = runs[0]
-    products: Products = "bitsandbytes" if run.arm.name in run.scale.bitsandbytes else "own"
+    products = run.scale.products(run.arm.name)
+    not_run = not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1])
     effects = {
         "linears": {},
         "adapter_modules": 0,
         "products": products,
         "repeats_together": len(runs),
-        "not_run": not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1]),
+        "not_run": not_run,
         "timed_retries": {},
     }
     repeats = [Repeat(seed=run.seed) for run in runs]
-    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects)
+    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects, not_run=not_run)
 
 
 def _measure_shape(
@@ -209,20 +206,23 @@ def _point(
     should_stop: Callable[[], bool],
 ) -> None:
     repeats, batches = arm.repeats, arm.fitting(point)
-    engine: Engine | None = None
+    engine: Any = None
     while batches and engine is None:
         with arm.fit_or_left_out(cell_of(point, max(batches))):
-            engine = _engine(point, max(batches), policy, arm.products)
+            if arm.products == "vllm":
+                engine = VllmEngine(policy, point, batches)
+                arm.effects["vllm"] = engine.receipt
+            else:
+                engine = _engine(point, max(batches), policy, arm.products)
             if point.windows:
                 fill_cache(engine, repeats[0].seed)
         batches = arm.fitting(point)
     if engine is None:
         return
-    whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
         with arm.fit_or_left_out(cell):
-            also_whole = batch in whole
+            also_whole = (arm.run.arm.name, point.name, batch) in arm.run.scale.whole
             count = time_batch(point, batch, engine, repeats, should_stop, also_whole=also_whole)
             if count:
                 arm.not_run[cell] = f"the allocator retried {count} times under the clock"
@@ -231,7 +231,8 @@ def _point(
         else:
             arm.effects["timed_retries"][cell] = 0
     smallest = cell_of(point, min(point.batches))
-    if smallest in arm.effects["timed_retries"] and not point.windows and point.new_tokens > 1:
+    stepwise = arm.products != "vllm" and not point.windows and point.new_tokens > 1
+    if stepwise and smallest in arm.effects["timed_retries"]:
         with arm.fit_or_left_out(f"host_share_{point.name}"):
             time_host_share(point, engine, repeats)
     engine.close()

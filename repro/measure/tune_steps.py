@@ -111,7 +111,7 @@ def check_head(path: Path, table: Mapping[str, Any]) -> None:
 
 def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.TableEntry]:
     """Return the products of a model's block, with an adapter, that have not been chosen yet."""
-    chosen = {_key(entry) for entry in table.get("in_steps", ())}
+    chosen = {(entry["N"], entry["K"], entry["M"]) for entry in table.get("in_steps", ())}
     shape = shape_named(model)
     width, inner, queries = shape.hidden, shape.intermediate, shape.query_size
     products = (
@@ -124,10 +124,6 @@ def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune
         tune.TableEntry(adapted=True, M=rows, N=N, K=K, ends=ends) for N, K, ends in products
     ]
     return [entry for entry in entries if (entry.N, entry.K, entry.M) not in chosen]
-
-
-def _key(entry: Mapping[str, Any]) -> Key:
-    return entry["N"], entry["K"], entry["M"]
 
 
 def _choose_on_device(

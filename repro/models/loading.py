@@ -318,14 +318,10 @@ def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None 
             f"{source.where(name)} has shape {spec.shape}; the model needs {shape}"
         )
     rounded = source.read(name).to(torch.bfloat16)
-    if not _all_finite(rounded):
+    # The extremes carry any NaN along, and unlike isfinite need no temporary of the same size.
+    if rounded.numel() and not all(bool(torch.isfinite(v)) for v in torch.aminmax(rounded)):
         raise CheckpointError(f"{source.where(name)} holds NaN or infinity")
     return rounded
-
-
-def _all_finite(values: Tensor) -> bool:
-    # The extremes carry any NaN along, and unlike isfinite need no temporary of the same size.
-    return values.numel() == 0 or all(bool(torch.isfinite(v)) for v in torch.aminmax(values))
 
 
 def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, TensorSpec]:

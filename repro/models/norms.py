@@ -69,11 +69,6 @@ class PerturbableRMSNorm(nn.Module):
         gain = self.weight.detach().to(torch.float32)
         return gain if self.noise is None else gain + self.noise
 
-    def extra_repr(self) -> str:
-        """Show size, eps and whether noise is on."""
-        state = "off" if self.noise is None else "on"
-        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}, noise={state}"
-
 
 def wrap_norms(model: nn.Module) -> list[str]:
     """Replace both norms of every block and the final norm by `PerturbableRMSNorm`; return names.

@@ -78,7 +78,7 @@ def page_text(
             count=len(shown),
             kinds=list(dict.fromkeys(row.kind for row in shown)),
             words=sorted({row.status for row in shown}),
-            devices={row.device: _device(row.device) for row in shown},
+            devices={row.device: device_title(row.device.removeprefix("cpu")) for row in shown},
             seeds=_seeds(checks),
             seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
@@ -88,10 +88,6 @@ def page_text(
             environments=_environments(checks),
         )
     )
-
-
-def _device(device: str) -> str:
-    return device_title("" if device == "cpu" else device)
 
 
 def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, float]]]:

@@ -69,6 +69,7 @@ BLOCKS = {
                       written=rate_table, picture="figure11_ranks"),
     "rollout": Block(asks="rollout of up to 256 rows", targets=("rollout",), written=rate_table,
                      picture="rollout_throughput", shown=True),
+    "vllm": Block(asks="rollout of up to 256 rows", targets=("rollout_vllm",), written=rate_table),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
@@ -95,6 +96,7 @@ _AGAINST = {
     _OWN_QLORA: "QeRL over QLoRA by this project's kernels",
     "nf4_lora_bitsandbytes": "QeRL over QLoRA by bitsandbytes",
     "nvfp4_lora": "one rank over another",
+    "nvfp4_lora_vllm": "QeRL over vLLM's own engine",
 }
 
 

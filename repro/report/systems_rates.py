@@ -20,8 +20,6 @@ from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 _RANK = re.compile(r"_r(\d+)(?=_|$)")
-# Arms of this suite that stand for the same row of the paper.
-_OTHER_PRODUCTS = "_bitsandbytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,8 @@ def _pair(
     place = rank_of(arms[0]) or int(match[2])
 
     def rate(arm: str) -> Rate:
-        plain = _RANK.sub("", arm).removesuffix(_OTHER_PRODUCTS)
+        # The paper's row is the same by whatever products.
+        plain = _RANK.sub("", arm).removesuffix("_bitsandbytes")
         paper = printed.get((match[1], plain, place))
         measured = mean_interval([*values[arm].values()]) if values.get(arm) else None
         return Rate(arm=arm, measured=measured, paper=paper, absent=absent.get(arm, ""))

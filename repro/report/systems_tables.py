@@ -45,7 +45,8 @@ def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
         return "QeRL", "the other"
     if any(rank_of(item.fast.arm) != rank_of(item.slow.arm) for item in pairs):
         return "the first", "the second"
-    return "QeRL", "16-bit LoRA"
+    vllm = any(item.slow.arm.endswith("_vllm") for item in pairs)
+    return "QeRL", "vLLM's own engine" if vllm else "16-bit LoRA"
 
 
 def _alike(items: Sequence[RatePair]) -> list[list[RatePair]]:

@@ -28,6 +28,7 @@ from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.spec.arm import require
 from repro.spec.config import TrainScale
+from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_text
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
@@ -231,16 +232,18 @@ def _model(checked: Checked, metric: str) -> str:
 def _kernels(checked: Checked, arms: Sequence[str]) -> str:
     """Return whose matrix products the arms used, in their order, said once where alike."""
     target, tier = checked.selection.target, checked.selection.tier
-    scale = checked.selection.source.scales.get(tier)
-    foreign = getattr(scale, "bitsandbytes", ())
+    scale: Any = checked.selection.source.scales.get(tier)
     names = []
     for name in arms:
         arm = next((arm for arm in target.arms if arm.name == name), None)
         if arm is None:
             continue
-        linears = "bitsandbytes" if name in foreign else getattr(arm, "linears", "kernels")
+        timed = isinstance(scale, ThroughputScale)
+        linears = scale.products(name) if timed else getattr(arm, "linears", "own")
         own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
-        quantised = {"kernels": own, "dequantised": "torch, dequantised"}.get(linears, linears)
+        quantised = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}.get(
+            linears, linears
+        )
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
 

@@ -176,7 +176,8 @@ class Forward:
     def name_fault(self, tokens: Tensor, positions: Tensor, table: Tensor, row: int) -> str:
         """Run a step again and return the first part whose output is not finite for `row`."""
         for number, (residual, update) in enumerate(self._stream(tokens, positions, table)):
-            if not _finite((residual if update is None else residual + update)[row]):
+            stream = residual if update is None else residual + update
+            if not torch.isfinite(stream[row]).all():
                 return f"model.layers.{number - 1}" if number else "the embedding"
         return "the final norm or lm_head"
 
@@ -206,10 +207,6 @@ class Forward:
             residual, update, module.weight, noise, module.variance_epsilon
         )
         return pair
-
-
-def _finite(values: Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
 
 
 def _norm(module: PerturbableRMSNorm, live: bool) -> Norm:

@@ -8,8 +8,7 @@ synchronisation: its keys belong to the adapter and the gains before.
 
 Added noise must reach vLLM's own norm modules, whose class is not transformers': they are found by
 name, in the engine, and the receipt counts the channels whose gain there differs from the one
-without noise. The published code looked for a class that vLLM does not build, touched nothing and
-said nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
+without noise. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
 `reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or
@@ -68,11 +67,14 @@ _COMPARED = 4
 class VllmSampler:
     """Samples in vLLM with a policy's adapter and gains; a context manager, which ends the engine.
 
-    vLLM computes in the policy's dtype, in at most `memory_share` (0 to 1) of the device's memory.
+    vLLM computes in the policy's dtype, in at most `memory_share` (0 to 1) of the device's memory;
+    `options` are further ones of `vllm.LLM`, before those chosen here.
     Raises `ValueError` when the environment puts its engine into a process of its own.
 
     Attributes
     ----------
+    llm, adapter
+        vLLM's own engine, and the `LoRARequest` of the adapter that it has, None before the first.
     version : int
         Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
     channels_changed : int
@@ -83,7 +85,9 @@ class VllmSampler:
         pi_vLLM|, noise included; from the clean trainer it is the series `sampler_trainer_*`.
     """
 
-    def __init__(self, policy: Policy, *, max_positions: int, memory_share: float = 0.1) -> None:
+    def __init__(
+        self, policy: Policy, *, max_positions: int, memory_share: float = 0.1, **options: Any
+    ) -> None:
         # vLLM's engine in this process takes a function as it is, and leaves its threads alone.
         where = os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -101,37 +105,38 @@ class VllmSampler:
         self.channels_changed = 0
         self._gains: dict[str, Tensor] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="qerl-adapter-")
-        self._adapter: Any = None
+        self.adapter: Any = None
         self._stale = True
         served, digest = served_folder(policy)
         self.receipt: dict[str, Any] = {"version": vllm.__version__, "weights_sha256": digest}
         rank = max(
             (layer.adapter()[0].shape[0] for _, layer in adapter_layers(policy.model)), default=1
         )
+        chosen: dict[str, Any] = {
+            "model": str(served),
+            "skip_tokenizer_init": True,
+            "dtype": str(policy.compute_dtype).removeprefix("torch."),
+            "max_model_len": self.max_positions,
+            "max_num_seqs": MOST_SLOTS,
+            "gpu_memory_utilization": memory_share,
+            "hf_overrides": {"head_dtype": "float32"},
+            # Compiled code and captured graphs are for devices.
+            "enforce_eager": policy.device.type == "cpu",
+            "enable_lora": policy.training == "lora",
+            "max_lora_rank": min((size for size in _RANKS if size >= rank), default=rank),
+            "max_loras": 1,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+        }
         # The engine, in this process, seeds torch's global generator.
         with torch.random.fork_rng(devices=[]):
-            self._llm: Any = vllm.LLM(
-                model=str(served),
-                skip_tokenizer_init=True,
-                dtype=str(policy.compute_dtype).removeprefix("torch."),
-                max_model_len=self.max_positions,
-                max_num_seqs=MOST_SLOTS,
-                gpu_memory_utilization=memory_share,
-                hf_overrides={"head_dtype": "float32"},
-                # Compiled code and captured graphs are for devices.
-                enforce_eager=policy.device.type == "cpu",
-                enable_lora=policy.training == "lora",
-                max_lora_rank=min((size for size in _RANKS if size >= rank), default=rank),
-                max_loras=1,
-                enable_prefix_caching=True,
-                logprobs_mode="processed_logprobs",
-            )
+            self.llm: Any = vllm.LLM(**(chosen | options))
 
     def __enter__(self) -> VllmSampler:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._llm = None
+        self.llm = None
         self._folder.cleanup()
 
     def refresh(self) -> None:
@@ -170,7 +175,7 @@ class VllmSampler:
             {"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(group_size)
         ]
         asked = self._parameters(sampling, seeds)
-        outputs = self._llm.generate(requests, asked, lora_request=self._adapter, use_tqdm=False)
+        outputs = self.llm.generate(requests, asked, lora_request=self.adapter, use_tqdm=False)
         greedy = sampling.temperature == 0
         batch = RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
@@ -201,7 +206,9 @@ class VllmSampler:
     def _note(self, name: str, value: float) -> None:
         self.receipt[name] = max(self.receipt.get(name, 0), value)
 
-    def _parameters(self, sampling: SamplingConfig, seeds: Sequence[int]) -> list[Any]:
+    def _parameters(
+        self, sampling: SamplingConfig, seeds: Sequence[int | None], logprobs: int | None = 0
+    ) -> list[Any]:
         from vllm import SamplingParams
 
         ends = sorted(end_token_ids(self.policy))
@@ -212,7 +219,7 @@ class VllmSampler:
                 top_k=sampling.top_k,
                 min_p=sampling.min_p,
                 max_tokens=sampling.max_new_tokens,
-                logprobs=0,
+                logprobs=logprobs,
                 seed=seed,
                 stop_token_ids=ends,
                 ignore_eos=True,
@@ -233,13 +240,13 @@ class VllmSampler:
         if self._stale and self.policy.training == "lora":
             from vllm.lora.request import LoRARequest
 
-            if self._adapter is not None:
-                shutil.rmtree(self._adapter.lora_path)
+            if self.adapter is not None:
+                shutil.rmtree(self.adapter.lora_path)
             self.version += 1
             name = f"adapter-{self.version}"
             folder = save_adapter(self.policy, Path(self._folder.name) / name, norms=False)
-            self._adapter = LoRARequest(name, self.version, str(folder))
-        if (self._stale or moved) and self._llm.reset_prefix_cache() is False:
+            self.adapter = LoRARequest(name, self.version, str(folder))
+        if (self._stale or moved) and self.llm.reset_prefix_cache() is False:
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
         self._stale = False
 
@@ -257,7 +264,7 @@ class VllmSampler:
             return False
         bare = {name: norm.weight.detach().float().cpu() for name, norm in norms.items()}
         setter = partial(set_gains, gains=gains, bare=bare)
-        self.channels_changed = int(self._llm.apply_model(setter)[0])
+        self.channels_changed = int(self.llm.apply_model(setter)[0])
         self._gains = gains
         return True
 

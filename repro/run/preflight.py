@@ -29,6 +29,7 @@ from repro.spec.hub import hub_cache, is_hub_name
 from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
+from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.tier import cuda_devices
 
 # What a run writes beside what it trained: its record and metrics.jsonl, some hundreds of steps.
@@ -69,10 +70,10 @@ def is_published(scale: TrainScale) -> bool:
 def missing_package(run: RunConfig) -> str | None:
     """Return a sentence naming an optional package that `run` needs and this machine lacks."""
     arm, scale = run.arm, run.scale
-    needed = arm.name in getattr(scale, "bitsandbytes", ())
-    needed |= getattr(arm, "linears", "") == "bitsandbytes"
-    if needed and importlib.util.find_spec("bitsandbytes") is None:
-        return f"{arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
+    timed = isinstance(scale, ThroughputScale)
+    needed = scale.products(arm.name) if timed else getattr(arm, "linears", "")
+    if needed in ("bitsandbytes", "vllm") and importlib.util.find_spec(needed) is None:
+        return f"{arm.name} needs {needed} (the extra `{needed}`); it is not installed"
     trains = isinstance(scale, TrainScale) and arm.training != "none"
     if trains and scale.optimizer.name == "adamw_8bit":
         if importlib.util.find_spec("bitsandbytes") is None:

@@ -26,7 +26,8 @@ def plain_values(value: Any) -> Any:
         held = {
             item.name: plain_values(getattr(value, item.name))
             for item in dataclasses.fields(value)
-            if not _is_left_out(item, getattr(value, item.name))
+            if not item.metadata.get("left_out_at_default")
+            or getattr(value, item.name) != item.default
         }
         return held | getattr(value, "RETIRED", {})
     if isinstance(value, Mapping):
@@ -34,7 +35,3 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(plain_values(item) for item in value)
     return value
-
-
-def _is_left_out(item: dataclasses.Field[Any], value: Any) -> bool:
-    return bool(item.metadata.get("left_out_at_default")) and value == item.default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from repro.spec.arm import require
 from repro.spec.resolve import LATER
@@ -67,6 +67,8 @@ class ThroughputScale:
         Neighbours of one shape share a loaded model.
     bitsandbytes
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
+    vllm
+        Names of arms that vLLM's own engine rolls out, with its kernels: whole, at one point.
     whole
         (arm, point, batch): cells timed by windows that seed 0 also rolls out whole, which shows
         what the windows are worth.
@@ -75,6 +77,7 @@ class ThroughputScale:
     points: tuple[ThroughputPoint, ...]
     bitsandbytes: tuple[str, ...] = ()
     whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=LATER)
+    vllm: tuple[str, ...] = field(default=(), metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     RETIRED: ClassVar = {"checks": ()}
@@ -95,6 +98,8 @@ class ThroughputScale:
                 "its windows; there is no such cell timed by windows",
             )
 
-    def whole_batches(self, arm: str, point: str) -> tuple[int, ...]:
-        """Return the batches of a point that an arm also rolls out whole."""
-        return tuple(batch for name, where, batch in self.whole if (name, where) == (arm, point))
+    def products(self, arm: str) -> Literal["own", "bitsandbytes", "vllm"]:
+        """Return whose kernels multiply by an arm's 4-bit weights."""
+        if arm in self.vllm:
+            return "vllm"
+        return "bitsandbytes" if arm in self.bitsandbytes else "own"

@@ -130,19 +130,13 @@ _WHOLE_RANK = 32
 
 def at_rank(arm: Arm, rank: int) -> Arm:
     """Return `arm` with another LoRA rank, and a scaling of 1 as before."""
-    return replace(
-        arm,
-        name=f"{arm.name}_r{rank}",
-        label=f"{arm.label}, rank {rank}",
-        lora_rank=rank,
-        lora_alpha=float(rank),
-    )
+    ranked = replace(arm, lora_rank=rank, lora_alpha=float(rank))
+    return named(ranked, f"r{rank}", f"rank {rank}")
 
 
-def _by_bitsandbytes(arm: Arm) -> Arm:
-    return replace(
-        arm, name=f"{arm.name}_bitsandbytes", label=f"{arm.label}, products by bitsandbytes"
-    )
+def named(arm: Arm, name: str, label: str) -> Arm:
+    """Return `arm` with more in its name and label."""
+    return replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, {label}")
 
 
 def _ranked(arm: Arm) -> tuple[Arm, ...]:
@@ -209,9 +203,10 @@ TABLE9 = _by_rank(
     statement="NVFP4 LoRA samples faster than BF16 LoRA at every rank",
 )
 _QLORA = _ranked(NF4_LORA)
+_THEIRS = tuple(named(arm, "bitsandbytes", "products by bitsandbytes") for arm in _QLORA)
 FIGURE11 = _by_rank(
     ("14b", "32b"),
-    {"nf4": _QLORA, "bitsandbytes": tuple(map(_by_bitsandbytes, _QLORA))},
+    {"nf4": _QLORA, "bitsandbytes": _THEIRS},
     "Fig. 11",
     name="figure11",
     title="Fig. 11: rollout throughput by LoRA rank against QLoRA, 14B and 32B",

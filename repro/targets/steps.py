@@ -112,17 +112,13 @@ def _target(
     **scale: Any,
 ) -> Target:
     """Return a target whose arms are timed against 16-bit LoRA; `scale` are fields of its scale."""
+    last = next(point.name for point in reversed(points) if point.lengths != "equal")
     return step_target(
         name, title, statement, arms,
         StepScale(points=points, baseline="bf16", steps=_REPEATS, **scale),
         metrics=step_metrics(points, ratios=True), claims=claims, version=version, source=source,
-        headline=f"speedup_{_headlined(points)}", paper_file="table3",
+        headline=f"speedup_{last}", paper_file="table3",
     )  # fmt: skip
-
-
-def _headlined(points: tuple[StepPoint, ...]) -> str:
-    """Return the last point's name, of rows of different lengths the last with new ones."""
-    return next(point.name for point in reversed(points) if point.lengths != "equal")
 
 
 def _qerl_sooner(points: tuple[StepPoint, ...], *, source: str = "Table 3") -> tuple[Claim, ...]:

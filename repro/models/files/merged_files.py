@@ -1,5 +1,7 @@
 """A policy written as a plain 16-bit checkpoint folder: adapters merged, codes dequantised.
 
+Or its base alone, in its own format.
+
     W' = bfloat16(dequantize(W) + scaling * B A)
 
 summed in float32 and rounded once. Every reader of the architecture loads the folder without peft
@@ -15,17 +17,23 @@ Easy mistakes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from repro.models.checkpoint import copy_companions, write_description, write_shards
 from repro.models.decoder import is_projection
+from repro.models.files import stored_layouts
+from repro.models.files.tensor_files import write_json
 from repro.models.loading import build_on_meta, expected_specs, read_description
 from repro.models.lora import base_linear, effective_weight
 from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.spec.config import digest_of
 from repro.spec.whole_files import appearing
 
 
@@ -78,3 +86,29 @@ def merged_tensor(policy: Policy, name: str, dtype: torch.dtype = torch.bfloat16
         return effective_weight(module, dtype)
     bias = cast(nn.Parameter, base_linear(module).bias)
     return bias.detach().to(dtype)
+
+
+def write_base(policy: Policy, folder: Path) -> str:
+    """Write the base of a policy with random weights into an empty folder; return its digest."""
+    decoder: Any = policy.decoder
+    shards = write_shards(folder, _base_tensors(decoder))
+    named = {"architectures": [type(decoder).__name__], "dtype": "bfloat16"}
+    config = decoder.config.to_dict() | named
+    if policy.weight_format != "bf16":
+        config["quantization_config"] = stored_layouts.quantization_config(policy.weight_format)
+    write_json(folder / "config.json", config)
+    return digest_of(shards)
+
+
+def _base_tensors(decoder: Any) -> Iterator[tuple[str, Tensor]]:
+    for name in expected_specs(build_on_meta(decoder.config), None):
+        owner, _, leaf = name.rpartition(".")
+        module = decoder.get_submodule(owner)
+        held = base_linear(module) if is_projection(owner) else module
+        if leaf != "weight" or not isinstance(held, QuantizedLinear):
+            yield name, getattr(held, leaf).detach().to(torch.bfloat16)
+            continue
+        codes = held.codes()
+        if codes.global_scale is not None:
+            codes = replace(codes, encode_scale=codes.global_scale.reciprocal())
+        yield from stored_layouts.packed_tensors(owner, codes).items()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ import torch
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import device_state, throughput
-from repro.models.policy import Policy
+from repro.models.files.merged_files import write_base
+from repro.models.policy import Policy, load_policy
 from repro.models.random_policy import random_policy
 from repro.run.carry_out import carried_together, carry_out
 from repro.run.preflight import missing_package
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, SamplingConfig
 from repro.spec.target import plan
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
@@ -106,6 +109,38 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
         assert violations(record) == []
 
 
+def served_elsewhere(policy: Policy, point: ThroughputPoint, batches: Sequence[int]) -> Any:
+    """Return what stands in for a `VllmEngine`."""
+
+    def sample(prompts: list[list[int]], sampling: SamplingConfig, **of_rows: Any) -> Any:
+        row = SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)
+        return SimpleNamespace(completions=[row] * len(prompts))
+
+    receipt = {"version": "9.9"}
+    return SimpleNamespace(policy=policy, receipt=receipt, sample=sample, close=lambda: None)
+
+
+def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
+    monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
+    scale = ThroughputScale(points=(LONG,), vllm=(NVFP4_LORA.name,))
+    for path in carry_out(runs_of(scale), tmp_path / "work", tmp_path, **HOW):
+        record = read_record(path)
+        assert violations(record) == []
+        assert (record.effects["products"], record.effects["vllm"]) == ("vllm", {"version": "9.9"})
+        assert {"tokens_per_second_long_1", "tokens_per_second_long_2"} <= set(record.metrics)
+
+
+def test_a_random_base_is_loaded_as_it_was_written(tmp_path: Path) -> None:
+    tokens = torch.arange(9)[None]
+    policy = random_policy(SHAPE, weight_format="nvfp4", lora_rank=0, seed=0, device="cpu")
+    write_base(policy, tmp_path)
+    again = load_policy(tmp_path, weight_format="nvfp4", compute_dtype="bfloat16")
+    assert torch.equal(policy.model(tokens).logits, again.model(tokens).logits)
+
+
 def test_the_seeds_of_an_arm_go_together_and_other_runs_alone() -> None:
     groups = carried_together(plan(find("table9"), Tier.SYSTEMS))
     assert len(groups) == 6
@@ -120,7 +155,9 @@ def test_an_arm_without_its_package_is_not_run_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = plan(find("figure11"), Tier.SYSTEMS, seeds=1)
+    runs += plan(find("rollout_vllm"), Tier.SYSTEMS, seeds=1)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     lacking = {run.arm.name: missing_package(run) for run in runs}
-    assert lacking["nvfp4_lora_r16"] is None
+    assert lacking["nvfp4_lora_r16"] is lacking["nvfp4_lora"] is None
     assert "it is not installed" in (lacking["nf4_lora_r16_bitsandbytes"] or "")
+    assert "needs vllm (the extra `vllm`); it is not" in (lacking["nvfp4_lora_vllm"] or "")

@@ -20,10 +20,13 @@ from typing import Any
 import pytest
 import torch
 
+from repro.measure.rollout_cells import Cell, Repeat
+from repro.measure.vllm_rollout import VllmEngine
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
+from repro.models.random_policy import random_policy
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import sampling_logprobs
@@ -31,7 +34,9 @@ from repro.rollout.sampler import RolloutBatch
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
+from repro.spec.throughput_scale import ThroughputPoint
 from tests.repro.architectures import CLASSES
+from tests.repro.measure import conftest as small
 from tests.repro.rollout.parity import Parity, exactness, float32_logprobs, parity, trainer_logprobs
 from tests.repro.rollout.test_vllm_sampler import CAPPED, run_of, trained
 
@@ -315,3 +320,21 @@ def test_a_run_trains_on_its_rollouts(tmp_path: Path, noise: NoiseConfig | None)
     else:
         assert receipt["channels_changed"] > 0
         assert receipt["abs_diff_mean_noisy"] < 1e-4 < max(clean)
+
+
+def test_its_rollouts_of_a_random_policy_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {**small.SHAPE, "num_attention_heads": 1, "num_key_value_heads": 1}
+    policy = random_policy(shape, weight_format="bf16", lora_rank=8, seed=5, device="cpu")
+    point = ThroughputPoint(name="tiny", shape="", prompt_tokens=16, new_tokens=12, batches=(1, 4))
+    served: Any = VllmEngine(policy, point, point.batches)
+    # vLLM's CPU build puts its own in their places.
+    monkeypatch.setattr(torch.cuda, "Event", small.HostEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+    assert served.receipt["abs_diff_mean_clean"] < 0.02
+    assert served.receipt["adapted_layers"] == 8
+    repeat = Repeat(seed=1)
+    for batch in point.batches:
+        prompts = [prompt[:16] for prompt in random_prompts([16] * batch)]
+        Cell(point, batch, served, repeat, prompts).time_whole(0.0)
+        assert repeat.metrics[f"tokens_per_second_tiny_{batch}"].value
+    served.close()

@@ -207,13 +207,13 @@ def test_an_adapter_gets_a_new_id_at_each_refresh_and_the_old_file_goes(sampler:
     sample(sampler)
     sampler.refresh()
     sample(sampler)
-    requests = sampler._llm.requests
+    requests = sampler.llm.requests
     assert [request.lora_int_id for request in requests] == [1, 1, 2]
     assert not Path(requests[0].lora_path).exists()
     assert Path(requests[2].lora_path).exists()
-    assert sampler._llm.resets == 2
-    assert sampler._llm.options["logprobs_mode"] == "processed_logprobs"
-    assert sampler._llm.options["max_lora_rank"] == 8
+    assert sampler.llm.resets == 2
+    assert sampler.llm.options["logprobs_mode"] == "processed_logprobs"
+    assert sampler.llm.options["max_lora_rank"] == 8
 
 
 def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
@@ -239,7 +239,7 @@ def test_noise_that_is_swallowed_is_an_error(sampler: Any) -> None:
 
 
 def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any) -> None:
-    sampler._llm.answers["reason"] = "abort"
+    sampler.llm.answers["reason"] = "abort"
     with pytest.raises(RuntimeError, match=r"ended a completion of \d+ tokens for 'abort'"):
         sample(sampler)
 
@@ -247,7 +247,7 @@ def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any
 def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:
     with pytest.raises(ValueError, match=r"temperature is 0.005; vLLM samples at 0 or from 0.01"):
         sampler.sample([[1]], SamplingConfig(temperature=0.005), group_size=1, seeds=[3])
-    assert sampler._llm.requests == []
+    assert sampler.llm.requests == []
 
 
 def test_an_engine_in_another_process_is_refused(
@@ -261,7 +261,7 @@ def test_an_engine_in_another_process_is_refused(
 def test_a_cache_that_is_not_reset_is_an_error(
     sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler._llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(sampler.llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(RuntimeError, match="did not reset its prefix cache"):
         sample(sampler)
 
