@@ -101,7 +101,8 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
         draws = [own[draw] - base[draw] for draw in own if draw in base]
         rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
                         low=of.low, high=of.high, values=draws))  # fmt: skip
-    figure = new_figure(11.5, 0.3 + _height(rows))
+    # The right panel's label needs its height, however few the rows.
+    figure = new_figure(11.5, max(3.9, 0.3 + _height(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_rows(left, rows)
     for place, value in printed.items():

@@ -71,21 +71,25 @@ def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
     return [c for c in checks if c.selection.target.name in names and c.evidence.count]
 
 
-def dose_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:
-    """Return the table of a dose target's arms."""
-    for checked in _of_targets(checks, name):
-        found, paper, arms = doses(checked), paper_rises(expected), checked.selection.target.arms
-        return rendered(
-            "doses.md",
-            arms=[ArmValues(checked=checked, arm=a) for a in arms if a.name in (BASE, *found)],
-            base=BASE,
-            doses=found,
-            given={arm: treatment(d.rise, expected) for arm, d in found.items() if d.is_plain},
-            interval=interval_text,
-            paper=paper,
-            warmest=max(arm.temperature_factor for arm in arms),
+def dose_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
+    """Return the tables of dose targets' arms."""
+    tables = []
+    for checked in _of_targets(checks, *names):
+        found = doses(checked)
+        arms = [a for a in checked.selection.target.arms if a.name in (BASE, *found)]
+        tables.append(
+            {
+                "title": checked.selection.target.title,
+                "arms": [ArmValues(checked=checked, arm=arm) for arm in arms],
+                "doses": found,
+                "given": {a: treatment(d.rise, expected) for a, d in found.items() if d.is_plain},
+                "warmest": max(arm.temperature_factor for arm in arms),
+            }
         )
-    return NOTHING
+    if not tables:
+        return NOTHING
+    paper = paper_rises(expected)
+    return rendered("doses.md", tables=tables, base=BASE, interval=interval_text, paper=paper)
 
 
 def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:

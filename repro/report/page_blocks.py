@@ -59,7 +59,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
         "claims": lambda: claims_rows(judged(), expected),
-        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
+        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"

@@ -106,7 +106,9 @@ def test_a_treatment_is_delivered_by_its_whole_interval(
 
 def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_alone() -> None:
     lines = dose_rows([dosed()], EXPECTED, DOSES.name)
-    assert len([line for line in lines if line.startswith("|")]) == 2 + len(MEASURED)
+    assert lines[0] == f"**{DOSES.title}**"
+    lines = [line for line in lines if line.startswith("|")]
+    assert len(lines) == 2 + len(MEASURED)
     rows = {arm: cells(lines, DOSES.arm(arm).label) for arm in MEASURED}
     assert rows["nvfp4_lora"]["treatment"] == "delivered"
     assert rows["nvfp4_half"]["treatment"] == ""
