@@ -26,11 +26,13 @@ from repro.run.several_ranks.rank_processes import (
 )
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
+from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.planted import planted
+from tests.repro.qwen_checkpoint import write_small
 from tests.repro.run.test_execute import few, quiet
 
 ROOT = Path(__file__).parents[3]
@@ -214,6 +216,38 @@ def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
         with_fault(run, fault, at=2)
     assert caught.value.kind == "failed"
     assert not list(tmp_path.rglob("step-*"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices; found fewer")
+@pytest.mark.parametrize(
+    ("fault", "kind", "sentence"),
+    [("kill", "lost", "rank 1 .*SIGKILL"), ("stall", "lost", "[Rr]ank.* 1 failed to pass"),
+     ("idle", "failed", "rank 1: log-probabilities of rows .* not finite"),
+     ("memory", None, "")],
+)  # fmt: skip
+def test_on_two_devices_a_lost_rank_is_named_and_memory_is_tried_again(
+    with_fault, tmp_path, fault, kind, sentence
+):
+    (run,) = plan(with_steps(find("table1_coder_0_5b"), 3), Tier.MINI, 1, ["nvfp4_lora_aqn"])
+    small = write_small(tmp_path / "small", hidden_size=256, intermediate_size=512)
+    scale = dataclasses.replace(
+        run.scale,
+        checkpoint=str(small),
+        revision="",
+        data=DataConfig(source="generated", train_problems=64, test_problems=4),
+        rollout=dataclasses.replace(run.scale.rollout, max_new_tokens=24),
+        prompts_per_rollout=4,
+        group_size=4,
+    )
+    # Half of the answers are paid, so that there is something to learn from.
+    run = dataclasses.replace(run, scale=scale, arm=dataclasses.replace(run.arm, reward="random"))
+    if kind is None:
+        assert read_record(with_fault(run, fault)).effects["micro_batch_fallbacks"]
+        return
+    with pytest.raises(EndedError, match=sentence) as caught:
+        with_fault(run, fault, stall=20.0)
+    assert caught.value.kind == kind
 
 
 def test_a_full_disk_on_the_first_rank_is_one_sentence(with_fault):
