@@ -17,7 +17,7 @@ from repro.report.doses import BASE, doses, paper_rises, treatment
 from repro.report.numbers import signed
 from repro.report.tables import NOTHING
 from repro.report.tidy import rendered
-from repro.report.verdict_words import Kind, counted, of_kind
+from repro.report.verdict_words import Kind, of_kind
 from repro.spec.arm import Arm
 
 _ACCURACY = "accuracy_lenient"
@@ -61,10 +61,11 @@ class ArmValues:
 
 
 def interval_text(interval: Interval | None, digits: int) -> str:
-    """Return `+2.6 (+0.9 to +4.3)`, empty of none."""
+    """Return `+2.6 (+0.9 to +4.3)`, without an interval of two values, empty of none."""
     if interval is None:
         return ""
-    return signed(interval.value, interval.low, interval.high, f".{digits}f")
+    low, high = (interval.low, interval.high) if interval.n > 2 else (None, None)
+    return signed(interval.value, low, high, f".{digits}f")
 
 
 def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
@@ -72,18 +73,17 @@ def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
 
 
 def dose_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
-    """Return the tables of dose targets' arms."""
+    """Return the table of dose targets' arms, whose titles end in the model's size."""
     tables = []
     for checked in _of_targets(checks, *names):
         found = doses(checked)
         arms = [a for a in checked.selection.target.arms if a.name in (BASE, *found)]
         tables.append(
             {
-                "title": checked.selection.target.title,
+                "model": checked.selection.target.title.rpartition("-")[2],
                 "arms": [ArmValues(checked=checked, arm=arm) for arm in arms],
                 "doses": found,
                 "given": {a: treatment(d.rise, expected) for a, d in found.items() if d.is_plain},
-                "warmest": max(arm.temperature_factor for arm in arms),
             }
         )
     if not tables:
@@ -107,19 +107,18 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
     ]
     if not arms:
         return NOTHING
-    draws = " or ".join(map(str, sorted({len(arm.values(_ACCURACY)) for arm in arms})))
-    return rendered("untrained.md", arms=arms, paper=paper, draws=draws, interval=interval_text)
+    return rendered("untrained.md", arms=arms, paper=paper, interval=interval_text)
 
 
 def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
-    """Return the table of the arms that a target has trained, and its readers' verdicts counted."""
-    readers = [checked for checked in checks if checked.selection.source.name == name]
-    decided = counted(v for of in readers for v in of_kind(of, Kind.PAPER, Kind.OPEN))
+    """Return the tables of a target's claims of the paper and of the arms that it has trained."""
     for checked in _of_targets(checks, name):
         arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
-        trained = [arm for arm in arms if arm.values(_ACCURACY)]
-        scale = checked.selection.target.scales[checked.selection.tier]
         return rendered(
-            "training.md", arms=trained, scale=scale, decided=decided, interval=interval_text
+            "training.md",
+            arms=[arm for arm in arms if arm.values(_ACCURACY)],
+            scale=checked.selection.target.scales[checked.selection.tier],
+            claims=of_kind(checked, Kind.PAPER),
+            interval=interval_text,
         )
     return NOTHING

@@ -319,6 +319,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"cell": in_cell, "plain": plain}
+    environment.filters |= {"effect": effect_text, "labelled": labelled}
     return environment
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.verdicts.statistics import Interval
+from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises, treatment
-from repro.report.learning import dose_rows, training_rows, untrained_rows
+from repro.report.learning import dose_rows, interval_text, training_rows, untrained_rows
 from repro.report.tables import NOTHING
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
@@ -105,14 +105,13 @@ def test_a_treatment_is_delivered_by_its_whole_interval(
 
 
 def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_alone() -> None:
-    lines = dose_rows([dosed()], EXPECTED, DOSES.name)
-    assert lines[0] == f"**{DOSES.title}**"
-    lines = [line for line in lines if line.startswith("|")]
+    lines = [line for line in dose_rows([dosed()], EXPECTED, DOSES.name) if line.startswith("|")]
     assert len(lines) == 2 + len(MEASURED)
     rows = {arm: cells(lines, DOSES.arm(arm).label) for arm in MEASURED}
+    assert {row["model"] for row in rows.values()} == {"0.5B"}
     assert rows["nvfp4_lora"]["treatment"] == "delivered"
     assert rows["nvfp4_half"]["treatment"] == ""
-    assert rows["nvfp4_x2"]["BF16 has this entropy at T"] == "above 1.2"
+    assert rows["nvfp4_x2"]["damage, points"] == ""
 
 
 def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
@@ -124,9 +123,9 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
     )
     nvfp4 = cells(lines, UNTRAINED.arm("nvfp4").label)
     assert nvfp4["prompt"] == "boxed"
-    assert nvfp4["sampled, any form of answer"] == "16.5 % ± 2.0"
+    assert nvfp4["any form of answer"] == "16.5 ± 2.0"
     assert nvfp4["less than BF16, points"] == "+4.0 (+4.0 to +4.0)"
-    assert nvfp4["the paper, 7B"] == "73.4 %"
+    assert nvfp4["the paper, 7B"] == "73.4"
 
 
 def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
@@ -134,14 +133,23 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
     shares = {arm: [float(end > 20) for end in of] for arm, of in ends.items()}
     metrics = {"accuracy_lenient": ends, "took_off": shares, "collapsed": shares}
     lines = training_rows([check(TRAINED, metrics, ends)], TRAINED.name)
+    lines = lines[[line.startswith("| trained arm |") for line in lines].index(True) :]
     first, second = (cells(lines, TRAINED.arm(arm).label) for arm in ends)
     assert first["beside BF16, points"] == ""
-    assert first["GSM8K at the end"] == "32.0 %"
+    assert first["GSM8K at the end, %"] == "32.0"
     # The fourth seed has no partner: it is in the mean and in no difference.
     assert second["beside BF16, points"].startswith("-1.0 (")
-    assert second["GSM8K at the end"] == "25.8 %"
-    assert second["steps to the threshold"].endswith("(3 of 4)")
+    assert second["GSM8K at the end, %"] == "25.8"
+    assert second["steps to 30 %"].endswith("(3 of 4)")
     assert second["broke down"] == "3"
+    assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
+
+
+def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: list[Checked]) -> None:
+    statement = next(claim.statement for claim in TRAINED.claims if claim.name == "qerl_sooner")
+    row = cells(training_rows(every_blessed, TRAINED.name), statement)
+    assert row["the paper's size"] == "2.16 x"
+    assert " x (" in row["here"]
 
 
 def test_without_records_the_page_says_so() -> None:
