@@ -99,9 +99,13 @@ def _interval(interval: Interval | None) -> str:
 
 def step_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
-    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
-             "update's", "verdict", "step", "16-bit LoRA's"]  # fmt: skip
     target, rows = checked.selection.target, []
+    timed = {arm for metric in target.metrics if metric.name.startswith("speedup_")
+             for arm in checked.evidence.values(metric.name)}  # fmt: skip
+    alone = timed == {"nvfp4_lora"}
+    step = "QeRL's step" if alone else "step"
+    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
+             "update's", "verdict", step, "16-bit LoRA's"]  # fmt: skip
     bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     printed = printed_speedups(target.paper_file, expected)
     for metric in target.metrics:
@@ -114,7 +118,7 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
             whole_bar, update_bar = bars.get((arm, metric.name)), bars.get((arm, update))
             rows.append([
                 _point_text(point),
-                target.arm(arm).label,
+                "" if alone else target.arm(arm).label,
                 "" if paper is None else f"{paper:g} x",
                 _bar_text(whole_bar),
                 _bar_text(update_bar),

@@ -63,9 +63,7 @@ def test_a_run_that_passes_is_fine_and_its_record_makes_a_line(tmp_path: Path) -
     assert "2 passed, 0 failed, 0 skipped; benchmarks 1 passed" in line
 
 
-def test_without_a_device_to_name_it_ends_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_device_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_tests, "ask_driver_tool", ask_driver_tool)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="nvidia-smi"):
