@@ -280,7 +280,7 @@ def bless_device(session: nox.Session) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(GPU_TESTS / "gpu_tests.json", kept)
     repro(session, "bless", "--device", "--tier", "systems", "--runs", str(measured[-1]))
-    drawn = ["--blessed", "--tier", "systems", "--kinds", "svg", "--out", "docs/figures"]
+    drawn = ["--blessed", "--kinds", "svg", "--out", "docs/figures", "--renew"]
     session.run(suite_python(session), "-m", "figures", *drawn, external=True)
     for page in PAGES:
         repro(session, "report", "--readme", page)

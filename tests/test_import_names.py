@@ -51,5 +51,4 @@ def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loa
 
 def test_bitsandbytes_does_not_complain_of_kernels_to_who_types_a_command() -> None:
     pytest.importorskip("bitsandbytes")
-    said = run_program("import repro.evaluate.flags\nimport kernels\nimport bitsandbytes")
-    assert "kernels" not in said
+    assert "kernels" not in run_program("import repro.evaluate.flags, kernels, bitsandbytes")

@@ -100,9 +100,7 @@ def _interval(interval: Interval | None) -> str:
 def step_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
     target, rows = checked.selection.target, []
-    timed = {arm for metric in target.metrics if metric.name.startswith("speedup_")
-             for arm in checked.evidence.values(metric.name)}  # fmt: skip
-    alone = timed == {"nvfp4_lora"}
+    alone = checked.evidence.records.keys() == {"bf16_lora", "nvfp4_lora"}
     step = "QeRL's step" if alone else "step"
     heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
              "update's", "verdict", step, "16-bit LoRA's"]  # fmt: skip

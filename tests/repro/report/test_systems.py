@@ -99,9 +99,7 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
     ]
 
 
-def test_a_folded_table_tells_its_ratios_and_a_card_that_is_not_the_papers(
-    tmp_path: Path, blessed_of: Of
-) -> None:
+def test_a_folded_table_tells_its_ratios_and_its_card(tmp_path: Path, blessed_of: Of) -> None:
     vllm = blessed_of("rollout_vllm")
     page = systems_writers(lambda: [vllm], EXPECTED, tmp_path / "systems.md")
     (summary,) = [line for line in page["systems_vllm"]() if line.startswith("<summary>")]
