@@ -67,8 +67,8 @@ def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
 def test_steps_stand_beside_the_papers_ratio_with_their_bars(tmp_path: Path) -> None:
     checked = made_up_steps(tmp_path, times(0.7, "speedup_"))
     lines = step_table(checked, EXPECTED)
-    rows = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
-    cells = [cell.strip() for cell in rows[0].split("|")]
+    rows = [line for line in lines if line.startswith("| 7B, batch 8 |")]
+    cells = [cell.strip() for cell in rows[-1].split("|")]
     assert {"1.2 x", "at least 1.5 x", "1.40 x", "missed"} <= set(cells)
 
 
@@ -78,7 +78,7 @@ def test_a_bar_that_one_repeat_missed_shows_them_all(tmp_path: Path) -> None:
 
     checked = made_up_steps(tmp_path, uneven)
     lines = step_table(checked, EXPECTED)
-    (row,) = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
+    *_, row = [line for line in lines if line.startswith("| 7B, batch 8 |")]
     assert "| 1.000 x | missed |" in row
     assert "| at least 0.95 x |" in row
     (listed,) = [line for line in lines if "on average; 2 of 3 inside: 1, 0.93, 1.05" in line]
