@@ -217,7 +217,7 @@ def image(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel into dist/; the wheel must answer alone, away from the checkout."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     python, built = str(folder / "venv" / "bin" / "python"), folder / "dist"
     session.run(sys.executable, "-m", "venv", str(folder / "venv"), external=True)
     install = [python, "-m", "pip", "install", "--quiet"]
