@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from repro.__main__ import build_parser, main
+from repro.__main__ import main
 from repro.evaluate import evaluate_command
-from repro.evaluate.flags import dosing_of
 from repro.models.files.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
 
@@ -120,8 +119,3 @@ def test_a_bad_line_is_a_sentence_before_weights_are_read(
     monkeypatch.setattr(evaluate_command, "load_policy", None)
     assert main([*LINE, *flags]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_checkpoint_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no config\.json"):
-        dosing_of(build_parser().parse_args(["dose", "--model", str(tmp_path)]))
