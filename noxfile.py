@@ -217,7 +217,7 @@ def image(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel into dist/; the wheel must answer alone, away from the checkout."""
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     python, built = str(folder / "venv" / "bin" / "python"), folder / "dist"
     session.run(sys.executable, "-m", "venv", str(folder / "venv"), external=True)
     install = [python, "-m", "pip", "install", "--quiet"]
@@ -280,7 +280,7 @@ def bless_device(session: nox.Session) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(GPU_TESTS / "gpu_tests.json", kept)
     repro(session, "bless", "--device", "--tier", "systems", "--runs", str(measured[-1]))
-    drawn = ["--blessed", "--tier", "systems", "--kinds", "svg", "--out", "docs/figures"]
+    drawn = ["--blessed", "--kinds", "svg", "--out", "docs/figures", "--renew"]
     session.run(suite_python(session), "-m", "figures", *drawn, external=True)
     for page in PAGES:
         repro(session, "report", "--readme", page)

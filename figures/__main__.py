@@ -1,7 +1,7 @@
 """Draw every picture that the records allow, as PNG and SVG.
 
 `python -m figures --records runs --out figures_out [--target table1] [--tier smoke]`
-`python -m figures --blessed --tier systems --kinds svg --out docs/figures`
+`python -m figures --blessed --kinds svg --out docs/figures --renew`
 `python -m figures paper [figure4 ...]`: the paper's own tables and figures, as PDF and CSV, too
 """
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    drawn = draw(list(_checks(args, expected)), expected, out, kinds)
+    drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
     if not drawn:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--blessed", action="store_true", help="the records behind expectations")
     parser.add_argument("--kinds", help="kinds of file: png, svg, pdf; of the paper's csv, too")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
+    parser.add_argument("--renew", action="store_true", help="only what is in --out already")
     parser.add_argument("--target", help="only this target's records")
     parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
@@ -168,15 +169,17 @@ def draw(
     expected: Path,
     out: Path,
     kinds: Sequence[str] = ("png", "svg"),
+    renew: bool = False,
 ) -> list[Path]:
-    """Draw every picture of these checks; return the files' paths.
+    """Draw every picture of these checks, or those whose files are there; return the files' paths.
 
     The device is part of the names at the systems tier, whose numbers are one device's, and of
     what another device has a picture of already.
     """
     drawn = []
     for name, figure in pictures(checks, expected):
-        drawn += save(figure, out, name, kinds)
+        kept = [kind for kind in kinds if not renew or (out / f"{name}.{kind}").is_file()]
+        drawn += save(figure, out, name, kept)
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     return drawn

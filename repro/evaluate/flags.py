@@ -7,7 +7,9 @@ that, and all of it at once.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,11 @@ from repro.data.prompts import template_source
 from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
+
+# bitsandbytes takes kernels/ for the distribution of that name, and peft asks transformers for an
+# attribute by its old name: who types a command can mend neither.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 
 def require_writing(args: argparse.Namespace) -> None:
@@ -71,10 +78,16 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
 def _require_place(named: str | None, flag: str = "") -> None:
     """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
     known = named in (None, "tiny") or is_hub_name(str(named))
+    place = Path(str(named)).expanduser()
     require(
-        known or Path(str(named)).expanduser().exists(),
+        known or place.exists(),
         f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "
         "(owner/model, owner/model:FILE.gguf)",
+    )
+    described = any((place / f"{kind}config.json").is_file() for kind in ("", "adapter_"))
+    require(
+        known or described or not place.is_dir(),
+        f"{flag}{named} holds no config.json; it is not a checkpoint folder",
     )
 
 

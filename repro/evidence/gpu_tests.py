@@ -39,7 +39,10 @@ def summary(folder: Path) -> dict[str, Any]:
             lost = bool(endings & {"failure", "error"})
             count["failed" if lost else "skipped" if "skipped" in endings else "passed"] += 1
             failed += [f"{case.get('classname')}::{case.get('name')}"] * lost
-    device = ask_driver_tool(["name"])[0]["name"]
+    try:
+        device = ask_driver_tool(["name"])[0]["name"]
+    except FileNotFoundError:
+        raise SystemExit("gpu_tests: the device's name needs nvidia-smi; there is none") from None
     date = datetime.now(UTC).date().isoformat()
     head = {"commit": commit, "dirty": dirty, "date": date, "device": device}
     return head | counts | {"failed": failed}

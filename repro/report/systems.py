@@ -62,7 +62,7 @@ _RL_STEPS = ("table3_rl", "table3_rl_large", "table3_32b_rl")
 _SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
-                    picture="tables_5_to_8_throughput", shown=True),
+                    picture="tables_5_to_8_throughput"),
     "table9": Block(asks="rollout by LoRA rank, Table 9", targets=("table9",), written=rate_table,
                     picture="table9_ranks"),
     "figure11": Block(asks="rollout by LoRA rank, Fig. 11", targets=("figure11",),
@@ -129,7 +129,7 @@ def systems_writers(
 
 
 def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) -> list[str]:
-    """Return title, origin and table of each target, what is not blessed, and the picture.
+    """Return what was measured and the table of each target, what is not blessed, the picture.
 
     Each target is shown on one device: the paper's card where it was measured on it.
     """
@@ -145,6 +145,9 @@ def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) 
         devices.add(device)
         tables.append({
             "title": checked.selection.target.title,
+            "device": "" if _PAPERS_CARD in device else device_title(device),
+            "measured": ", ".join(filter(None, (
+                measured for _, (measured, *_) in _short_lines("", [checked], expected)))),
             "counts": counted([*of_kind(checked, *CLAIMS), *all_bars(checked, expected)]),
             "origin": origin_text(checked),
             "table": "\n".join(block.written(checked, expected)),
@@ -219,7 +222,7 @@ def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[L
     if not compared:
         claims = [item for checked in checks for item in of_kind(checked, *CLAIMS)]
         paper, measured = step_spans(checks, expected)
-        measured = measured or "; ".join(_headline(checked) for checked in checks)
+        measured = measured or _headline(checks[0])
         return [((asks, paper), (measured, counted(claims), counted(stated)))]
     lines: list[Line] = []
     for slow, items in against(compared).items():

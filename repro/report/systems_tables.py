@@ -19,7 +19,7 @@ from repro.report.systems_rates import (
     printed_speedups,
     rank_of,
 )
-from repro.report.tables import bar_rows, bars_table, table
+from repro.report.tables import bars_table, table
 from repro.report.verdict_words import Bar, labelled, stated_bars
 
 # Tokens per second from which digits behind the point say nothing.
@@ -36,7 +36,8 @@ def rate_table(checked: Checked, expected: Path) -> list[str]:
              "ratio, 95 % interval", "verdict", f"{second}, paper", f"{first}, paper",
              f"{second}, tokens/s", f"{first}, tokens/s"]  # fmt: skip
     rows = [_rate_row(checked, same, by_rank, several) for same in _alike(pairs)]
-    return [*table(heads, rows), *bar_rows(checked, expected), *_disagreements(checked, expected)]
+    missed = bars_table([checked], expected, "contradicted")
+    return [*table(heads, rows), *missed, *_disagreements(checked, expected)]
 
 
 def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
@@ -98,9 +99,11 @@ def _interval(interval: Interval | None) -> str:
 
 def step_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
-    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
-             "update's", "verdict", "step", "16-bit LoRA's"]  # fmt: skip
     target, rows = checked.selection.target, []
+    alone = checked.evidence.records.keys() == {"bf16_lora", "nvfp4_lora"}
+    step = "QeRL's step" if alone else "step"
+    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update", "speed-up", "verdict",
+             "update's", "verdict", step, "16-bit LoRA's"]  # fmt: skip
     bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     printed = printed_speedups(target.paper_file, expected)
     for metric in target.metrics:
@@ -113,7 +116,7 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
             whole_bar, update_bar = bars.get((arm, metric.name)), bars.get((arm, update))
             rows.append([
                 _point_text(point),
-                target.arm(arm).label,
+                "" if alone else target.arm(arm).label,
                 "" if paper is None else f"{paper:g} x",
                 _bar_text(whole_bar),
                 _bar_text(update_bar),
@@ -126,8 +129,8 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
             ])  # fmt: skip
     # What rows of new lengths cost is no speed-up: it stands among the bars, so all are shown.
     every = any("_over_equal_" in metric.name for metric in target.metrics)
-    bars_below = bars_table([checked], expected) if every else bar_rows(checked, expected)
-    return [*table(heads, rows), *bars_below]
+    shown = () if every else ("contradicted",)
+    return [*table(heads, rows), *bars_table([checked], expected, *shown)]
 
 
 def scaling_table(checked: Checked, expected: Path) -> list[str]:

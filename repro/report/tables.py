@@ -13,7 +13,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
-from repro.report.verdict_words import Bar, counted, labelled, stated_bars
+from repro.report.verdict_words import Bar, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
 # A row: cells that all devices share, which say what it is about, and those of one device.
@@ -144,13 +144,6 @@ def arms_table(
     ]
     heads = [*(f"paper, {name}" for name in printed), *(head for head, _, _ in measured)]
     return table(["arm", *heads], rows)
-
-
-def bar_rows(checked: Checked, expected: Path) -> list[str]:
-    """Return how many of a target's stated bars are met, and a table of those missed."""
-    bars = [bar.verdict for bar in stated_bars(checked, expected)]
-    lines = [f"Stated bars: {counted(bars)}.", ""] if bars else []
-    return lines + bars_table([checked], expected, "contradicted")
 
 
 def bars_table(checks: Sequence[Checked], expected: Path, *statuses: str) -> list[str]:

@@ -181,7 +181,7 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
         (result,), reasons = tried(partial(change, changed, changes))
         changed, refused = result or changed, refused + reasons
     require(not refused, "; ".join(dict.fromkeys(refused)))
-    taken = _tier_of(changed, tier)
+    taken = tier or default_tier(changed)
     if target is source:
         target = changed
     elif changed.name != source.name:
@@ -189,10 +189,6 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     if changes.reward is not None:
         target = dataclasses.replace(target, claims=())
     return Selection(target=target, source=changed, tier=taken)
-
-
-def _tier_of(source: Target, tier: Tier | None) -> Tier:
-    return tier or (default_tier(source) if source.scales else Tier.SMOKE)
 
 
 def _with_data(source: Target, changes: Changes) -> Target:
@@ -210,7 +206,7 @@ def _with_reward(source: Target, changes: Changes) -> Target:
 def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:
     if not changes.settings and changes.limit is None:
         return source
-    return with_overrides(source, _tier_of(source, tier), changes.settings, changes.limit)
+    return with_overrides(source, tier or default_tier(source), changes.settings, changes.limit)
 
 
 def revision_of(checkpoint: str) -> str:

@@ -31,7 +31,7 @@ def test_the_pictures_in_docs_are_those_of_the_blessed_records(
     made_by = f"Matplotlib v{matplotlib.__version__}".encode()
     draw(every_blessed, EXPECTED, tmp_path, ["svg"])
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures"
+    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures --renew"
     assert committed
     assert committed.keys() <= drawn.keys(), stale
     if not all(made_by in text for text in committed.values()):
@@ -47,6 +47,9 @@ def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path: Pat
         for device in ("nvidia_h100_80gb_hbm3", "nvidia_h200")
         for kind in ("png", "svg")
     )
+    (tmp_path / "systems_nvidia_h200_rollout_throughput.svg").unlink()
+    assert main([*line, "--renew"]) == 0
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_targets_that_read_anothers_records_have_their_own_claims_alone(

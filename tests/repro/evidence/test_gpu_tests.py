@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from repro.evidence import gpu_tests
+from repro.evidence.environment import ask_driver_tool
 from repro.run.places import expected_folder
 
 PASSES = "def test_passes():\n    pass\n"
@@ -60,6 +61,13 @@ def test_a_run_that_passes_is_fine_and_its_record_makes_a_line(tmp_path: Path) -
     (line,) = gpu_tests.gpu_tests_rows(tmp_path)
     assert "`ccccccc` on NVIDIA H200" in line
     assert "2 passed, 0 failed, 0 skipped; benchmarks 1 passed" in line
+
+
+def test_no_device_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tests, "ask_driver_tool", ask_driver_tool)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="nvidia-smi"):
+        gpu_tests.main(tmp_path)
 
 
 def test_the_committed_records_have_no_failure() -> None:

@@ -7,13 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from repro.judge.check import Checked
-from repro.report.tables import (
-    bar_rows,
-    bars_table,
-    in_cell,
-    side_by_side,
-    table,
-)
+from repro.report.tables import bars_table, in_cell, side_by_side, table
 from repro.report.verdict_words import stated_bars, word
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
@@ -69,5 +63,5 @@ def test_bars_of_two_devices_stand_in_one_row_each(blessed_of: Of) -> None:
     assert [[row[place] for row in rows] for place in places] == words
 
 
-def test_a_target_without_bars_has_no_line_about_them(blessed_of: Of) -> None:
-    assert bar_rows(blessed_of("figure4", Tier.SMOKE), EXPECTED) == []
+def test_a_target_without_bars_has_no_table_of_them(blessed_of: Of) -> None:
+    assert bars_table([blessed_of("figure4", Tier.SMOKE)], EXPECTED) == []

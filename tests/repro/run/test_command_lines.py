@@ -97,6 +97,7 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
             "./no holds|./nor is|as merged|{folder} exists",
         ),
         ("evaluate ./no --data gsm9k,generated --at x", "./no is|'gsm9k'|give --limit N|--at x"),
+        ("evaluate {folder} --data gsm9k", "{folder} holds no config.json|'gsm9k'"),
         ("dose --model ./no --formats int3 --sigmas 0", "./no is|int3|--sigmas 0"),
     ],
 )
@@ -128,6 +129,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
     [
         ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, plan, run"),
         ("run", "run: the following arguments are required: TARGET"),
+        ("run figure1", "figure1: nothing of its own"),
         ("check --jsn", "check: there is no argument --jsn (did you mean --json?)"),
         ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
         ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
