@@ -129,7 +129,7 @@ def judge_bundle(path: Path, expected: Path) -> Checked:
 
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle, in memory alone; called within `unbelieved`, for it believes nothing."""
-    require(path.is_file() and not path.is_symlink(), "it is not a plain file")
+    require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:
         text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)

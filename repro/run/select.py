@@ -210,7 +210,15 @@ def _with_reward(source: Target, changes: Changes) -> Target:
 def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:
     if not changes.settings and changes.limit is None:
         return source
-    return with_overrides(source, _tier_of(source, tier), changes.settings, changes.limit)
+    taken = _tier_of(source, tier)
+    changed = with_overrides(source, taken, changes.settings, changes.limit)
+    revision, scale = changes.settings.get("revision"), changed.scales[taken]
+    require(
+        not revision or is_hub_name(scale.checkpoint),
+        f"--revision {revision}: needs a hub name (owner/model) as --model, the checkpoint is "
+        f"{getattr(scale, 'checkpoint', '')!r}",
+    )
+    return changed
 
 
 def revision_of(checkpoint: str) -> str:
