@@ -26,6 +26,7 @@ _TIERS = "smoke, systems, mini or paper"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the process's exit status."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where it was closed
     try:
         args = build_parser().parse_args(arguments)
         status: int = args.command(args)

@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
     assert process.returncode == 0
 
 
-def test_an_interrupt_ends_a_command_with_a_sentence(
+def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = Mock(side_effect=KeyboardInterrupt)
@@ -136,6 +136,8 @@ def test_an_interrupt_ends_a_command_with_a_sentence(
     for line in (["environment"], ["check", "table1", "--tier", "smoke"]):
         assert main(line) == 130
         assert capsys.readouterr().err == "repro: interrupted\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["list"]) == 0
 
 
 def test_a_target_without_claims_says_so(capsys: pytest.CaptureFixture[str]) -> None:

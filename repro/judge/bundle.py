@@ -142,4 +142,5 @@ def read_bundle(path: Path) -> Bundle:
     )
     finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]
     require(len({*finished}) == len(finished), "it has a run twice")
+    require(bool(records), "it holds no record")
     return Bundle(path, select([named["target"]], tier=named["tier"])[0], records)

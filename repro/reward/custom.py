@@ -137,7 +137,8 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, numbers.Real) and abs(value) <= _LARGEST:
+    is_real = isinstance(value, numbers.Real)
+    if is_real and -_LARGEST <= value <= _LARGEST:
         return float(value)
     needed = f"a number from {-_LARGEST:g} to {_LARGEST:g}, or None"
     raise ValueError(f"reward {named} returned {_shown(value)}; needed is {needed}")

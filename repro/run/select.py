@@ -212,12 +212,10 @@ def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Targe
         return source
     taken = _tier_of(source, tier)
     changed = with_overrides(source, taken, changes.settings, changes.limit)
-    revision, scale = changes.settings.get("revision"), changed.scales[taken]
-    require(
-        not revision or is_hub_name(scale.checkpoint),
-        f"--revision {revision}: needs a hub name (owner/model) as --model, the checkpoint is "
-        f"{getattr(scale, 'checkpoint', '')!r}",
-    )
+    revision = changes.settings.get("revision")
+    named = getattr(changed.scales[taken], "checkpoint", "")
+    known = not revision or is_hub_name(named)
+    require(known, f"--revision {revision}: needs a hub name (owner/model) as --model, not {named}")
     return changed
 
 

@@ -105,7 +105,6 @@ def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
         ([*GENERATED, "--samples", "2", "--at", "x"], "--at x: needs numbers"),
         ([*GENERATED, "--samples", "2", "--temperature", "0"], "greedy answers are all the same"),
         ([*GENERATED, "--temperature", "inf"], "--temperature inf: needs a finite number"),
-        ([*GENERATED, "--template", "tony"], "prompt template 'tony' is unknown"),
         ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
         ([*GENERATED, "--prompt-tokens", "3"], "this scale takes at most 3"),
         ([*GENERATED, "--out", "no/such/folder/x.json"], "its folder does not exist"),
