@@ -20,12 +20,13 @@ from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
 from repro.runlog.log_flags import add_log_flags
 from repro.spec.command_parser import SentenceParser
 
-FINE, CONTRADICTED, USAGE = 0, 1, 2
+FINE, CONTRADICTED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _TIERS = "smoke, systems, mini or paper"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the process's exit status."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where it was closed
     try:
         args = build_parser().parse_args(arguments)
         status: int = args.command(args)
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return FINE
+    except KeyboardInterrupt:
+        print("repro: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except (ValueError, OSError) as error:
         from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
@@ -386,7 +390,6 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from repro.run.execute import INTERRUPTED
     from repro.run.places import runs_folder
     from repro.run.select import check_line
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,6 +125,19 @@ def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("repro.evidence.environment.environment_text", stopped)
+    monkeypatch.setattr("repro.report.console.main_check", stopped)
+    for line in (["environment"], ["check", "table1", "--tier", "smoke"]):
+        assert main(line) == 130
+        assert capsys.readouterr().err == "repro: interrupted\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["list"]) == 0
 
 
 def test_a_target_without_claims_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
 _SILENT_SECONDS = 15.0
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
 Metrics = Mapping[str, Mapping[str, Estimate]]
@@ -152,7 +154,12 @@ def _ask(asked: EvaluationRequest, policy: Policy, pool: GraderPool) -> dict[str
     for name, of in asked.questions.items():
         if isinstance(sampler, TorchSampler):
             sampler.on_token = _telling(name, len(of) * asked.samples)
-        (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
+        try:
+            (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
+        except RuntimeError as error:  # a device has its own class of it, a CPU has none
+            asking = f"--samples {asked.samples} of --tokens {tokens}"
+            require(not _NO_MEMORY.search(str(error)), f"{asking}: memory lacks; needs less")
+            raise
         answers[name] = cast(Answers, own)  # the one run is alive
         require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
     return answers

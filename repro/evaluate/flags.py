@@ -102,6 +102,7 @@ def adapter_folder(named: str) -> Path:
 def sampling_of(args: argparse.Namespace) -> SamplingConfig:
     """Return the sampling of `evaluate`; `ValueError` for numbers that do not fit together."""
     require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
+    require(args.temperature < math.inf, f"--temperature {args.temperature}: needs a finite number")
     require(
         args.temperature > 0 or args.samples == 1,
         f"--samples {args.samples} with --temperature 0: greedy answers are all the same; needs 1",

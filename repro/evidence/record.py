@@ -284,6 +284,8 @@ def read_record(path: Path) -> Record:
         If the file cannot be read, is not a record of this schema, has a seal that does not match
         its contents, or holds contradictory observations.
     """
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path}: not a readable record: it is not a plain file")
     try:
         raw = finite_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -347,11 +349,16 @@ def parse_record(raw: Any, where: str) -> Record:
             raise RecordError(f"{where}: field {name} is {values[name]!r:.60}; needed is {hint}")
     if not _COMMIT.fullmatch(values["commit"]):
         raise RecordError(f"{where}: commit is {values['commit']!r:.60}; that is no commit's name")
+    times = []
     for name in ("started", "finished"):
         try:
-            datetime.fromisoformat(values[name])
+            times.append(datetime.fromisoformat(values[name]))
         except ValueError as error:
             raise RecordError(f"{where}: field {name}: {error}") from error
+        if times[-1].tzinfo is None:
+            raise RecordError(f"{where}: field {name} is {values[name]!r}; needs an offset to UTC")
+    if times[1] < times[0]:
+        raise RecordError(f"{where}: field started is {times[0]}, later than finished, {times[1]}")
     if any(not isinstance(state.get("sha256"), str) for state in values["sources"]):
         raise RecordError(f"{where}: field sources: a state has no text as its sha256")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}

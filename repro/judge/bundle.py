@@ -129,7 +129,7 @@ def judge_bundle(path: Path, expected: Path) -> Checked:
 
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle, in memory alone; called within `unbelieved`, for it believes nothing."""
-    require(path.is_file() and not path.is_symlink(), "it is not a plain file")
+    require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:
         text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)
@@ -142,4 +142,5 @@ def read_bundle(path: Path) -> Bundle:
     )
     finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]
     require(len({*finished}) == len(finished), "it has a run twice")
+    require(bool(records), "it holds no record")
     return Bundle(path, select([named["target"]], tier=named["tier"])[0], records)

@@ -44,7 +44,7 @@ _MOST_ANSWER_CHARACTERS = 8192
 # Texts whose readings are kept, the least recently used being forgotten.
 _REMEMBERED = 65_536
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
-_SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*", re.IGNORECASE)
+_SENTENCE = re.compile(r"\banswer is[ \t]*(?::(?:\*\*|__)?\s*)?", re.IGNORECASE)
 _SENTENCE_CHARACTERS = 200
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|<")
 # Marks of emphasis, but for those between two numbers: `2**3`.

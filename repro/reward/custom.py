@@ -24,12 +24,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import math
 import numbers
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -37,6 +35,8 @@ from typing import Any, cast
 from repro.spec.arm import RewardFunction, meant, require
 
 CustomReward = Callable[..., Sequence[float | None]]
+# Squares of larger ones need not be finite in float32, in which losses and gradients are.
+_LARGEST = 1e15
 _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])
 
 
@@ -137,10 +137,11 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    with suppress(OverflowError):
-        if isinstance(value, numbers.Real) and math.isfinite(value):
-            return float(value)
-    raise ValueError(f"reward {named} returned {_shown(value)}; needed is a finite number or None")
+    is_real = isinstance(value, numbers.Real)
+    if is_real and -_LARGEST <= value <= _LARGEST:
+        return float(value)
+    needed = f"a number from {-_LARGEST:g} to {_LARGEST:g}, or None"
+    raise ValueError(f"reward {named} returned {_shown(value)}; needed is {needed}")
 
 
 def _shown(value: Any) -> str:

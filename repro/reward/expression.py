@@ -48,7 +48,12 @@ _STYLE = re.compile(
     r"\\(?:(?:display|text|script)style|large|Large|huge|Huge|bf|bfseries|rm|it)(?![A-Za-z])\s?"
 )
 _SPACE_BEFORE = re.compile(r"(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|~|\{\}|\s)*")
-_SPACE_AFTER = re.compile(r"(?:\\[,;:!]|\\q?quad|~|(?<![A-Za-z}])\{\})\s*$")
+_SPACE_AFTER = re.compile(r"(?:\\[,;:!]|(?<!\\)\\|\\q?quad|~|(?<![A-Za-z}])\{\})\s*$")
+_ARRAY = re.compile(
+    r"(?:(\()|\[)\s*\\begin\{(array|matrix)\}(?:\{[lcr]+\})?"
+    r"((?:(?!\\begin).)*?)\\end\{\2\}\s*(?(1)\)|\])",
+    re.DOTALL,
+)
 _LETTER_BEFORE = re.compile(r"^\{([A-Za-z])\}(?=\s?=)")
 _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega|Delta|Omega)\b\s?"
 _LABEL = rf"(?:[A-Za-z]{{1,3}}|{_GREEK}|\\(?:overline|vec|mathrm|text)\s?\{{[A-Za-z]{{1,3}}\}})"
@@ -140,9 +145,8 @@ def comparable(gold: str, answer: str) -> Forms | None:
     """
     if not (_is_clean(gold) and _is_clean(answer)):
         return None
-    gold, answer = gold.replace("{bmatrix}", "{pmatrix}"), answer.replace("{bmatrix}", "{pmatrix}")
-    gold_name, gold = _without_name(_SIZES.sub("", gold))
-    name, answer = _without_name(_SIZES.sub("", answer))
+    gold_name, gold = _without_name(_with_pmatrix(_SIZES.sub("", gold)))
+    name, answer = _without_name(_with_pmatrix(_SIZES.sub("", answer)))
     if not gold or not answer or (name and gold_name and name != gold_name):
         return None
     words = _words(gold)
@@ -158,6 +162,12 @@ def comparable(gold: str, answer: str) -> Forms | None:
     if number is not None:
         return _as_numbers([number], [_unbracketed(answer)], gold, ordered=True)
     return _as_formula(gold, answer)
+
+
+def _with_pmatrix(text: str) -> str:
+    """Return the text with its matrices, and its arrays in brackets, in round brackets."""
+    text = text.replace("{bmatrix}", "{pmatrix}")
+    return _ARRAY.sub(r"\\begin{pmatrix}\3\\end{pmatrix}", text)
 
 
 def is_readable(text: str) -> bool:

@@ -44,7 +44,7 @@ _OTHERS = (
     "pennies=penny pence=penny eur=euro gbp=pound|sterling sterling=sterling yen=yen jpy=yen "
     "yuan=yuan won=won krone=krone kroner=krone rad=radian mph=mile/hour kph=kilometer/hour "
     "kmh=kilometer/hour mpg=mile/gallon kwh=kilowatt|hour mah=milliampere|hour "
-    f"percent={PERCENT} deg={DEGREE} usd={DOLLAR}"
+    f"percent={PERCENT} deg={DEGREE} usd={DOLLAR} pa=pascal lm=lumen btu=btu baht=baht ac=acre"
 )
 _UNIT_OF = {spelling: unit for unit in _REGULAR.split() for spelling in (unit, f"{unit}s")}
 _UNIT_OF |= {

@@ -33,7 +33,8 @@ def is_disk_fault(error: OSError, place: Path) -> bool:
 
 def sentence_of(error: OSError, place: Path | None = None) -> str:
     """Return an error as a sentence without a traceback, about its own path or `place`."""
-    named = error.filename if isinstance(error.filename, str | Path) else place
+    own = error.filename2 or error.filename  # of a renaming, the name that was asked for
+    named = own if isinstance(own, str | Path) else place
     if named is None or error.errno is None:
         return str(error) or type(error).__name__
     path = Path(named)

@@ -11,6 +11,7 @@ depend neither on the number of workers nor on which worker carries out a run.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -110,6 +111,8 @@ def main_run(args: argparse.Namespace) -> int:
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
         f"--ranks {args.ranks}: torchrun starts the ranks already; leave one of both out",
     )
+    seconds = args.stall_timeout
+    require(0 < seconds < math.inf, f"--stall-timeout {seconds:g}: needs more than 0, and finite")
     joined = join_torchrun(args.stall_timeout) if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)

@@ -206,7 +206,13 @@ def _with_reward(source: Target, changes: Changes) -> Target:
 def _with_settings(tier: Tier | None, source: Target, changes: Changes) -> Target:
     if not changes.settings and changes.limit is None:
         return source
-    return with_overrides(source, tier or default_tier(source), changes.settings, changes.limit)
+    taken = tier or default_tier(source)
+    changed = with_overrides(source, taken, changes.settings, changes.limit)
+    revision = changes.settings.get("revision")
+    named = getattr(changed.scales[taken], "checkpoint", "")
+    known = not revision or is_hub_name(named)
+    require(known, f"--revision {revision}: needs a hub name (owner/model) as --model, not {named}")
+    return changed
 
 
 def revision_of(checkpoint: str) -> str:

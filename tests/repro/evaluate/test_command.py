@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
         ([*GENERATED, "--samples", "2", "--at", "1,4"], "--at 4: with 2 samples k must lie in"),
         ([*GENERATED, "--samples", "2", "--at", "x"], "--at x: needs numbers"),
         ([*GENERATED, "--samples", "2", "--temperature", "0"], "greedy answers are all the same"),
-        ([*GENERATED, "--template", "tony"], "prompt template 'tony' is unknown"),
+        ([*GENERATED, "--temperature", "inf"], "--temperature inf: needs a finite number"),
         ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
         ([*GENERATED, "--prompt-tokens", "3"], "this scale takes at most 3"),
         ([*GENERATED, "--out", "no/such/folder/x.json"], "its folder does not exist"),
@@ -119,3 +120,13 @@ def test_a_bad_line_is_a_sentence_before_weights_are_read(
     monkeypatch.setattr(evaluate_command, "load_policy", None)
     assert main([*LINE, *flags]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_more_samples_than_memory_holds_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory")]
+    monkeypatch.setattr(evaluate_command.Evaluator, "ask", Mock(side_effect=errors))
+    for _ in errors:
+        assert main([*LINE, *GENERATED, "--samples", "3"]) == 2
+        assert "--samples 3 of --tokens 48: memory lacks" in capsys.readouterr().err

@@ -124,6 +124,8 @@ def test_an_edited_record_is_refused_with_file_and_reason(
         ("dirty", "no"),
         ("environment", []),
         ("started", None),
+        ("started", "2999-01-01T00:00:00+00:00"),
+        ("started", "2026-11-21T07:12:30"),
         ("inputs", {"checkpoint": 7}),
         ("series", {"reward": "x"}),
         ("effects", "none"),
@@ -155,6 +157,13 @@ def test_what_is_no_record_is_refused_with_its_file(content: bytes, tmp_path: Pa
     path.write_bytes(content)
     with pytest.raises(RecordError, match=f"{path}: not a readable record"):
         read_record(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_keeps_nobody_waiting(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "seed-0.json")
+    with pytest.raises(RecordError, match="not a readable record: it is not a plain file"):
+        read_record(tmp_path / "seed-0.json")
 
 
 def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_steps(

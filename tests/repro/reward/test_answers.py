@@ -70,6 +70,8 @@ def test_an_answer_is_the_content_of_the_only_block(text: str, answer: str | Non
         ("\\boxed{\\text{12 apples}}", "12"),
         ("\\boxed{12 \\text{ dozen}}", "12 \\text{ dozen}"),
         ("The answer is **73**.", "73"),
+        ("The answer is:\n73", "73"),
+        ("**The answer is:**\n\n73 acres", "73\\text{ acres}"),
         ("**The answer is:** 73 acres", "73\\text{ acres}"),
         ("The answer is **73** or **74**.", "73 or 74"),
         ("#### **42**", "42"),

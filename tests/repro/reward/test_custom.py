@@ -43,7 +43,7 @@ def leaving(completions, answers):
     raise SystemExit(0)
 
 def endless(completions, answers):
-    return [10**400] * len(completions)
+    return [10**16] * len(completions)
 
 def lonely(completions):
     return [0.0] * len(completions)
@@ -104,10 +104,10 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("{}:few", r"returned \[0.0\] for 2 completions"),
         ("{}:text", "returned 'ab' for 2 completions"),
         ("{}:octets", "returned b'ab' for 2 completions"),
-        ("{}:infinite", "returned inf; needed is a finite number or None"),
+        ("{}:infinite", "returned inf; needed is a number from"),
         ("{}:broken", "raised KeyError: 'gold'"),
         ("{}:leaving", "raised SystemExit: 0"),
-        ("{}:endless", "returned 1000.*; needed is a finite number or None"),
+        ("{}:endless", r"returned 1000.*; needed is a number from -1e\+15 to 1e\+15"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_a_sentence(named: str, sentence: str, write: Write) -> None:

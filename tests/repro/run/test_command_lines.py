@@ -38,6 +38,9 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
     [
         ("--workers 0", "--workers 0: needs 1 or more"),
         ("--limit 0", "--limit 0: needs 1 or more"),
+        ("--stall-timeout 0", "--stall-timeout 0: needs more than 0"),
+        ("--revision main", "--revision main: needs a hub name (owner/model) as --model"),
+        ("--model . --revision main", "--revision main: needs a hub name"),
         ("--stop-idle 0", "--stop-idle 0: needs 1 or more"),
         ("--tir smoke", "run: there is no argument --tir (did you mean --tier?)"),
         ("--seeds=-1,3", "seed -1 is negative; needs 0 or more"),
@@ -138,6 +141,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("report --readme {file} table1 table3 --tier smoke", "; leave out table1, table3, --tier"),
         ("report --readme {file} --runs {folder}", "from blessed records; leave out --runs"),
         ("report --set steps=3 --limit 5", "--set, --limit: name the targets that change"),
+        ("report --html {folder}", "{folder} cannot be used: Is a directory"),
         ("plan memory --model 33b", "there is no model size '33b'"),
         ("quantize tiny {folder}/out --format nvfp", "did you mean nvfp4?"),
         ("quantize {folder}/nothing {folder}/out", "it is neither a folder"),
