@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
@@ -43,7 +44,6 @@ from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
 _SILENT_SECONDS = 15.0
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
 Metrics = Mapping[str, Mapping[str, Estimate]]
@@ -156,9 +156,11 @@ def _ask(asked: EvaluationRequest, policy: Policy, pool: GraderPool) -> dict[str
             sampler.on_token = _telling(name, len(of) * asked.samples)
         try:
             (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
-        except RuntimeError as error:  # a device has its own class of it, a CPU has none
-            asking = f"--samples {asked.samples} of --tokens {tokens}"
-            require(not _NO_MEMORY.search(str(error)), f"{asking}: memory lacks; needs less")
+        except RuntimeError as error:
+            on_cpu = "DefaultCPUAllocator" in str(error)
+            exhausted = on_cpu or isinstance(error, torch.OutOfMemoryError)
+            asking = f"--samples {asked.samples} with --tokens {tokens}"
+            require(not exhausted, f"{asking}: out of memory; needs fewer of either")
             raise
         answers[name] = cast(Answers, own)  # the one run is alive
         require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
