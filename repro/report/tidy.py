@@ -241,9 +241,8 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
         timed = isinstance(scale, ThroughputScale)
         linears = scale.products(name) if timed else getattr(arm, "linears", "own")
         own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
-        quantised = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}.get(
-            linears, linears
-        )
+        said = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
+        quantised = said.get(linears, linears)
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
 
@@ -318,8 +317,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": in_cell, "plain": plain}
-    environment.filters |= {"effect": effect_text, "labelled": labelled}
+    environment.filters.update(cell=in_cell, plain=plain, effect=effect_text, labelled=labelled)
     return environment
 
 
