@@ -56,9 +56,8 @@ TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "q
 _FREE: Final = frozenset(
     (
         *("r", "lora_alpha", "use_rslora", "modules_to_save", "peft_type", "peft_version"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-        *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
-        *("lora_dropout", "megatron_core", "qalora_group_size"),
+        *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "lora_dropout"),
+        *("target_modules", "exclude_modules", "megatron_core", "qalora_group_size"),
     )
 )
 # What other fields may be; every field that is not here may only be empty.
@@ -105,12 +104,7 @@ class StoredAdapter:
 
 
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
-    """Return the parameters that an adapter file holds, by PEFT's names.
-
-    Parameters
-    ----------
-    norms
-        Trained norm gains among them, where the policy has such.
+    """Return the parameters that an adapter file holds, by PEFT's names; with `norms` gains, too.
 
     Raises
     ------

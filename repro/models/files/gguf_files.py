@@ -69,7 +69,7 @@ def converted(path: Path) -> Path:
         if not target.is_dir():  # made by another process meanwhile, of the same bytes
             raise
     except (ValueError, LookupError, ArithmeticError, TypeError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} cannot be read as a whole GGUF file: {error}") from error
+        raise CheckpointError(f"{path} is damaged, or no whole GGUF file ({error})") from error
     return target
 
 

@@ -97,6 +97,7 @@ def plain_values() -> dict[str, Any]:
         ("modules_to_save", ["lm_head"]),
         ("modules_to_save", ["input_layernorm"]),
         ("trainable_token_indices", [1, 2]),
+        ("layers_to_transform", [1]),
         ("rank_pattern", {"q_proj": 16}),
         ("alpha_pattern", {"q_proj": 40}),
         ("a_field_of_a_later_release", 1),
@@ -178,7 +179,6 @@ def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(
     "settings",
     [
         {"target_modules": ["q_proj", "v_proj"]},
-        {"layers_to_transform": [1]},
         {"target_modules": [*ALL, "lm_head"]},
     ],
 )

@@ -42,3 +42,9 @@ def test_end_tokens_are_those_of_both_configs(with_ends: Any, stored: Any, ends:
 def test_end_tokens_that_are_no_token_ids_are_refused(with_ends: Any, stored: Any) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id is .*needed"):
         load_policy(with_ends(stored), weight_format="bf16")
+
+
+def test_end_tokens_that_all_lie_outside_the_vocabulary_are_refused(with_ends: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"eos_token_id is \[5000, 6000\]; needed .* below"):
+        load_policy(with_ends([5000, 6000]), weight_format="bf16")
+    load_policy(with_ends([2, 5000]), weight_format="bf16")
