@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from repro.evidence import origins
 from repro.evidence.record import Record, record_path
@@ -47,7 +48,10 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For tests of what runs leave, and of workers that die or get signals once they are at work. How
     they start, with the limits and blocked signals of their parent, needs a command's own workers.
+    Beside a GPU workers start afresh: what the server imports begins CUDA, which no fork survives.
     """
+    if torch.cuda.is_available():
+        return
     server = multiprocessing.get_context("forkserver")
     # Nothing of this project: a worker's modules are those of its own start.
     server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "peft"])
