@@ -48,6 +48,8 @@ _TITLES = {
 # Of several targets, by the last word of a picture's name on the systems page, where its first
 # names no table or figure.
 _OF_SYSTEMS = {"throughput": curves.by_batch, "memory": bars.memory}
+# None where the records have nothing to draw.
+_Named = tuple[str, Figure | None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,13 +194,15 @@ def pictures(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, F
         devices = by_device(checked for checked in checks if checked.selection.tier is tier)
         for device, of_device in sorted(devices.items()):
             for name, figure in _of_tier(of_device, tier, expected):
+                if figure is None:
+                    continue
                 apart = device and (tier is Tier.SYSTEMS or f"{tier.value}_{name}" in drawn)
                 whole = f"{tier.value}_{device}_{name}" if apart else f"{tier.value}_{name}"
                 drawn.add(whole)
                 yield whole, figure
 
 
-def _of_tier(checks: Sequence[Checked], tier: Tier, expected: Path) -> Iterator[tuple[str, Figure]]:
+def _of_tier(checks: Sequence[Checked], tier: Tier, expected: Path) -> Iterator[_Named]:
     if tier is Tier.SYSTEMS:
         yield from _of_systems(checks, expected)
         return
@@ -207,7 +211,7 @@ def _of_tier(checks: Sequence[Checked], tier: Tier, expected: Path) -> Iterator[
             yield f"{checked.selection.target.name}_{name}", figure
 
 
-def _of_target(checked: Checked, expected: Path) -> Iterator[tuple[str, Figure]]:
+def _of_target(checked: Checked, expected: Path) -> Iterator[_Named]:
     """Yield the pictures of one target; curves of those alone whose runs are their own."""
     target = checked.selection.target
     spoken = re.sub(r"(\d)_(\d)b\b", r"\1.\2B", target.name).replace("_", " ")
@@ -215,17 +219,13 @@ def _of_target(checked: Checked, expected: Path) -> Iterator[tuple[str, Figure]]
     alone = target.records_of is None
     if target.procedure == "train" and alone:
         for name, (title, series, ylabel) in _TRAINING.items():
-            figure = curves.training(checked, series, f"{title}{where}", ylabel)
-            if figure is not None:
-                yield name, figure
+            yield name, curves.training(checked, series, f"{title}{where}", ylabel)
     for name, drawing in _OF_TARGET.get(target.procedure, {}).items():
         if alone or name == "claims":
-            figure = drawing(checked, expected, f"{_TITLES[name]}{where}")
-            if figure is not None:
-                yield name, figure
+            yield name, drawing(checked, expected, f"{_TITLES[name]}{where}")
 
 
-def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, Figure]]:
+def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
     """Yield the pictures of the systems page."""
     behind, found = f"; {Tier.SYSTEMS.value} tier", paper_pictures.by_target(checks, ())
     for block in BLOCKS.values():
@@ -235,14 +235,10 @@ def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str
             yield block.picture, paper_pictures.draw(first, found, expected)[0]
         elif block.picture and of_block:
             title = f"{block.asks[:1].upper()}{block.asks[1:]}{behind}"
-            figure = _OF_SYSTEMS[kind](of_block, expected, title)
-            if figure is not None:
-                yield block.picture, figure
+            yield block.picture, _OF_SYSTEMS[kind](of_block, expected, title)
     for checked in checks:
         if checked.selection.target.procedure == "operation":
-            figure = roofline.draw(checked, f"Linear layers over the rows of x{behind}")
-            if figure is not None:
-                yield KERNELS, figure
+            yield KERNELS, roofline.draw(checked, f"Linear layers over the rows of x{behind}")
 
 
 def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

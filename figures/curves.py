@@ -1,8 +1,6 @@
 """Curves: reward and entropy over training steps, tokens per second over batch.
 
-Of training: the mean over seeds of a centred moving average, averaged first within a seed, with the
-95 % t interval of that mean where there are three seeds or more. An interval of two seeds is
-thirteen standard errors wide on either side: it hides the lines.
+Of training: a panel per arm with a centred moving average of each run, and the mean of these.
 
 Of rollouts: means with 95 % t intervals, the paper's cells as open circles, and below them how many
 times 16-bit LoRA's they are, with the intervals of verdicts.
@@ -13,21 +11,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator
 
 from figures import captions
-from figures.style import GREY, Style, frame, ink, looks_of, name_ends, new_figure, styles, tidy
+from figures.style import GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
 from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates
 
 WINDOW = 5
-_BAND_SEEDS = 3
+# Of a line, as many as are told apart.
+_STEPS = 50
+# A white edge lifts a mean from the runs behind it.
+_MEAN: dict[str, Any] = {
+    "linewidth": 1.8, "path_effects": [withStroke(linewidth=3.0, foreground="white")],
+}  # fmt: skip
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _BASE = "bf16_lora"
 # What stands behind a number, so that no line strikes it through.
@@ -90,31 +96,54 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
 
 
 def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure | None:
-    """Return the figure of a series over training steps, None without any such series."""
-    curves = training_points(checked, series)
-    if not curves:
+    """Return the figure of a series over training steps, None without any such series.
+
+    As in the paper's Figs. 4, 7 and 8 a panel has an arm beside what it is compared with: 16-bit
+    LoRA, else the first arm, and those before it that a claim names with it.
+    """
+    target, curves = checked.selection.target, training_points(checked, series)
+    arms = [arm.name for arm in target.arms if arm.name in curves]
+    if not arms:
         return None
-    figure = new_figure(8.0, max(4.6, 0.38 * len(curves)))
-    axes = figure.subplots()
-    tidy(axes)
-    ends = []
-    for arm, style in styles(checked.selection.target.arms).items():
-        if points := curves.get(arm):
-            places = [point.place for point in points]
-            means = [point.mean for point in points]
-            axes.plot(places, means, color=style.colour, linestyle=style.line, linewidth=1.8)
-            if len(checked.evidence.records[arm]) >= _BAND_SEEDS:
-                low, high = zip(*(point.ends for point in points), strict=True)
-                axes.fill_between(places, low, high, color=style.colour, alpha=0.1, linewidth=0)
-            ends.append((style, places[-1], means[-1]))
-    last = max(x for _, x, _ in ends)
-    axes.set_xlim(1, 1.02 * last)
-    axes.set(xlabel="training step", ylabel=ylabel)
-    name_ends(axes, ends, at=1.06 * last, gap=0.052 * min(1, 12 / len(ends)))
-    note = f"mean and, of {_BAND_SEEDS} seeds or more, 95 % t interval; moving average over"
-    origin = captions.origin(checked.evidence.every_record())
-    frame(figure, title, f"{origin}; {note} {WINDOW} steps")
+    base = _BASE if _BASE in arms else arms[0]
+    looks, compared = styles(target.arms), [claim.contrast.keys() for claim in target.claims]
+    means = {arm: [(point.place, point.mean) for point in curves[arm]] for arm in arms}
+    rows, columns = ceil(len(arms) / 2), min(2, len(arms))
+    figure = new_figure(6.0, max(3.6, 1.1 + 1.5 * rows))
+    grid = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
+    if len(grid) > len(arms):
+        # Not the last one: only the last row numbers its steps.
+        grid.pop(1).set_axis_off()
+    for place, (arm, axes) in enumerate(zip(arms, grid, strict=True)):
+        tidy(axes)
+        look, by_seed = looks[arm], checked.evidence.records[arm]
+        runs = [values for run in by_seed.values() if (values := run.series.get(series))]
+        for values in runs:
+            steps = [*enumerate(smooth(values, WINDOW), start=1)]
+            _draw_line(axes, steps, look, linewidth=0.6, label="a run")
+        _draw_line(axes, means[arm], look, zorder=3, label="mean of the runs", **_MEAN)
+        for other in arms[:place]:
+            if other == base or {other, arm} in compared:
+                label = f"mean of {looks[other].label}"
+                _draw_line(axes, means[other], looks[other], linestyle="--", label=label, **_MEAN)
+        seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+        axes.set_title(f"{look.label}: {seeds}", color=ink(look.colour), fontsize=9, loc="left")
+    for axes in grid[-columns:]:
+        axes.set_xlabel("training step")
+    figure.supylabel(ylabel, fontsize=10)
+    keys = {f"{line.get_label()}": line for axes in reversed(grid) for line in axes.lines}
+    note = f"{captions.origin(checked.evidence.every_record())}; moving average over {WINDOW} steps"
+    frame(figure, title, note, [*keys.values()])
     return figure
+
+
+def _draw_line(
+    axes: Axes, points: Sequence[tuple[float, float | None]], style: Style, **look: Any
+) -> None:
+    """Draw a moving average at no more steps than the eye tells apart, the last among them."""
+    stride = min(WINDOW, ceil(len(points) / _STEPS))
+    places, heights = zip(*points[:-1:stride], points[-1], strict=True)
+    axes.plot(places, heights, color=style.colour, **look)
 
 
 # (model, arm) to its points.

@@ -24,7 +24,7 @@ _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A dot with its interval (None of one value), and a tick for each of `values`."""
+    """A dot with its interval (None of one value), a tick for each value, the paper's diamond."""
 
     label: str
     mean: float
@@ -32,6 +32,7 @@ class Row:
     high: float | None
     colour: str = COLOURS["mxfp4"]
     values: Sequence[float] = ()
+    paper: float | None = None
 
 
 def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
@@ -42,6 +43,8 @@ def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(row.mean, place, "o", color=row.colour, markersize=5)
         axes.plot(row.values, [place] * len(row.values), "|", color=row.colour, alpha=0.8,
                   markersize=10)  # fmt: skip
+        if row.paper is not None:
+            axes.plot(row.paper, place, "D", color="#000000", markersize=4.5, zorder=3)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     tidy(axes, "x")
@@ -61,21 +64,17 @@ def claims(checked: Checked, expected: Path, title: str) -> Figure | None:
     if not stated:
         return None
     units = list(dict.fromkeys(row.unit for row in stated))
-    parts = [[row for row in stated if row.unit == unit] for unit in units]
     drawn = [
         [Row(label=fill(f"{row.statement}: {row.verdict}", 60), mean=row.effect or 0.0,
-             low=row.low, high=row.high) for row in part]
-        for part in parts
+             low=row.low, high=row.high, paper=row.paper) for row in stated if row.unit == unit]
+        for unit in units
     ]  # fmt: skip
     heights = [_height(rows) - 1.0 for rows in drawn]
     figure = new_figure(9.0, 0.6 + sum(heights))
     grid = figure.subplots(len(units), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, unit, part, rows in zip(grid, units, parts, drawn, strict=True):
+    for axes, unit, rows in zip(grid, units, drawn, strict=True):
         draw_rows(axes, rows)
         axes.axvline(1.0 if unit in ("ratio", "x") else 0.0, color="#9a9a9a", linewidth=0.8)
-        for place, row in enumerate(part):
-            if row.paper is not None:
-                axes.plot(row.paper, place, "D", color="#000000", markersize=4.5, zorder=3)
         axes.set_xlabel(f"effect, {unit}")
     note = f"{captions.origin(checked.evidence.every_record())}; simultaneous 95 % intervals"
     frame(figure, title, f"{note}; diamonds: the paper's size")
@@ -94,20 +93,15 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
         return None
     looks, paper = styles(checked.selection.target.arms), paper_rises(expected)
     rows: list[Row] = []
-    printed = {}
     for arm in (arm for arm in looks if arm in found and found[arm].arm.temperature_factor == 1):
         of, own, base = found[arm].rise, entropy[arm], entropy[_BASE]
-        printed[len(rows)] = paper.get(arm)
         draws = [own[draw] - base[draw] for draw in own if draw in base]
         rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
-                        low=of.low, high=of.high, values=draws))  # fmt: skip
+                        low=of.low, high=of.high, values=draws, paper=paper.get(arm)))  # fmt: skip
     # The right panel's label needs its height, however few the rows.
     figure = new_figure(11.5, max(3.9, 0.3 + _height(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_rows(left, rows)
-    for place, value in printed.items():
-        if value is not None:
-            left.plot(value, place, "D", color="#000000", markersize=4.5, zorder=3)
     left.axvline(0, color="#9a9a9a", linewidth=0.8)
     left.set_xlabel("entropy less BF16's, nats")
     _costs(right, checked, entropy)

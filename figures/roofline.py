@@ -7,9 +7,10 @@ the arithmetic at the matmul rate, whichever is longer. Medians over seeds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -83,10 +84,10 @@ def draw(checked: Checked, title: str) -> Figure | None:
     looks = styles(checked.selection.target.arms)
     for column, block in zip(grid.T, blocks, strict=True):
         of_block = [row for row in table if row.block == block]
-        for axes, height in zip(column, (_microseconds, _gain), strict=True):
-            tidy(axes)
-            _draw_lines(axes, of_block, looks, height)
         above, below = column
+        tidy(above)
+        tidy(below)
+        _draw_lines(above, below, of_block, looks)
         above.set_title(f"Qwen2.5-{block.upper()}, four linear layers", loc="left", fontsize=10)
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
@@ -105,30 +106,21 @@ def draw(checked: Checked, title: str) -> Figure | None:
     return figure
 
 
-def _microseconds(row: RooflineRow, time: float) -> float:
-    return time
-
-
-def _gain(row: RooflineRow, time: float) -> float:
-    return row.bf16 / time
-
-
 def _draw_lines(
-    axes: Axes,
-    table: Sequence[RooflineRow],
-    looks: Mapping[str, Style],
-    height: Callable[[RooflineRow, float], float],
+    above: Axes, below: Axes, table: Sequence[RooflineRow], looks: Mapping[str, Style]
 ) -> None:
     """Draw each format's line and, by the rows of the first, bfloat16's and the floor."""
-    lines = {arm: [row for row in table if row.arm == arm] for arm in looks}
-    known = {arm: line for arm, line in lines.items() if line}
-    for arm, line in known.items():
-        ours = [height(row, row.ours) for row in line]
-        axes.plot([row.rows for row in line], ours, color=looks[arm].colour, marker="o",
+
+    def draw_line(line: Sequence[RooflineRow], times: Sequence[float], **look: Any) -> None:
+        counts = [row.rows for row in line]
+        above.plot(counts, times, **look)
+        below.plot(counts, [row.bf16 / time for row, time in zip(line, times, strict=True)], **look)
+
+    lines = {arm: line for arm in looks if (line := [row for row in table if row.arm == arm])}
+    for arm, line in lines.items():
+        draw_line(line, [row.ours for row in line], color=looks[arm].colour, marker="o",
                   markersize=3, label=looks[arm].label)  # fmt: skip
-    first = next(iter(known.values()))
-    counts = [row.rows for row in first]
-    bf16 = [height(row, row.bf16) for row in first]
-    axes.plot(counts, bf16, color=COLOURS["bf16"], label="BF16")
-    floor = [height(row, row.floor) for row in first]
-    axes.plot(counts, floor, color="#000000", linestyle=":", label="floor of 4 bits")
+    first = next(iter(lines.values()))
+    draw_line(first, [row.bf16 for row in first], color=COLOURS["bf16"], label="BF16")
+    draw_line(first, [row.floor for row in first], color="#000000", linestyle=":",
+              label="floor of 4 bits")  # fmt: skip

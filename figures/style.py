@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from textwrap import wrap
 from typing import Literal
@@ -17,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from scipy.optimize import isotonic_regression
 
 from repro.judge.check import Checked
 from repro.spec.arm import Arm
@@ -162,18 +162,9 @@ def name_ends(
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Return the heights moved so that neighbours are at least `gap` apart, in the same order."""
-    placed = np.array(heights, dtype=float)
-    ranks = np.argsort(placed)
-    for _ in range(1000):
-        crowded = [
-            (below, above)
-            for below, above in pairwise(ranks)
-            if placed[above] - placed[below] < gap * (1 - 1e-6)
-        ]
-        if not crowded:
-            break
-        for below, above in crowded:
-            middle = (placed[below] + placed[above]) / 2
-            placed[below], placed[above] = middle - gap / 2, middle + gap / 2
+    """Return the heights, in the same order, moved as little as sets them `gap` apart."""
+    ranks = np.argsort(heights)
+    offsets = gap * np.arange(len(ranks))
+    placed = np.empty(len(ranks))
+    placed[ranks] = isotonic_regression(np.array(heights)[ranks] - offsets).x + offsets
     return [float(value) for value in placed]

@@ -61,14 +61,44 @@ def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
     assert smooth([1.0, None, 5.0], 3) == [1.0, 3.0, 5.0]
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
-    figure = curves.training(learnt(seeds), "accuracy", "a title", "a unit")
+@pytest.mark.parametrize(("seeds", "steps"), [(1, 12), (2, 3), (8, 200)])
+def test_every_run_is_a_thin_line_behind_the_mean(seeds: int, steps: int) -> None:
+    checked = learnt(seeds, steps)
+    figure = curves.training(checked, "accuracy", "a title", "a unit")
     assert figure is not None
     (axes,) = figure.axes
-    assert len(axes.lines) == 1
-    assert bool(axes.collections) == (seeds == 3)
-    assert [text.get_text() for text in axes.texts] == ["BF16, LoRA"]
+    assert axes.get_title(loc="left") == f"BF16, LoRA: {seeds} seed" + ("s" if seeds > 1 else "")
+    *runs, mean = axes.lines
+    means = [point.mean for point in training_points(checked, "accuracy")["bf16_lora"]]
+    records = checked.evidence.every_record()
+    heights = [*(smooth(r.series["accuracy"], curves.WINDOW) for r in records), means]
+    for line, known in zip(axes.lines, heights, strict=True):
+        places = line.get_xdata().astype(int)
+        assert (places[0], places[-1]) == (1, steps)
+        assert max(np.diff(places)) <= curves.WINDOW
+        assert len(places) <= 51
+        np.testing.assert_allclose(line.get_ydata(), np.array(known)[places - 1])
+    for run in runs:
+        assert run.get_color() == mean.get_color()
+        assert run.get_alpha() is None
+        assert run.get_linewidth() < mean.get_linewidth() / 2
+        assert run.get_zorder() < mean.get_zorder()
+
+
+def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of: Of) -> None:
+    (checked,) = checks_of("table1_coder_0_5b", device=H100)
+    figure = curves.training(checked, "entropy", "a title", "a unit")
+    assert figure is not None
+    panels = {axes.get_title(loc="left").split(":")[0]: axes for axes in figure.axes}
+    beside = {arm: {f"{line.get_label()}" for line in panel.lines} - {"a run", "mean of the runs"}
+              for arm, panel in panels.items()}  # fmt: skip
+    assert beside["BF16, LoRA"] == set()
+    assert beside["twice NVFP4's rounding, LoRA"] == {"mean of BF16, LoRA"}
+    assert beside["NVFP4, LoRA + AQN"] == {"mean of BF16, LoRA", "mean of NVFP4, LoRA"}
+    (legend,) = figure.legends
+    assert {"a run", "mean of the runs"}.union(*beside.values()) == {
+        text.get_text() for text in legend.get_texts()
+    }
 
 
 def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of: Of) -> None:
@@ -158,7 +188,8 @@ def words(figure: Figure) -> list[Text]:
         low, high = sorted(axes.get_ylim())
         # A panel that shares its neighbour's axis has no labels.
         ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=False)
-        texts += [axes.xaxis.label, *axes.texts, *(t for at, t in ticks if low <= at <= high)]
+        said = [child for child in axes.get_children() if isinstance(child, Text)]
+        texts += [axes.xaxis.label, *said, *(t for at, t in ticks if low <= at <= high)]
     return [text for text in texts if text.get_text()]
 
 
