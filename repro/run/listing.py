@@ -43,7 +43,7 @@ _GROUPS = (
     "The paper's tables and figures, and the tiers at which they can be run",
     "The same at other sizes of the paper's",
     "Learning on small published checkpoints: contrasts, doses, sweeps",
-    "Time and memory beside the paper's tables; own",
+    "Time and memory: other sizes, lengths, formats and products",
 )
 _OF_PAPER = re.compile(r"(table|figure)\d+")
 
