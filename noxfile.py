@@ -116,9 +116,9 @@ for each in TARGETS:
 
 @nox.session(name="reproduce", venv_backend="none", default=False)
 def reproduce_any(session: nox.Session) -> None:
-    """Any target by name: `nox -s reproduce -- table9 --tier systems` (`repro list` names them)."""
+    """Any target by name: `nox -s reproduce -- table9 --tier systems` (`list --all` names them)."""
     if not session.posargs:
-        session.error("name a target: nox -s reproduce -- table1 (python -m repro list shows all)")
+        session.error("name a target: nox -s reproduce -- table1 (python -m repro list --all)")
     repro(session, "reproduce", *session.posargs)
 
 

@@ -21,7 +21,8 @@ from figures import bars, curves, intervals, paper_pictures, roofline
 from figures.panels import PICTURES
 from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
-from repro.report.run_report import recorded_selections, reported
+from repro.judge.recorded import recorded_selections
+from repro.report.run_report import reported
 from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
 from repro.run.places import expected_folder, runs_folder

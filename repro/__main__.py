@@ -57,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="every table and figure, and what runs where")
+    listing = commands.add_parser("list", help="the paper's tables and figures, what runs where")
+    listing.add_argument("--all", action="store_true", help="every other target, too")
     listing.set_defaults(command=_list)
 
     _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
@@ -343,7 +344,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _list(args: argparse.Namespace) -> int:
     from repro.run.listing import listing_text
 
-    print(listing_text())
+    print(listing_text(args.all))
     return FINE
 
 
@@ -362,12 +363,7 @@ def _plan(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     selections = selections_of(args)
     workers = {
-        item.tier: planned_workers(
-            item.tier,
-            args.devices,
-            args.workers,
-        )
-        for item in selections
+        item.tier: planned_workers(item.tier, args.devices, args.workers) for item in selections
     }
     texts = []
     for selection in selections:

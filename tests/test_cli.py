@@ -72,11 +72,14 @@ def test_a_command_on_records_needs_no_torch(command: str, tmp_path: Path) -> No
 
 
 def test_list_shows_every_table_and_figure_of_the_paper() -> None:
-    first, *others = repro("list").stdout.split("\n\n")
-    names = [line.split()[0] for line in first.splitlines()[1:]]
+    first, *others = repro("list", "--all").stdout.split("\n\n")
+    short = repro("list").stdout
+    names = [line.split()[0] for line in short.split("\n\n")[0].splitlines()[1:]]
     tables = [f"table{number}" for number in range(1, 10)]
     assert names == tables + [f"figure{number}" for number in range(1, 18)]
     assert all(f"\n  {target.name} " in "\n".join([first, *others]) for target in TARGETS)
+    counts = [line.split()[0] for line in short.split("\n\n")[1].splitlines()[1:]]
+    assert sum(map(int, counts)) == len(TARGETS) - len(names)
 
 
 def test_plan_says_runs_time_memory_disk_and_downloads(

@@ -17,14 +17,9 @@ from repro.targets import TARGETS, find, runs_of
 
 
 def blessed_checks(expected: Path, *names: str) -> list[Checked]:
-    """Return a check of each target that has blessed records, at each tier and on each device.
+    """Return a check of each target, or those named, at each tier and device with blessed records.
 
     Of all targets, verdicts have their false-discovery rate over the study.
-
-    Parameters
-    ----------
-    names
-        Only these targets; all by default.
     """
     checks = []
     sources = blessed_sources(expected)

@@ -116,7 +116,8 @@ def unbelieved(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = one_line(f"{type(error).__name__}: {error}")[:_REASON]
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        why = one_line(f"{kind}{error}")[:_REASON]
         raise ValueError(f"{path}: not a bundle that can be judged: {why}") from error
 
 

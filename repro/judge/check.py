@@ -23,7 +23,7 @@ from repro.evidence.not_run import explained
 from repro.evidence.origins import devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
-from repro.evidence.store import Source, source_of
+from repro.evidence.store import RunsFolder, Source, source_of
 from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.measured import load_expectations
@@ -152,7 +152,11 @@ def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str |
     reason = source.not_runnable(tier) if tier not in source.scales else None
     what = f"no record of {selection.target.name} at the {tier.value} tier"
     place = records.place(tier.value, source.name)
-    return f"{what}: {reason or absence_text(place.parents[1], place)}"
+    runs = place.parents[1]
+    said = f"{what}: {reason or absence_text(runs, place)}"
+    if isinstance(records, RunsFolder) and records.targets():
+        said += f"; what there is: python -m repro check --runs {runs}"
+    return said
 
 
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:

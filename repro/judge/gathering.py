@@ -16,11 +16,7 @@ from pathlib import Path
 from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
-from repro.evidence.record import (
-    Record,
-    RecordError,
-    config_difference,
-)
+from repro.evidence.record import Record, RecordError, config_difference
 from repro.evidence.store import Entry, Source, source_of
 from repro.evidence.verdicts.compare import values_of
 from repro.evidence.verdicts.sizes import Pair

@@ -18,11 +18,11 @@ from repro.judge.blessed import blessed_of
 from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
 from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
-from repro.report.run_report import recorded_selections
+from repro.report.run_report import chosen_selections
 from repro.report.tidy import require_table_file, write_table
 from repro.report.verdict_words import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import CHANGING, selections_of
+from repro.run.select import CHANGING
 from repro.spec.arm import require
 
 _COLOURS: Mapping[Status, str] = {
@@ -110,7 +110,7 @@ def conclusion(checks: Sequence[Checked]) -> str:
         "there are no records of": [item for item in checks if item.lacking],
     }
     parts = [
-        f"{what} {', '.join(item.selection.target.name for item in items)}"
+        f"{what} {', '.join(dict.fromkeys(item.selection.target.name for item in items))}"
         for what, items in named.items()
         if items
     ]
@@ -122,17 +122,20 @@ def main_check(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     if args.table:
         require_table_file(args.table)
-    require(args.targets or args.table, "check: name a target (see `repro list`), or give --table")
+    named = args.targets or args.table or args.runs
+    require(named, "check: name a target (see `repro list`), or give --runs or --table")
     if args.blessed:
         given = [name for name in ("runs", *CHANGING) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
     else:
         folder = runs_folder(args.runs)
-        selections = selections_of(args) if args.targets else recorded_selections(args.tier, folder)
-        checks = [check_selection(selection, folder, expected) for selection in selections]
+        chosen = chosen_selections(args, folder)
+        checks = [check_selection(selection, folder, expected) for selection in chosen]
     if args.table:
         write_table(checks, expected, args.table)
+        if args.table != "-":
+            print(conclusion(checks))  # noqa: T201
     elif args.json:
         print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
     else:

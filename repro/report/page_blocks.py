@@ -22,19 +22,10 @@ _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.
 
 
 def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> str:
-    """Return a text with the part between its markers replaced.
+    """Return a text with the part between its markers replaced by what the block's writer writes.
 
-    A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`.
-
-    Parameters
-    ----------
-    writers
-        What writes the lines of a block, by its name.
-
-    Raises
-    ------
-    ValueError
-        If the text has no block, or one that nothing here writes.
+    A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`. A text
+    without a block, or with one that no writer is of, raises `ValueError`.
     """
 
     def written(match: re.Match[str]) -> str:

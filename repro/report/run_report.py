@@ -13,6 +13,7 @@ from pathlib import Path
 
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection
+from repro.judge.recorded import recorded_selections
 from repro.report.claims import KINDS, counts_of
 from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
@@ -22,7 +23,7 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS
 
 # The flags that write something else: what they write, and the flags that they read.
 _READ = {
@@ -81,50 +82,26 @@ def _details_table(checked: Checked) -> str:
     return "\n".join(arms_table(target, {}, shown, n=False)) if shown else ""
 
 
-def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
-    """Return the checks that a report is about: those named, else all that have records."""
+def chosen_selections(args: argparse.Namespace, runs: Path) -> list[Selection]:
+    """Return the selections that a command line names, else all that a folder has records of."""
     if args.targets:
-        chosen = selections_of(args)
-    else:
-        chosen = recorded_selections(args.tier, runs)
-        changed = ", ".join(str(folder.relative_to(runs)) for folder in _changed_runs(runs))
-        aside = f"runs with other settings ({changed}) need target and flags, as `run` had them"
-        require(bool(chosen) or not changed, f"{runs}: {aside}")
-        require(
-            bool(chosen), f"{runs} has no records to report; start with: python -m repro run table1"
-        )
-        if changed:
-            print(f"left out: {aside}")  # noqa: T201
-    return [
-        check_selection(selection, runs, expected)
-        for selection in with_figures(chosen, args.targets)
-    ]
+        return selections_of(args)
+    changing = ", ".join(f"--{name}" for name in CHANGING if vars(args).get(name))
+    require(not changing, f"{changing}: name the targets that change")
+    chosen = recorded_selections(args.tier, runs)
+    what = f"records of the {args.tier} tier" if args.tier else "records"
+    require(bool(chosen), f"{runs} has no {what}; start with: python -m repro run table1")
+    return chosen
 
 
-def _changed_runs(runs: Path) -> list[Path]:
-    """Return the folders of runs with other settings (`--steps`, `--set`, ...) that lie here."""
-    known = {target.name for target in TARGETS}
-    folders = {path.parents[1] for path in runs.glob("*/*/*/seed-*.json")}
-    return sorted(folder for folder in folders if folder.name not in known)
-
-
-def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
-    """Return every target, at one tier or all, of which a folder has records."""
-    return [
-        selection
-        for selection in every_selection(tier)
-        if (runs / selection.tier.value / selection.source.name).is_dir()
-    ]
-
-
-def every_selection(tier: str | None) -> list[Selection]:
-    """Return every target at every tier that it has, or at one tier."""
-    return [
-        Selection(target=target, source=runs_of(target), tier=offered)
-        for target in TARGETS
-        for offered in runs_of(target).tiers()
-        if tier in (None, offered.value)
-    ]
+def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
+    """Return the checks that a report is about; `ValueError` where none of them has a record."""
+    chosen = chosen_selections(args, runs)
+    selections = with_figures(chosen, args.targets)
+    checks = [check_selection(selection, runs, expected) for selection in selections]
+    lacking = [checked.lacking for checked in checks if checked.lacking]
+    require(len(lacking) < len(checks), "; ".join(lacking[: len(chosen)]))
+    return checks
 
 
 def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
@@ -149,8 +126,6 @@ def require_read(args: argparse.Namespace) -> None:
         named = [*(args.targets if "targets" in others else ()),
                  *(f"--{name}" for name in others if name != "targets")]  # fmt: skip
         require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
-    changing = ", ".join(f"--{name}" for name in CHANGING if name in given)
-    require(bool(args.targets) or not changing, f"{changing}: name the targets that change")
 
 
 def stored_or_own(args: argparse.Namespace) -> list[Checked]:

@@ -103,14 +103,9 @@ _AGAINST = {
 def systems_writers(
     judged: Callable[[], Sequence[Checked]], expected: Path, page: Path
 ) -> dict[str, Writer]:
-    """Return the writer of each block of the page, by its name there.
+    """Return the writer of each block of the page, whose pictures are in `figures/` beside it.
 
-    Parameters
-    ----------
-    judged
-        Gives the checks of all blessed records.
-    page
-        The page, whose pictures are in `figures/` beside it.
+    `judged` gives the checks of all blessed records.
     """
 
     def checks(block: str) -> list[Checked]:

@@ -124,14 +124,8 @@ def arms_table(
 ) -> list[str]:
     """Return a row per arm: the paper's columns, then one per metric of a check.
 
-    Parameters
-    ----------
-    printed
-        {column: {arm: value}} of the paper's own table.
-    measured
-        (head, check, metric) of each column; a cell is the mean with its 95 % interval.
-    n
-        Whether cells say their number of seeds.
+    `printed` has {column: {arm: value}}, `measured` the (head, check, metric) of each column. A
+    cell is the mean with its 95 % interval and, with `n`, the number of seeds.
     """
     columns = [(metric, checked.evidence.values(metric.name)) for _, checked, metric in measured]
     rows = [

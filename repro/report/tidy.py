@@ -26,10 +26,12 @@ from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
+from repro.run.listing import title_of
 from repro.spec.arm import require
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_text
+from repro.targets import TARGETS
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
 _SPEEDUP = re.compile(r"speedup_((?:\d+_)?\d+[bm])_b(\d+)")
@@ -151,7 +153,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
         rows.append(
             Row(
                 **_place(checked),
-                title=target.title,
+                title=title_of(target),
                 kind=kind_of(verdict).value,
                 name=verdict.name,
                 statement=_statement(verdict, bar),
@@ -189,7 +191,8 @@ def _statement(verdict: Verdict, bar: Bar | None) -> str:
 
 def _command(checked: Checked) -> str:
     name, tier = checked.selection.source.name, checked.selection.tier.value
-    return f"python -m repro reproduce {name} --tier {tier}"
+    known = any(target.name == name for target in TARGETS)
+    return f"python -m repro reproduce {name} --tier {tier}" if known else ""
 
 
 def _treatments(checked: Checked, expected: Path) -> dict[str, str]:

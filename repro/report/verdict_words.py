@@ -153,11 +153,12 @@ def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
 
 
 def to_show(checked: Checked) -> list[Verdict]:
-    """Return the verdicts that a table lists: all but blessed values that are unchanged."""
+    """Return the verdicts that a table lists: of blessed values those changed or unclear."""
+    counted_alone = ("reproduced", "not run")
     return [
         verdict
         for verdict in checked.verdicts
-        if kind_of(verdict) is not Kind.BLESSED or verdict.status != "reproduced"
+        if kind_of(verdict) is not Kind.BLESSED or verdict.status not in counted_alone
     ]
 
 

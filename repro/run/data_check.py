@@ -31,15 +31,7 @@ _IN_MEMORY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Problems that a scale reads.
-
-    Attributes
-    ----------
-    name
-        What they are to the run, for messages.
-    max_prompt_tokens
-        Longest prompt, in tokens, that the scale takes of them.
-    """
+    """Problems that a scale reads, called `name` in messages; prompts' limit is in tokens."""
 
     name: str
     data: DataConfig

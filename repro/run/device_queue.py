@@ -116,12 +116,7 @@ def tasks_of(
 ) -> list[Task]:
     """Return the tasks of runs without a record, longest first: ensembles, then the other runs.
 
-    Parameters
-    ----------
-    runs
-        Folder of the records.
-    grouping
-        What makes ensembles of runs and of the memory of one; None takes the suite's own.
+    `grouping` makes ensembles of runs and of the memory of one; None takes the suite's own.
     """
     together = [run for run in pending if is_ensemble(run)]
     if together and grouping is None:

@@ -43,12 +43,7 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import disk_refusal, files_refusal, refusal
 from repro.run.progress import Display
-from repro.run.select import (
-    Selection,
-    parse_arms,
-    parse_seeds,
-    selections_of,
-)
+from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.rank_processes import (
     LEFT,
     InPlace,

@@ -1,4 +1,4 @@
-"""What `repro list` prints: every table and figure of the paper, and what can run where."""
+"""What `repro list` prints: the paper's tables and figures, what else there is, what runs where."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
 
-def listing_text() -> str:
-    """Return the listing as lines of text: the paper's tables and figures, then the others."""
-    width = max(len(target.name) for target in TARGETS)
+def listing_text(everything: bool) -> str:
+    """Return the paper's tables and figures as lines of text, the others named or counted."""
     groups: dict[str, list[Target]] = {title: [] for title in _GROUPS}
     for item in TARGETS:
         groups[_group(item)].append(item)
+    named = _GROUPS if everything else _GROUPS[:1]
+    width = max(len(item.name) for title in named for item in groups[title])
     lines = []
-    for title, targets in groups.items():
+    for title in named:
         lines.append(title)
-        for item in targets:
+        for item in groups[title]:
             reason = f" ({item.why_not})" if item.why_not else ""
-            lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
+            lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {title_of(item)}{reason}")
+        lines.append("")
+    if not everything:
+        lines.append("Further targets, which `python -m repro list --all` names")
+        lines += [f"  {len(groups[title]):<3} {title}" for title in _GROUPS[1:]]
         lines.append("")
     lines.append("Tiers")
     for tier in Tier:
@@ -38,7 +43,7 @@ _GROUPS = (
     "The paper's tables and figures, and the tiers at which they can be run",
     "The same at other sizes of the paper's",
     "Learning on small published checkpoints: contrasts, doses, sweeps",
-    "Time and memory beside the paper's tables; own",
+    "Time and memory: other sizes, lengths, formats and products",
 )
 _OF_PAPER = re.compile(r"(table|figure)\d+")
 
@@ -48,6 +53,15 @@ def _group(target: Target) -> str:
     if _OF_PAPER.fullmatch(target.name):
         return _GROUPS[0]
     return _GROUPS[1 if Tier.PAPER in tiers else 2 if Tier.MINI in tiers else 3]
+
+
+def title_of(target: Target) -> str:
+    """Return a target's title, and whose measurement it is where its name says another table."""
+    named = re.match(r"table(\d+)_", target.name)
+    titled = re.match(r"Table (\d+)", target.title)
+    if named and titled and named[1] != titled[1]:
+        return f"{target.title} (measured as Table {named[1]})"
+    return target.title
 
 
 def _tiers(target: Target) -> str:

@@ -44,6 +44,8 @@ def absence_text(runs: Path, folder: Path) -> str:
         return f"{looked} {state}"
     name = looked.relative_to(present).parts[0]
     beside = sorted(path.name for path in present.glob("[!.]*") if path.is_dir())
+    if present == Path():
+        return f"{looked} {state}{meant(name, beside)}"
     folders = ", ".join(beside[:_NAMED]) or "no folder"
     more = f" and {len(beside) - _NAMED} more" if len(beside) > _NAMED else ""
     return f"{looked} {state}{meant(name, beside)}; {present} holds {folders}{more}"

@@ -31,14 +31,8 @@ from repro.spec.tier import Tier
 class BlessedTimes:
     """What blessed records of the planned runs' kind took.
 
-    Attributes
-    ----------
-    seconds
-        By target and arm: wall time of the middle record, and how many runs shared it.
-    peak_bytes
-        The largest peak of memory among them.
-    basis
-        How many they are, on which devices and at which commits.
+    `seconds` has, by target and arm, the wall time of the middle record and how many runs shared
+    it; `peak_bytes` is the largest among them; `basis` says how many, on which devices and commits.
     """
 
     seconds: dict[tuple[str, str], tuple[float, int]]
@@ -54,16 +48,9 @@ def plan_text(
     workers: int = 1,
     ranks: int = 1,
 ) -> str:
-    """Return the plan of `runs` as lines of text.
+    """Return the plan of `runs`, recorded in `folder`, as lines of text.
 
-    Parameters
-    ----------
-    folder
-        Where the records are and will be.
-    workers
-        Runs side by side, which share memory and disk.
-    ranks
-        Devices of each run.
+    So many `workers` share memory and disk; each run takes `ranks` devices.
     """
     needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}

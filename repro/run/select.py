@@ -20,13 +20,7 @@ from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
-from repro.spec.variants import (
-    on_data,
-    reading,
-    with_overrides,
-    with_reward,
-    with_steps,
-)
+from repro.spec.variants import on_data, reading, with_overrides, with_reward, with_steps
 from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
 
@@ -36,15 +30,7 @@ CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "rew
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A target at a tier.
-
-    Attributes
-    ----------
-    target
-        What is judged and reported.
-    source
-        The target whose runs it reads; itself for most.
-    """
+    """A target, judged and reported, at a tier; `source` is whose runs it reads, mostly its own."""
 
     target: Target
     source: Target
@@ -156,17 +142,10 @@ def check_line(args: argparse.Namespace) -> str:
 def select(
     names: Sequence[str], *, tier: str | None = None, changes: Changes | None = None
 ) -> list[Selection]:
-    """Return the selections for target names.
+    """Return the selections for target names, at the tier of a name.
 
-    Parameters
-    ----------
-    tier
-        Name of a tier; None takes, for each target, the smallest that runs here without downloads.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown (the message has the nearest one) or a target cannot be so changed.
+    None takes, for each target, the smallest that runs here without downloads. A name that is
+    unknown raises `ValueError` (with the nearest one), as does a target that cannot be so changed.
     """
     chosen_tier = None if tier is None else parse_tier(tier)
     return [_selected(name, chosen_tier, changes or Changes()) for name in dict.fromkeys(names)]

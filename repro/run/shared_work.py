@@ -42,17 +42,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """The runs of a task, divided into three parts.
-
-    Attributes
-    ----------
-    claimed
-        Runs that this process may carry out now, or None.
-    busy
-        Runs that another process is carrying out, or None.
-    elsewhere
-        Runs that another process has recorded, as finished or failed, or None.
-    """
+    """A task's runs: claimed for this process, busy in another, recorded `elsewhere`; or None."""
 
     claimed: Task | None = None
     busy: Task | None = None

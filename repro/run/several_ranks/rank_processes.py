@@ -97,14 +97,8 @@ def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
 class Ranked:
     """Carries out a run by several processes of this host, one per visible device.
 
-    Attributes
-    ----------
-    ranks
-        Processes of a run whose scale asks for no more.
-    stall
-        Seconds that ranks wait for one another.
-    body
-        What a rank does with the run; None takes the suite's own.
+    There are `ranks` where the scale asks for no more; they wait `stall` seconds for one another,
+    and do `body` with the run, the suite's own where it is None.
     """
 
     ranks: int

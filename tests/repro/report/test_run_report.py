@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from figures.__main__ import draw_reported
 from repro.__main__ import build_parser, main
 from repro.evidence.record import Record, failed_record
-from repro.run.select import selections_of
+from repro.judge.recorded import recorded_selections
+from repro.run.select import Changes, select, selections_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -102,31 +104,71 @@ def test_a_report_without_records_says_what_to_run(
 
 @pytest.mark.parametrize(
     "flags",
-    ["--steps 4", "--set arm.lora_rank=8", "--set arm.noise.sigma_start=0.02 --limit 8"],
+    [
+        "--steps 4",
+        "--set arm.lora_rank=8",
+        "--set arm.noise.sigma_start=0.02 --limit 8",
+        "--data generated --steps 9 --template boxed --set optimizer.max_grad_norm=0.5",
+        "--reward my_rewards:reward",
+    ],
 )
-def test_runs_with_other_settings_are_reported_by_their_flags_and_named_without(
+def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
     flags: str,
     made_up_record: Callable[..., Record],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_rewards.py").write_text("def reward(completions, answers):\n    return [1.0, 0.0]\n")
     line = ["table1", "--tier", "smoke", *flags.split()]
     (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
-    for run in selection.plan([0], ["nvfp4_lora_aqn"]):
+    for run in selection.plan([0], ["bf16", "nvfp4_lora_aqn"]):
         made_up_record(run).write(tmp_path)
-    name = selection.target.name
-    assert main(["report", "--runs", str(tmp_path)]) == 2
-    assert f"smoke/{name}" in capsys.readouterr().err
-    assert not (tmp_path / "report.md").exists()
-    assert main(["report", *line, "--runs", str(tmp_path)]) == 0
-    text = (tmp_path / "report.md").read_text()
-    assert "is not the target's" not in text
-    row = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
-    assert row.split("|")[2:4] == [" smoke ", " 1 "]
+    runs, name = ["--runs", str(tmp_path)], selection.target.name
+    (known,) = recorded_selections(None, tmp_path)
+    assert known.target.arms == selection.target.arms
+    assert known.target.claims == selection.target.claims
+    assert known.target.scales[Tier.SMOKE] == selection.target.scales[Tier.SMOKE]
+    texts = []
+    for words in ([], line):
+        assert main(["report", *words, *runs]) == 0
+        texts.append((tmp_path / "report.md").read_text())
+        row = next(line for line in texts[-1].splitlines() if line.startswith(f"| {name} "))
+        assert row.split("|")[2:4] == [" smoke ", " 2 "]
+    assert texts[0].split("\n## ")[0] == texts[1].split("\n## ")[0]
+    assert "is not the target's" not in texts[0]
+    assert main(["check", *runs]) == main(["check", *line, *runs])
     for run in plan(find("table1"), Tier.SMOKE, [0], ["bf16"]):
         made_up_record(run).write(tmp_path)
+    names = [item.target.name for item in recorded_selections(None, tmp_path)]
+    assert (names[0], names[-1]) == ("table1", name)
+
+
+def test_a_report_of_a_target_without_records_says_how_to_see_what_there_is(
+    made_up_record: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (selection,) = select(["table1"], tier="smoke", changes=Changes(steps=4))
+    for run in selection.plan([0], ["bf16_lora"]):
+        made_up_record(run).write(tmp_path)
+    assert main(["report", "table1", "--tier", "smoke", "--runs", str(tmp_path)]) == 2
+    assert f"python -m repro check --runs {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_runs_whose_settings_cannot_be_read_back_are_named(
+    table1_records: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table1_records(tmp_path)
+    for name in ("table1_in_4_steps", "nobody_s"):
+        shutil.copytree(tmp_path / "smoke/table1", tmp_path / "smoke" / name)
+    for path in (tmp_path / "smoke/table1_in_4_steps").glob("*/*.json"):
+        path.write_text("[]")
+    report(tmp_path)
     assert main(["report", "--runs", str(tmp_path)]) == 0
-    assert f"smoke/{name}" in capsys.readouterr().out
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in said] == [
+        str(tmp_path / "smoke" / name) for name in ("nobody_s", "table1_in_4_steps")
+    ]
 
 
 def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
@@ -150,9 +192,9 @@ def test_reproduce_goes_through_to_report_and_verdicts(
     monkeypatch.setattr("figures.__main__.draw_reported", lambda args: drawn.extend(args.targets))
     options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
     status = main(["reproduce", "table1", *options])
-    assert "no record of table1" in capsys.readouterr().out
+    assert "no record of table1" in capsys.readouterr().err
     assert drawn == ["table1"]
-    assert (tmp_path / "report.md").is_file()
+    assert not (tmp_path / "report.md").exists()
     assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
     capsys.readouterr()
 
