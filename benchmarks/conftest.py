@@ -42,7 +42,8 @@ def _tag() -> str:
 def _whole(config: pytest.Config) -> bool:
     """Return whether every row is run: a selection must not become the device's last run."""
     option = config.option
-    selected = option.keyword or option.markexpr or option.collectonly
+    marked = option.markexpr not in ("", *config.getini("addopts"))
+    selected = option.keyword or marked or option.collectonly
     return not selected and all(Path(path).resolve() == HERE for path in config.args)
 
 

@@ -60,7 +60,7 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_compariso
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
-    done = timed(tmp_path)
+    done = timed(tmp_path, "-o", "addopts=-m 'not nightly'")  # as this project's pyproject.toml
     assert done.returncode == 0, done.stdout
     (path,) = tmp_path.rglob("made_up/*/0001_*.json")
     text = json.loads(path.read_text(encoding="utf-8"))
