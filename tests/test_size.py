@@ -24,9 +24,9 @@ KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 57_980,
     "lines of tests": 29_558,
-    "words of docs": 29_357,
+    "words of docs": 29_328,
     "pictures in docs": 12,
-    "bytes of expected/": 910_272,
+    "bytes of expected/": 911_240,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
