@@ -409,11 +409,10 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
                           markersize=5.5, label="open mark, dashed stroke: the paper")]  # fmt: skip
 
 
-def write_csv(marks: Sequence[Mark], path: Path) -> Path:
-    """Write exactly what is drawn, a row for each mark; return the path."""
+def write_csv(marks: Sequence[Mark], path: Path) -> None:
+    """Write exactly what is drawn, a row for each mark."""
     with path.open("w", encoding="utf-8", newline="") as file:
         fields = [field.name for field in dataclasses.fields(Mark)]
         writer = csv.DictWriter(file, fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(dataclasses.asdict(mark) for mark in marks)
-    return path
