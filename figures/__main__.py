@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from figures import bars, curves, intervals, paper_pictures, roofline
 from figures.panels import PICTURES
+from figures.paper_pictures import Found
 from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
@@ -33,6 +34,7 @@ from repro.spec.tier import Tier, parse_tier
 DPI = 150
 # Without dates and versions: the same records give the same bytes.
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_PAPERS_KINDS = (*_METADATA, "csv")
 # Of one target, by its procedure.
 _TRAINING = {
     "reward_curves": ("Right answers during training", "accuracy", "share of sampled completions"),
@@ -64,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.tier = args.tier and parse_tier(args.tier).value
         out, expected = Path(args.out), Path(args.expected)
         if args.paper:
-            draw_paper(args, expected, out, kinds)
+            word, *names = args.paper
+            require(word == "paper", f"{word}: the only word here is `paper`; flags begin with --")
+            own = [] if args.blessed else list(_checks(args, expected))
+            every = blessed_checks(expected)
+            blessed = [c for c in every if args.tier in (None, c.selection.tier.value)]
+            draw_paper(names, paper_pictures.by_target(own, blessed), expected, out, kinds)
             return 0
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)  # noqa: T201
@@ -114,38 +121,25 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _kinds(args: argparse.Namespace) -> tuple[str, ...]:
-    known = (*_METADATA, "csv") if args.paper else tuple(_METADATA)
+    known = _PAPERS_KINDS if args.paper else tuple(_METADATA)
     kinds = tuple(args.kinds.split(",")) if args.kinds else known if args.paper else ("png", "svg")
     require(set(kinds) <= set(known), f"--kinds {args.kinds}: needs some of {','.join(known)}")
     return kinds
 
 
 def draw_paper(
-    args: argparse.Namespace, expected: Path, out: Path, kinds: Sequence[str]
-) -> list[Path]:
-    """Draw tables and figures of the paper, from own records first, then from blessed ones.
-
-    Raises
-    ------
-    ValueError
-        If a name is none of theirs.
-    """
-    word, *names = args.paper
-    require(word == "paper", f"{word}: the only word here is `paper`; flags begin with --")
+    names: Sequence[str], found: Found, expected: Path, out: Path, kinds: Sequence[str]
+) -> None:
+    """Draw the tables and figures of the paper that are named, or all; `ValueError` for others."""
     for name in names:
         require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
-    blessed = [c for c in blessed_checks(expected) if args.tier in (None, c.selection.tier.value)]
-    own = [] if args.blessed else list(_checks(args, expected))
-    found = paper_pictures.by_target(own, blessed)
-    drawn = []
     for name in names or PICTURES:
         figure, marks = paper_pictures.draw(name, found, expected)
-        drawn += save(figure, out, name, [kind for kind in kinds if kind != "csv"])
+        save(figure, out, name, [kind for kind in kinds if kind != "csv"])
         if "csv" in kinds:
-            drawn.append(paper_pictures.write_csv(marks, out / f"{name}.csv"))
-    for path in drawn:
-        print(f"wrote {path}")  # noqa: T201
-    return drawn
+            paper_pictures.write_csv(marks, out / f"{name}.csv")
+        for kind in kinds:
+            print(f"wrote {out / name}.{kind}")  # noqa: T201
 
 
 def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
@@ -159,12 +153,16 @@ def _checks(args: argparse.Namespace, expected: Path) -> Iterator[Checked]:
 
 
 def draw_reported(args: argparse.Namespace) -> None:
-    """Draw the pictures for the report that the same command line writes."""
+    """Draw the pictures for the report that the same command line writes, the paper's apart."""
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     out = Path(args.out) if args.out else runs / "report.md"
     folder = Path(args.figures) if args.figures else out.parent / "figures"
-    draw(reported(args, runs, expected), expected, folder)
+    checks = reported(args, runs, expected)
+    draw(checks, expected, folder)
+    if names := [name for name in args.targets if name in PICTURES]:
+        found = paper_pictures.by_target(checks, blessed_checks(expected))
+        draw_paper(names, found, expected, folder / "paper", _PAPERS_KINDS)
 
 
 def draw(

@@ -334,7 +334,8 @@ def _draw_papers(
     """Draw the paper's mark; yield what to name at the end of the axis."""
     colour, place = COLOURS[mark.colour], _NEEDLESS.sub("", mark.place)
     style: dict[str, Any] = {"color": colour, "mfc": "white", "markersize": 5.5, "zorder": 4}
-    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "textcoords": "offset points"}
+    words: dict[str, Any] = {"fontsize": 7, "color": GREY, "textcoords": "offset points",
+                             "bbox": curves.BEHIND}  # fmt: skip
     if mark.y is None:
         foot = (mark.x or 0.0, axes.get_ylim()[0])
         axes.plot(*foot, "^", clip_on=False, **style)
@@ -350,7 +351,7 @@ def _draw_papers(
         stretch = [start, start + 0.2 * (end - low)]
         axes.plot(stretch, [mark.y] * 2, color=colour, linestyle=(0, (3, 2)), linewidth=1.6)
         if early:
-            axes.annotate(place, (start, mark.y), xytext=(0, 2), **words)
+            axes.annotate(place, (start, mark.y), xytext=(0, 4), **words)
         else:
             yield Style(label=place, colour=colour, line="-"), end, mark.y
 
@@ -409,11 +410,10 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
                           markersize=5.5, label="open mark, dashed stroke: the paper")]  # fmt: skip
 
 
-def write_csv(marks: Sequence[Mark], path: Path) -> Path:
-    """Write exactly what is drawn, a row for each mark; return the path."""
+def write_csv(marks: Sequence[Mark], path: Path) -> None:
+    """Write exactly what is drawn, a row for each mark."""
     with path.open("w", encoding="utf-8", newline="") as file:
         fields = [field.name for field in dataclasses.fields(Mark)]
         writer = csv.DictWriter(file, fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(dataclasses.asdict(mark) for mark in marks)
-    return path

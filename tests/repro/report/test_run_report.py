@@ -184,6 +184,18 @@ def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
     assert all(f"(figures/{name})" in text for name in drawn)
 
 
+def test_the_papers_panels_of_what_was_run_lie_apart_from_the_reports_pictures(
+    table1_records: Writer, tmp_path: Path
+) -> None:
+    table1_records(tmp_path)
+    draw_reported(build_parser().parse_args(["report", "--runs", str(tmp_path)]))
+    assert not (tmp_path / "figures" / "paper").exists(), "no target is named"
+    draw_reported(build_parser().parse_args(["report", "table1", "--runs", str(tmp_path)]))
+    drawn = {path.name for path in (tmp_path / "figures" / "paper").iterdir()}
+    assert drawn == {f"table1.{kind}" for kind in ("png", "svg", "pdf", "csv")}
+    assert "figures/paper" not in report(tmp_path), "stored runs are in them, too"
+
+
 def test_reproduce_goes_through_to_report_and_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
