@@ -30,12 +30,12 @@ from repro.__main__ import main
 from repro.data.problem import DataError, Problem, digest_of_problems, read_problems
 from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
+from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, read_record
 from repro.evidence.store import read_stored
 from repro.evidence.verdicts.statistics import (
     false_discovery,
     holm,
-    mean_interval,
     paired,
     power,
     wilson_interval,

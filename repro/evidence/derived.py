@@ -31,8 +31,7 @@ from statistics import fmean
 from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
-from repro.evidence.estimate import Estimate
-from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.estimate import Estimate, mean_interval
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.bless import compact
 from repro.evidence.environment import device_of
 from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
@@ -36,6 +35,7 @@ from repro.evidence.store import (
     stored_line,
     stored_text,
 )
+from repro.judge.blessing import compact
 from repro.judge.check import Checked, check_selection
 from repro.run.analysis_plan import carried_plans
 from repro.run.places import absence_text

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.spec.arm import Arm
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import BASE, doses, paper_rises, treatment
 from repro.report.numbers import signed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from repro.evidence.estimate import mean_interval
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
-from repro.evidence.verdicts.statistics import mean_interval
 
 # What a unit is printed in: its sign, and how many of the unit make one of these.
 _PRINTED = {

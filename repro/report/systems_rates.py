@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.not_run import reason
 from repro.evidence.paper import PaperCell, paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span

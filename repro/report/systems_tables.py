@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from repro.evidence.estimate import Interval
 from repro.evidence.paper import read_paper
-from repro.evidence.verdicts.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import (

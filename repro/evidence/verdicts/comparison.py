@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.sizes import Values
 from repro.spec.claim import Claim, Dose, Test
@@ -55,7 +56,7 @@ class Compared:
         if self.test == "sign_flip":
             interval, reached = st.median_interval(self.values, confidence)
         else:
-            interval, reached = st.mean_interval(self.values, confidence), confidence
+            interval, reached = mean_interval(self.values, confidence), confidence
         assert interval.low is not None
         assert interval.high is not None
         return interval.low, interval.high, min(confidence, reached)

@@ -16,14 +16,13 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence import origins
-from repro.evidence.bless import BlessError
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
-from repro.judge.blessing import main_bless
+from repro.judge.blessing import BlessError, main_bless
 from repro.judge.check import check_selection, device_name
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
