@@ -46,7 +46,7 @@ class BlessError(ValueError):
 
 
 _DIGITS = 6
-# Fewer, where a value is drawn, or must lie within wide bounds, or shows how a run went.
+# Fewer digits for values that are drawn, have wide bounds, or only show how a run went.
 _COARSE = {
     "completion_tokens": 3,
     "entropy": 2,
@@ -68,7 +68,7 @@ _DIAGNOSTICS = frozenset(
 
 
 def main_bless(args: argparse.Namespace) -> int:
-    """Carry out `repro bless`; return the exit status; `BlessError` says what is not blessed."""
+    """Carry out `repro bless`; return the exit status, or raise `BlessError` with the reason."""
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)

@@ -4,9 +4,9 @@ A bundle is compressed text of the store's form (`repro.evidence.store`): record
 configuration and environment, then series. A line before them names target and tier and holds the
 plans that the records carry.
 
-Who verifies one believes nothing in it. It is read in memory, up to a limit, and holds no names of
-files, so nothing of it is ever written, opened or carried out; its numbers are finite; where a
-value is not what a run leaves, whatever stumbles over it ends in a sentence.
+Verification trusts nothing in a bundle. It is read in memory, up to a size limit, and contains no
+file names, so nothing from it is ever written, opened or executed. All its numbers must be finite.
+If a value is not what a run writes, any error that it causes becomes one sentence.
 
 Easy to get wrong: seals and digests show that nothing was damaged, not who ran it.
 """
@@ -111,8 +111,8 @@ def bundles_in(place: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def unbelieved(path: Path) -> Iterator[None]:
-    """Make of whatever a bundle's values make fail a `ValueError` that names bundle and reason."""
+def untrusted(path: Path) -> Iterator[None]:
+    """Turn any error that a bundle's values cause into a `ValueError` with path and reason."""
     try:
         yield
     except Exception as error:
@@ -123,13 +123,13 @@ def unbelieved(path: Path) -> Iterator[None]:
 
 def judge_bundle(path: Path, expected: Path) -> Checked:
     """Return the verdicts of a bundle's records, or raise `ValueError` where there can be none."""
-    with unbelieved(path):
+    with untrusted(path):
         bundle = read_bundle(path)
         return check_selection(bundle.selection, bundle, expected)
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle, in memory alone; called within `unbelieved`, for it believes nothing."""
+    """Read a bundle in memory; to be called within `untrusted`."""
     require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:

@@ -1,9 +1,8 @@
 """Gather the records of a selection, and refuse those that are not evidence.
 
-Records are looked at in this order: can the file be read; does it lie where it says; is it of the
-configuration that the target has today; do its receipts show that what it claims was done; do the
-seeds of an arm have the same inputs. What fails is refused, with a sentence, and counts for
-nothing.
+A record is checked in this order: the file can be read; its path is the one that it names; its
+configuration is the target's present one; its receipts show that what it claims was done; and the
+seeds of an arm have the same inputs. A record that fails is refused, with a sentence, and ignored.
 """
 
 from __future__ import annotations

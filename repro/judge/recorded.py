@@ -70,7 +70,7 @@ def as_recorded(entries: Sequence[Entry]) -> Selection:
 
 
 def _changes(value: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a record has otherwise, nested; what it leaves out has its default."""
+    """Return the fields in which a record differs, nested; absent ones have their default."""
     changes: dict[str, Any] = {}
     for item in dataclasses.fields(value):
         own, other = getattr(value, item.name), recorded.get(item.name, item.default)

@@ -15,7 +15,7 @@ from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
+from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
@@ -44,7 +44,7 @@ _WIDTH = 120
 
 
 def escape(text: str) -> str:
-    """Return a text that rich shows as it is, without what a terminal takes for a command."""
+    """Return a text that rich shows literally, without control characters."""
     return markup.escape(without_controls(text))
 
 
@@ -52,7 +52,7 @@ class _Pipe(Console):
     """A console whose reader (head, less) may leave early: then rich would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the command line, which ends quietly."""
+        """Let the command line handle it, which ends quietly."""
         raise BrokenPipeError
 
 
@@ -101,7 +101,7 @@ def _console() -> Console:
 
 
 def conclusion(checks: Sequence[Checked]) -> str:
-    """Return a sentence on what the checks come to: the paper's claims, and this suite's faults."""
+    """Return the result of the checks in a sentence: the paper's claims, this suite's faults."""
     paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
     said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
     named = {
@@ -152,7 +152,7 @@ def main_verify(place: Path, expected: Path) -> int:
     checks = []
     for path in bundles_in(place):
         checked = judge_bundle(path, expected)
-        with unbelieved(path):
+        with untrusted(path):
             print_check(checked)
         checks.append(checked)
     print(conclusion(checks))  # noqa: T201

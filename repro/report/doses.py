@@ -3,10 +3,10 @@
 The paper: NVFP4 raises the entropy of a 7B model by .055 nats at step 0 (Fig. 5), and so it
 explores. A format's treatment is *delivered* where the 95 % interval of its rise, over draws of the
 rounding and on finished completions, lies above half of that; *not delivered* where it lies below;
-else *unclear*. Noise and multiples of the error are told as they are.
+else *unclear*. For noise and multiples of the error only the values are reported.
 
-Rounding also does harm, which is told apart: at the temperature at which BF16 has the arm's
-entropy, BF16's accuracy less the arm's is the *damage*.
+Rounding also does harm, which is reported separately: BF16's accuracy, at the temperature at which
+it has the arm's entropy, minus the arm's accuracy is the *damage*.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def number(value: float) -> str:
 
 
 def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
-    """Return a value with its unit as people say it: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
+    """Return a value with its unit: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def device_title(device: str) -> str:
     return device.replace("_", " ").upper() or "CPU"
 
 
-# Of a device's name, what its model does not need: vendor, memory, form.
+# Parts of a device's name besides its model: vendor, memory, form.
 _BESIDE_MODEL = re.compile(r"nvidia|\d+gb|hbm\d?e?|sxm\d?|pcie|nvl")
 
 

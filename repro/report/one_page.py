@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.paper import read_paper
-from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
+from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
@@ -41,7 +41,7 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A bundle: who sent it, what it is, what its verdicts come to or why it has none."""
+    """A bundle: who sent it, what it is, and its verdicts or the reason why it has none."""
 
     who: str
     title: str
@@ -55,7 +55,7 @@ def page_text(
 ) -> str:
     """Return the page of these checks as HTML, without a section of reports where they are None.
 
-    Of a target the paper's claims come first.
+    The paper's claims come first within each target.
     """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
@@ -172,7 +172,7 @@ def _report(path: Path, expected: Path) -> Report:
     who = path.parent.name if _WHO.fullmatch(path.parent.name) else "no account's name"
     try:
         checked = judge_bundle(path, expected)
-        with unbelieved(path):
+        with untrusted(path):
             return _judged(who, checked, expected)
     except ValueError as error:
         return Report(who=who, title=path.name, said=str(error))
@@ -202,5 +202,5 @@ def reported_rows(folder: Path, expected: Path) -> list[str]:
 
 
 def _as_text(said: str) -> str:
-    """Return what a stranger's bundle may say so that Markdown shows it, and obeys none of it."""
+    """Return text from a stranger's bundle, escaped so that Markdown shows it literally."""
     return _MARKS.sub(r"\\\1", plain(said))

@@ -178,7 +178,7 @@ def ratio_span(pairs: Sequence[RatePair]) -> str:
 
 
 def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
-    """Return the comparisons by what they are against, ranks left out of the names."""
+    """Return the comparisons by the slower arm, without ranks in its name."""
     groups: dict[str, list[RatePair]] = {}
     for item in pairs:
         groups.setdefault(_RANK.sub("", item.slow.arm), []).append(item)

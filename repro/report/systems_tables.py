@@ -41,7 +41,7 @@ def rate_table(checked: Checked, expected: Path) -> list[str]:
 
 
 def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
-    """Return what the heads call the faster arm and the one that it is compared with."""
+    """Return the names in the heads of the faster arm and of the one compared with it."""
     if several:
         return "QeRL", "the other"
     if any(rank_of(item.fast.arm) != rank_of(item.slow.arm) for item in pairs):

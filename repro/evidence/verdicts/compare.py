@@ -5,7 +5,7 @@ things must come together before a row is called regressed:
 
 * **practice**: the change is beyond the threshold of the metric's unit: 5 % (seconds, tokens per
   second, ratios, nats), 1 % of bytes, 1 point of percents (they are shares of a time or of a
-  memory), any row of counts that should stay as they are;
+  memory), any change of a count that should stay the same;
 * **statistics**: Student's t test for two samples of unequal variance (Welch), one-sided, with
   Holm's correction over the tested rows of one target. Ratios are tested on logarithms: noise of
   timings is in proportion.
@@ -45,7 +45,7 @@ VERDICTS: tuple[RowVerdict, ...] = ("regressed", "unclear", "improved", "unchang
 EXIT_STATUS: dict[Status, int] = {"fine": 0, "regressed": 1, "could not judge": 2}
 # Units whose values are compared by their difference, with the threshold in that unit.
 ABSOLUTE_THRESHOLDS = {"percent": 1.0, "points": 1.0, "rows": 0.0}
-# Of the old value.
+# Fractions of the old value.
 RELATIVE_THRESHOLDS = {"bytes": 0.01}
 OTHER_THRESHOLD = 0.05
 
@@ -128,7 +128,7 @@ class MetricRow:
 
     @property
     def worst_loss(self) -> float:
-        """The end of the interval on the worse side; the loss itself where there is none."""
+        """The end of the interval on the worse side; the loss itself without an interval."""
         end = self.high if self.better == "lower" else self.low
         if end is None:
             return self.loss
@@ -155,7 +155,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons of one question, and what they say together."""
+    """All comparisons for one question, and their joint result."""
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Judgement:
 def _severity(row: MetricRow) -> float:
     """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
 
-    Of an unclear row it is the loss that its noise could hide.
+    For an unclear row it is the loss that noise could hide.
     """
     loss = row.worst_loss if row.verdict == "unclear" else row.loss
     return loss / (row.threshold or 1.0)
@@ -294,7 +294,7 @@ def _measured(
     relative = threshold is None and min(*old, *new) > 0
     if threshold is None:
         threshold = RELATIVE_THRESHOLDS.get(metric.unit, OTHER_THRESHOLD)
-        # Of values that may be zero there is no ratio; the threshold is then in their unit.
+        # Values that may be zero have no ratio; their threshold is in their own unit.
         threshold *= 1.0 if relative else abs(fmean(old))
     form, back = (math.log, math.expm1) if relative else (float, float)
     change = difference([form(value) for value in old], [form(value) for value in new])

@@ -11,8 +11,7 @@ What is used, and why (rules as in the suite's analysis plan):
 * Where one run may collapse, its outlier widens a t interval past every other run: there the exact
   sign-flip test of the mean, in the claimed direction, and the median with its exact interval.
 * Claims of one target are decided by Holm's correction, and their intervals are simultaneous
-  (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) stands
-  beside it.
+  (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) is added.
 * What n seeds could have shown is the minimum detectable effect at 80 % power, from the noncentral
   t distribution.
 
@@ -32,9 +31,9 @@ from statistics import NormalDist, fmean, median, stdev
 from repro.evidence.estimate import Interval, t_quantile
 
 NORMAL = NormalDist()
-# Of the largest summand: a mean below it is the rounding of floats.
+# Fraction of the largest summand below which a mean is the rounding of floats.
 _ROUNDING = 1e-12
-# Of a true difference: how likely the pairs at hand should have shown it.
+# Probability with which the pairs at hand should have shown a true difference.
 TARGET_POWER = 0.8
 
 
