@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
-from repro.evidence.origins import devices_of, is_clean, mixed_devices, refusal
+from repro.evidence.origins import devices_of, is_clean, mixed_devices, mixed_sources
 from repro.evidence.plans import keep_plans, read_plans
 from repro.evidence.record import Record
 from repro.evidence.store import (
@@ -261,7 +261,7 @@ def _unfit(
             return f"the records name the devices {set(devices)}; needs one"
         if mixed := mixed_devices(every):
             return mixed
-    return refusal(every, several=tier is not Tier.SYSTEMS)
+    return mixed_sources(every, several=tier is not Tier.SYSTEMS)
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:

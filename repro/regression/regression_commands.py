@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
-from repro.evidence.verdicts.compare import EXIT_STATUS, Judgement
+from repro.regression.judgement import EXIT_STATUS, Judgement
 from repro.regression.render import json_text, markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_side, judge
 from repro.run.execute import INTERRUPTED

@@ -105,7 +105,7 @@ def _pair(
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
-    place = rank_of(arms[0]) or int(match[2])
+    place = lora_rank_of(arms[0]) or int(match[2])
 
     def rate(arm: str) -> Rate:
         # The paper's row is the same by whatever products.
@@ -142,7 +142,7 @@ def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
     return Interval(value=math.exp(interval.value), low=low, high=high, n=interval.n)
 
 
-def rank_of(arm: str) -> int:
+def lora_rank_of(arm: str) -> int:
     """Return the LoRA rank in an arm's name, 0 where it names none."""
     match = _RANK.search(arm)
     return int(match[1]) if match else 0

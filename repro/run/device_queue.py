@@ -76,7 +76,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
     return planned
 
 
-def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
+def devices_to_fill(tier: Tier, named: str | None) -> tuple[str, ...]:
     """Return the devices that a tier's runs fill; `ValueError` if named ones cannot be filled."""
     if tier in SPREAD_TIERS:
         return visible_devices(named)

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from repro.evidence.origins import devices_of, refusal, without_seed
+from repro.evidence.origins import devices_of, mixed_sources, without_seed
 from repro.evidence.record import Record
-from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.statistics import holm
-from repro.evidence.verdicts.two_samples import difference
+from repro.judge.gathering import values_of
+from repro.regression.two_samples import difference
 from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
 from repro.spec.effect import ALPHA
 from repro.spec.target import Target
@@ -48,18 +48,6 @@ ABSOLUTE_THRESHOLDS = {"percent": 1.0, "points": 1.0, "rows": 0.0}
 # Fractions of the old value.
 RELATIVE_THRESHOLDS = {"bytes": 0.01}
 OTHER_THRESHOLD = 0.05
-
-
-def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[Pair, float]:
-    """Return {seed: value} of a metric, or {(seed, repeat): value} where repeats are timed."""
-    values: dict[Pair, float] = {}
-    for seed, record in sorted(records.items()):
-        value = record.value(metric)
-        if timed:
-            values |= {(seed, i): v for i, v in enumerate(record.repeats(metric))}
-        elif value is not None:
-            values[seed] = value
-    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +222,7 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
         elif not side.every():
             yield f"{where}: there is no record"
         elif tier is Tier.SYSTEMS:
-            mixed = refusal(side.every(), several=False)
+            mixed = mixed_sources(side.every(), several=False)
             if mixed:
                 yield f"{where}: {mixed}"
         if side is new and not new.every():
