@@ -155,8 +155,8 @@ class Record:
         folder = record_folder(self.tier, self.target, self.arm, runs)
         follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
-        held = dataclasses.replace(self, metrics=measured)
-        text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        raw = dataclasses.replace(self, metrics=measured)
+        text = json.dumps(raw.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1

@@ -105,9 +105,9 @@ def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out
 
 def bundles_in(place: Path) -> list[Path]:
     """Return the bundles in a folder's folders, or the one that is named."""
-    found = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
-    require(bool(found), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
-    return found
+    bundles = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
+    require(bool(bundles), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
+    return bundles
 
 
 @contextlib.contextmanager

@@ -153,10 +153,10 @@ def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str |
     what = f"no record of {selection.target.name} at the {tier.value} tier"
     place = records.place(tier.value, source.name)
     runs = place.parents[1]
-    said = f"{what}: {reason or absence_text(runs, place)}"
+    text = f"{what}: {reason or absence_text(runs, place)}"
     if isinstance(records, RunsFolder) and records.targets():
-        said += f"; what there is: python -m repro check --runs {runs}"
-    return said
+        text += f"; what there is: python -m repro check --runs {runs}"
+    return text
 
 
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:

@@ -70,8 +70,8 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
     )
     title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
     if not target.claims:
-        said = f"{escape(title)}; {escape(target.name)} states no claim of its own."
-        console.print(said, highlight=False, soft_wrap=True)
+        line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
+        console.print(line, highlight=False, soft_wrap=True)
     table = Table(title=escape(title), title_justify="left")
     table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
@@ -103,7 +103,7 @@ def _console() -> Console:
 def conclusion(checks: Sequence[Checked]) -> str:
     """Return the result of the checks in a sentence: the paper's claims, this suite's faults."""
     paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
-    said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
+    claims = f"Claims of the paper: {counted(paper) or 'none judged here'}"
     named = {
         "this suite is at fault in": [i for i in checks if any(v.own_fault for v in i.verdicts)],
         "records were refused of": [item for item in checks if item.evidence.refused],
@@ -114,7 +114,7 @@ def conclusion(checks: Sequence[Checked]) -> str:
         for what, items in named.items()
         if items
     ]
-    return f"{said}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
+    return f"{claims}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 
 def main_check(args: argparse.Namespace) -> int:

@@ -83,7 +83,7 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
     factors = {arm.name: arm.temperature_factor for arm in target.arms}
     tempered = {arm: factor for arm, factor in factors.items() if factor != 1}
     ladder = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
-    found = {}
+    by_arm = {}
     for arm in target.arms:
         own = entropy.get(arm.name, {})
         draws = [draw for draw in own if draw in base and arm.name != BASE]
@@ -100,13 +100,13 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
         known = [pair for pair in alike if pair is not None]
         whole = len(known) == len(draws) and arm.temperature_factor == 1
         rise = mean_interval([own[draw] - base[draw] for draw in draws])
-        found[arm.name] = ArmDose(
+        by_arm[arm.name] = ArmDose(
             arm=arm,
             rise=judged.get((arm.name, BASE), rise),
             temperature=mean_interval([t for t, _ in known]).value if whole else None,
             damage=mean_interval([harm for _, harm in known]) if whole else None,
         )
-    return found
+    return by_arm
 
 
 def _alike(

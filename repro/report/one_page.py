@@ -45,7 +45,7 @@ class Report:
 
     who: str
     title: str
-    said: str
+    summary: str
     checked: Checked | None = None
     rows: tuple[Row, ...] = ()
 
@@ -61,7 +61,7 @@ def page_text(
     rows = [row for row in statements(checks, expected) if row.device]
     rows.sort(key=lambda row: kinds.index(row.kind))
     shown = [*rows, *(row for one in reports or () for row in one.rows)]
-    found = answers(checks, expected)
+    answered = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     by_tier = {
         tier: grouped_by(tiers[tier.value], lambda row: row.title)
@@ -72,7 +72,7 @@ def page_text(
         templates()
         .get_template("report.html")
         .render(
-            answer=answer_sentence(found, ABSENT) if found else "",
+            answer=answer_sentence(answered, ABSENT) if answered else "",
             tiers=by_tier,
             reports=reports,
             count=len(shown),
@@ -92,12 +92,12 @@ def page_text(
 
 def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, float]]]:
     """Return (seed, value) by target, tier, device, arm and metric."""
-    found: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    by_place: dict[tuple[str, ...], list[tuple[str, float]]] = {}
     for row in values(checks):
         place = (row.target, row.tier, row.device, row.arm, row.metric)
         name = f"{row.seed}" if row.repeat is None else f"{row.seed}.{row.repeat}"
-        found.setdefault(place, []).append((name, row.value))
-    return found
+        by_place.setdefault(place, []).append((name, row.value))
+    return by_place
 
 
 def interval_marks(row: Row) -> dict[str, float]:
@@ -175,7 +175,7 @@ def _report(path: Path, expected: Path) -> Report:
         with untrusted(path):
             return _judged(who, checked, expected)
     except ValueError as error:
-        return Report(who=who, title=path.name, said=str(error))
+        return Report(who=who, title=path.name, summary=str(error))
 
 
 def _judged(who: str, checked: Checked, expected: Path) -> Report:
@@ -185,22 +185,22 @@ def _judged(who: str, checked: Checked, expected: Path) -> Report:
     commits = ", ".join(sorted(known)) or "unknown"
     device = device_title(device_name(checked.evidence) or "")
     title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
-    said = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
+    summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
     if refused := len(checked.evidence.refused):
-        said += f"; {refused} records refused"
+        summary += f"; {refused} records refused"
     rows = tuple(statements([checked], expected))
-    return Report(who=who, title=title, said=said, checked=checked, rows=rows)
+    return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
 
 
 def reported_rows(folder: Path, expected: Path) -> list[str]:
     """Return a table of what others report, or a sentence where nobody has yet."""
-    found = reports(folder, expected)
-    if not found:
+    sent = reports(folder, expected)
+    if not sent:
         return ["Nobody has sent one yet."]
-    rows = [[_as_text(cell) for cell in (one.who, one.title, one.said)] for one in found]
+    rows = [[_as_text(cell) for cell in (one.who, one.title, one.summary)] for one in sent]
     return table(["reported by", "what", "verdicts"], rows)
 
 
-def _as_text(said: str) -> str:
+def _as_text(text: str) -> str:
     """Return text from a stranger's bundle, escaped so that Markdown shows it literally."""
-    return _MARKS.sub(r"\\\1", plain(said))
+    return _MARKS.sub(r"\\\1", plain(text))

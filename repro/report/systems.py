@@ -164,12 +164,12 @@ def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
 
 def _pictures(page: Path, name: str, devices: Iterable[str]) -> dict[str, str]:
     """Return the links to the pictures of the paper's card, by their titles."""
-    found = {}
+    links = {}
     for device in (item for item in sorted(devices) if _PAPERS_CARD in item):
         link = f"figures/{Tier.SYSTEMS.value}_{device}_{name}.svg"
         if name and (page.parent / link).is_file():
-            found[f"{name.replace('_', ' ')}, {device_title(device)}"] = link
-    return found
+            links[f"{name.replace('_', ' ')}, {device_title(device)}"] = link
+    return links
 
 
 def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:

@@ -125,10 +125,10 @@ def effect_text(row: Row | Verdict) -> str:
         return quantity(row.effect, row.unit)
     ratio = row.unit in ("ratio", "x")
     form = ".2f" if ratio else "+.3g" if row.unit in ("points", "nats") else ".4g"
-    said = f"{row.effect:{form}} {_short(row.unit)}".strip()
+    text = f"{row.effect:{form}} {_short(row.unit)}".strip()
     if row.low is None or row.high is None:
-        return said
-    return f"{said} ({row.low:{form}} to {row.high:{form}})"
+        return text
+    return f"{text} ({row.low:{form}} to {row.high:{form}})"
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
@@ -244,8 +244,8 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
         timed = isinstance(scale, ThroughputScale)
         linears = scale.products(name) if timed else getattr(arm, "linears", "own")
         own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
-        said = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
-        quantised = said.get(linears, linears)
+        names_of_products = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
+        quantised = names_of_products.get(linears, linears)
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
 

@@ -129,22 +129,22 @@ def _notes(verdicts: Sequence[Verdict]) -> str:
         "post hoc": [item for item in verdicts if item.post_hoc],
         BY_CHANCE: [item for item in verdicts if _is_by_chance(item)],
     }
-    said = ", ".join(
+    notes = ", ".join(
         mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
         for mark, marked in marks.items()
         if marked
     )
-    return f" ({said})" if said else ""
+    return f" ({notes})" if notes else ""
 
 
 def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
     """Return the marks that must follow a word for several verdicts."""
     every = list(verdicts)
-    found = {
+    marks = {
         "post hoc": any(item.post_hoc for item in every),
         BY_CHANCE: any(map(_is_by_chance, every)),
     }
-    return [mark for mark, is_so in found.items() if is_so]
+    return [mark for mark, is_so in marks.items() if is_so]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
