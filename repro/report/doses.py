@@ -82,7 +82,7 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
     base = entropy.get(BASE, {})
     factors = {arm.name: arm.temperature_factor for arm in target.arms}
     tempered = {arm: factor for arm, factor in factors.items() if factor != 1}
-    ladder = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
+    temperatures = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
     by_arm = {}
     for arm in target.arms:
         own = entropy.get(arm.name, {})
@@ -93,7 +93,7 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
         for draw in draws:
             points = [
                 (entropy[name][draw], temperature, accuracy[name][draw])
-                for name, temperature in ladder.items()
+                for name, temperature in temperatures.items()
                 if draw in entropy[name]
             ]
             alike.append(_alike(points, own[draw], accuracy[arm.name][draw]))
