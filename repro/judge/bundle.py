@@ -4,11 +4,12 @@ A bundle is compressed text of the store's form (`repro.evidence.store`): record
 configuration and environment, then series. A line before them names target and tier and holds the
 plans that the records carry.
 
-Verification trusts nothing in a bundle. It is read in memory, up to a size limit, and contains no
-file names, so nothing from it is ever written, opened or executed. All its numbers must be finite.
-If a value is not what a run writes, any error that it causes becomes one sentence.
+A bundle is untrusted input. It is read in memory, up to a size limit, and has no file names in it,
+so nothing from it is ever written, opened or executed. Its numbers must be finite. If a value is
+not what a run writes, any error that it causes becomes one sentence.
 
-Easy to get wrong: seals and digests show that nothing was damaged, not who ran it.
+Easy to get wrong: seals and digests show that nothing was damaged, not who ran it. Metrics are
+those of the packed records.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ BLESSED = "blessed"
 BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 
-def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path) -> Judgement:
+def judgement_of(
+    old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path
+) -> Judgement:
     """Compare the records of two folders.
 
     Parameters
