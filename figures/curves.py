@@ -23,7 +23,7 @@ from matplotlib.ticker import LogLocator
 
 from figures import captions
 from figures.style import GREY, Style, frame, ink, looks_of, new_figure, styles, tidy
-from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.evidence.estimate import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates
 

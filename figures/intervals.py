@@ -123,8 +123,8 @@ def _costs(axes: Axes, checked: Checked, entropy: Mapping[str, Mapping[object, f
         for arm in looks
         if arm in entropy and arm in accuracy
     }
-    ladder = [points[arm] for arm in points if arm == _BASE or arms[arm].temperature_factor != 1]
-    axes.plot(*zip(*sorted(ladder), strict=True), color=looks[_BASE].colour, linewidth=1.4)
+    tempered = [points[arm] for arm in points if arm == _BASE or arms[arm].temperature_factor != 1]
+    axes.plot(*zip(*sorted(tempered), strict=True), color=looks[_BASE].colour, linewidth=1.4)
     widest = max(x for arm, (x, _) in points.items() if arms[arm].temperature_factor == 1)
     shown = {arm: point for arm, point in points.items() if point[0] <= widest + 0.05}
     for arm, point in shown.items():

@@ -26,8 +26,8 @@ from matplotlib.patches import Patch
 from figures import captions, curves
 from figures.panels import METHODS, PICTURES, Panel, Series
 from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import PaperCell, out_of_memory, paper_cells, read_paper
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked, device_name
 from repro.models.memory_plan import checkpoint_bytes
 from repro.report.systems_rates import absent_because, comparisons

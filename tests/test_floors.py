@@ -99,6 +99,13 @@ def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
     assert not wrong_imports(folder, is_allowed)
 
 
+def test_no_record_or_measurement_reaches_a_verdict() -> None:
+    judging = ("evidence/verdicts", "judge", "report", "regression", "run", "__main__.py")
+    for path in python_files("repro"):
+        verdicts = [name for name in imports_of(path) if is_inside(name, "repro.evidence.verdicts")]
+        assert not verdicts or str(path.relative_to(ROOT / "repro")).startswith(judging), path
+
+
 def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction() -> None:
     loose = {path.name for path in (ROOT / "repro").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py"}

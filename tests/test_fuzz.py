@@ -30,23 +30,23 @@ from repro.__main__ import main
 from repro.data.problem import DataError, Problem, digest_of_problems, read_problems
 from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
+from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, read_record
 from repro.evidence.store import read_stored
 from repro.evidence.verdicts.statistics import (
     false_discovery,
     holm,
-    mean_interval,
     paired,
     power,
     wilson_interval,
 )
-from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
+from repro.regression.two_samples import difference
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool

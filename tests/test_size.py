@@ -22,9 +22,9 @@ FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 # Only ever lowered, but for the bytes of newly measured results.
 BUDGET = {
-    "lines of source": 57_980,
-    "lines of tests": 29_600,
-    "words of docs": 29_327,
+    "lines of source": 57_960,
+    "lines of tests": 29_595,
+    "words of docs": 29_326,
     "pictures in docs": 12,
     "bytes of expected/": 911_240,
 }

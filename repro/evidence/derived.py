@@ -31,8 +31,7 @@ from statistics import fmean
 from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
-from repro.evidence.estimate import Estimate
-from repro.evidence.verdicts.statistics import mean_interval
+from repro.evidence.estimate import Estimate, mean_interval
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -322,7 +321,7 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     Parameters
     ----------
     tally
-        Of sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
+        For sampled answers: `right` and `right_lenient`, the numbers of problems with 0, 1, ... n
         correct samples; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
     ks
         Samples per attempt, each in [1, n]; there is no maj@k of n above `VOTING_SAMPLES`.

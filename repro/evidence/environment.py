@@ -35,7 +35,7 @@ PACKAGES = (
     "compressed-tensors",
     "vllm",
 )
-# Names the container that a process runs in; from inside, nothing else tells.
+# Names the container that a process runs in, which cannot be found out from inside.
 CONTAINER = "REPRO_CONTAINER"
 VARIABLES = (
     CONTAINER,
@@ -132,7 +132,7 @@ def _memory() -> int:
 def _gpu() -> list[dict[str, str]]:
     """Ask the driver's own tool; an absent tool means that no NVIDIA driver is installed.
 
-    Of several devices, a process that may use some is told about those.
+    If a process may use only some of several devices, only those are returned.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     fields = ("index", "name", "driver_version", "memory.total", "compute_cap", "power.limit")

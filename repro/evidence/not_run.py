@@ -13,11 +13,7 @@ silence.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-
 from repro.evidence.record import Record
-from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.tier import GIB
 
 
@@ -37,28 +33,3 @@ def reason(record: Record, metric: str) -> str | None:
         if metric.endswith(f"_{line.split(' ', 1)[0]}")
     ]
     return "; ".join(lines) or None
-
-
-def explained(
-    verdict: Verdict,
-    metric: str,
-    arms: Iterable[str],
-    records: Mapping[str, Mapping[int, Record]],
-) -> Verdict:
-    """Return a verdict that was not run for lack of a metric, with the records' own reasons.
-
-    Parameters
-    ----------
-    records
-        Usable ones, by arm and seed. A verdict on an arm without any is returned as it is.
-    """
-    recorded = {arm: list(records.get(arm, {}).values()) for arm in arms}
-    if verdict.status != "not run" or not all(recorded.values()):
-        return verdict
-    sentences = {
-        f"{arm}, {sentence}"
-        for arm, every in recorded.items()
-        for record in every
-        if record.value(metric) is None and (sentence := reason(record, metric)) is not None
-    }
-    return dataclasses.replace(verdict, sentence="; ".join(sorted(sentences)) or verdict.sentence)

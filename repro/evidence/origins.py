@@ -79,7 +79,7 @@ def is_clean(record: Record) -> bool:
     return bool(record.sources[0]["sha256"] == _committed(record.commit))
 
 
-def refusal(records: Sequence[Record], *, several: bool) -> str | None:
+def mixed_sources(records: Sequence[Record], *, several: bool) -> str | None:
     """Return why records must not be combined, or None.
 
     Parameters

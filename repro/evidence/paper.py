@@ -3,8 +3,7 @@
 `cells` hold a value with row, column, unit and a confidence tag: `exact` (text, table or printed
 label), `plot` (read off a curve, +-0.01 to 0.02 unless the note says more), `secondary` (someone's
 summary of a text not seen), `inferred` (arithmetic on exact ones). `contradictions` lists where the
-paper disagrees with itself, `out_of_memory` cells without a value. Nothing is filled in by guess;
-what is missing is listed as missing.
+paper disagrees with itself, `out_of_memory` cells without a value. No missing value is guessed.
 """
 
 from __future__ import annotations

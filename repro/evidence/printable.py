@@ -1,10 +1,10 @@
-"""Texts of a run's own, as a terminal and XML can take them: without control characters."""
+"""Text from runs without control characters, for terminals and XML."""
 
 from __future__ import annotations
 
 import re
 
-# What XML 1.0 cannot carry, not even escaped, and what a terminal takes for a command.
+# Characters that XML 1.0 cannot hold, even escaped, and terminals' control characters.
 _CONTROL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -36,7 +36,7 @@ class Measured:
     series
         One value per step, None where a step has none.
     effects
-        Facts about what the run did, from which receipts tell that no step was skipped.
+        Facts about what the run did; receipts use them to show that no step was skipped.
     inputs
         SHA-256 of the inputs: checkpoint, problems, prompt template.
     """

@@ -6,8 +6,8 @@ checkout that holds the package, else `unknown`.
 What ran is the source as it was when its modules were imported, not as it is when a record is
 written: a process asks when it begins, before it imports a procedure (`source_at_start`), and the
 answer stays. It looks again at the end (`source_states`), and a checkpoint carries what was seen,
-so that a run which went on from one knows the sources of all its steps. Two states are two digests;
-a commit that leaves the sources as they were makes no second state.
+so that a run resumed from one knows the sources of all its steps. States are told apart by their
+digests: a commit that does not change the sources is not a new state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 UNKNOWN = "unknown"
-# What decides a run's result: code and the choices beside it.
+# What decides the result of a run: code, and the tables of choices that it reads.
 _FOLDERS = ("repro", "kernels")
 _KINDS = (".py", ".cu", ".cuh", ".json")
 

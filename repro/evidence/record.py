@@ -41,7 +41,7 @@ from repro.spec.whole_files import write_new
 
 SCHEMA = 2
 SEAL = "seal"
-# Of git, or what `REPRO_COMMIT` says; no option of a program, and nothing that a terminal obeys.
+# A commit of git, or the value of `REPRO_COMMIT`: no leading dash, no control characters.
 _COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
 
@@ -155,8 +155,8 @@ class Record:
         folder = record_folder(self.tier, self.target, self.arm, runs)
         follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
-        held = dataclasses.replace(self, metrics=measured)
-        text = json.dumps(held.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        raw = dataclasses.replace(self, metrics=measured)
+        text = json.dumps(raw.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1
@@ -321,7 +321,7 @@ def _finite_number(digits: str) -> float:
 def parse_record(raw: Any, where: str) -> Record:
     """Convert JSON values to a record; `where` names their origin in errors.
 
-    What is deeper in effects and environment than a field's type is not looked at.
+    Only the types of the fields are checked, not the contents of effects and environment.
 
     Raises
     ------

@@ -292,7 +292,7 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
     Parameters
     ----------
     path
-        Of the CSV file.
+        The CSV file.
     metrics
         Names of the target's metrics; each is a column if any of the records has it.
     """

@@ -1,1 +1,1 @@
-"""From records to verdicts: check, blessed records, blessing, the choice of learning rates."""
+"""From records to verdicts: check, blessed records, blessing, bundles of others' records."""

@@ -1,4 +1,4 @@
-"""Checks of the blessed records under `expected/`, so that README's table is never pasted."""
+"""Checks of the blessed records under `expected/`, from which README's table is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from repro.targets import TARGETS, find, runs_of
 def blessed_checks(expected: Path, *names: str) -> list[Checked]:
     """Return a check of each target, or those named, at each tier and device with blessed records.
 
-    Of all targets, verdicts have their false-discovery rate over the study.
+    If no name is given, verdicts have their false-discovery rate over the study.
     """
     checks = []
     sources = blessed_sources(expected)

@@ -4,11 +4,12 @@ A bundle is compressed text of the store's form (`repro.evidence.store`): record
 configuration and environment, then series. A line before them names target and tier and holds the
 plans that the records carry.
 
-Who verifies one believes nothing in it. It is read in memory, up to a limit, and holds no names of
-files, so nothing of it is ever written, opened or carried out; its numbers are finite; where a
-value is not what a run leaves, whatever stumbles over it ends in a sentence.
+A bundle is untrusted input. It is read in memory, up to a size limit, and has no file names in it,
+so nothing from it is ever written, opened or executed. Its numbers must be finite. If a value is
+not what a run writes, any error that it causes becomes one sentence.
 
-Easy to get wrong: seals and digests show that nothing was damaged, not who ran it.
+Easy to get wrong: seals and digests show that nothing was damaged, not who ran it. Metrics are
+those of the packed records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.bless import compact
 from repro.evidence.environment import device_of
 from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
@@ -36,6 +36,7 @@ from repro.evidence.store import (
     stored_line,
     stored_text,
 )
+from repro.judge.blessing import compact
 from repro.judge.check import Checked, check_selection
 from repro.run.analysis_plan import carried_plans
 from repro.run.places import absence_text
@@ -105,14 +106,14 @@ def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out
 
 def bundles_in(place: Path) -> list[Path]:
     """Return the bundles in a folder's folders, or the one that is named."""
-    found = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
-    require(bool(found), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
-    return found
+    bundles = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
+    require(bool(bundles), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
+    return bundles
 
 
 @contextlib.contextmanager
-def unbelieved(path: Path) -> Iterator[None]:
-    """Make of whatever a bundle's values make fail a `ValueError` that names bundle and reason."""
+def untrusted(path: Path) -> Iterator[None]:
+    """Turn any error that a bundle's values cause into a `ValueError` with path and reason."""
     try:
         yield
     except Exception as error:
@@ -123,13 +124,13 @@ def unbelieved(path: Path) -> Iterator[None]:
 
 def judge_bundle(path: Path, expected: Path) -> Checked:
     """Return the verdicts of a bundle's records, or raise `ValueError` where there can be none."""
-    with unbelieved(path):
+    with untrusted(path):
         bundle = read_bundle(path)
         return check_selection(bundle.selection, bundle, expected)
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle, in memory alone; called within `unbelieved`, for it believes nothing."""
+    """Read a bundle in memory; to be called within `untrusted`."""
     require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
     reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     with path.open("rb") as file:

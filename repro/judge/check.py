@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.not_run import explained
 from repro.evidence.origins import devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
@@ -108,7 +108,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             "paper value" if expectation.source == "paper" else "expectation",
             lost.get(expectation.arm, "") if counted else "",
         )
-        ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
+        ordered.append(_explained(verdict, expectation.metric, [expectation.arm], evidence))
     return Checked(selection=selection, evidence=evidence, verdicts=ordered, lacking=lacking)
 
 
@@ -153,10 +153,10 @@ def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str |
     what = f"no record of {selection.target.name} at the {tier.value} tier"
     place = records.place(tier.value, source.name)
     runs = place.parents[1]
-    said = f"{what}: {reason or absence_text(runs, place)}"
+    text = f"{what}: {reason or absence_text(runs, place)}"
     if isinstance(records, RunsFolder) and records.targets():
-        said += f"; what there is: python -m repro check --runs {runs}"
-    return said
+        text += f"; what there is: python -m repro check --runs {runs}"
+    return text
 
 
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
@@ -226,13 +226,27 @@ def _with_caveat(
 ) -> Verdict:
     """Add to a verdict why the claim was not run, or that the arms' learning rates differed."""
     if verdict.status == "not run":
-        return explained(verdict, claim.metric, claim.arms, evidence.records)
+        return _explained(verdict, claim.metric, claim.arms, evidence)
     rates = learning_rates(selection, claim)
     if verdict.status == "not addressed" or len(set(rates.values())) < 2:
         return verdict
     listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
     sentence = f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"
     return dataclasses.replace(verdict, sentence=sentence)
+
+
+def _explained(verdict: Verdict, metric: str, arms: Sequence[str], evidence: Evidence) -> Verdict:
+    """Return a verdict that was not run for lack of a metric, with the records' own reasons."""
+    recorded = {arm: evidence.records.get(arm, {}) for arm in arms}
+    if verdict.status != "not run" or not all(recorded.values()):
+        return verdict
+    sentences = {
+        f"{arm}, {sentence}"
+        for arm, by_seed in recorded.items()
+        for record in by_seed.values()
+        if record.value(metric) is None and (sentence := not_run.reason(record, metric)) is not None
+    }
+    return dataclasses.replace(verdict, sentence="; ".join(sorted(sentences)) or verdict.sentence)
 
 
 def _expectations(

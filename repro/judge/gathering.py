@@ -1,9 +1,8 @@
 """Gather the records of a selection, and refuse those that are not evidence.
 
-Records are looked at in this order: can the file be read; does it lie where it says; is it of the
-configuration that the target has today; do its receipts show that what it claims was done; do the
-seeds of an arm have the same inputs. What fails is refused, with a sentence, and counts for
-nothing.
+A record is checked in this order: the file can be read; its path is the one that it names; its
+configuration is the target's present one; its receipts show that what it claims was done; and the
+seeds of an arm have the same inputs. A record that fails is refused, with a sentence, and ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +17,23 @@ from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, RecordError, config_difference
 from repro.evidence.store import Entry, Source, source_of
-from repro.evidence.verdicts.compare import values_of
 from repro.evidence.verdicts.sizes import Pair
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.target import plan
+
+
+def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[Pair, float]:
+    """Return {seed: value} of a metric, or {(seed, repeat): value} where repeats are timed."""
+    values: dict[Pair, float] = {}
+    for seed, record in sorted(records.items()):
+        value = record.value(metric)
+        if timed:
+            values |= {(seed, i): v for i, v in enumerate(record.repeats(metric))}
+        elif value is not None:
+            values[seed] = value
+    return values
 
 
 @dataclass(slots=True, kw_only=True)

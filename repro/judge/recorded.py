@@ -27,15 +27,15 @@ def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
     Those whose settings cannot be read back are left out, with a line on the standard error.
     """
     source = RunsFolder(runs)
-    held = [place for place in source.targets() if tier in (None, place[0])]
+    places = [place for place in source.targets() if tier in (None, place[0])]
     chosen = [
         Selection(target=target, source=runs_of(target), tier=offered)
         for target in TARGETS
         for offered in runs_of(target).tiers()
-        if (offered.value, runs_of(target).name) in held
+        if (offered.value, runs_of(target).name) in places
     ]
     known = {target.name for target in TARGETS}
-    for offered, name in (place for place in held if place[1] not in known):
+    for offered, name in (place for place in places if place[1] not in known):
         try:
             chosen.append(as_recorded(source.entries(offered, name)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -70,7 +70,7 @@ def as_recorded(entries: Sequence[Entry]) -> Selection:
 
 
 def _changes(value: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a record has otherwise, nested; what it leaves out has its default."""
+    """Return the fields in which a record differs, nested; absent ones have their default."""
     changes: dict[str, Any] = {}
     for item in dataclasses.fields(value):
         own, other = getattr(value, item.name), recorded.get(item.name, item.default)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
-from repro.evidence.verdicts.compare import EXIT_STATUS, Judgement
+from repro.regression.judgement import EXIT_STATUS, Judgement
 from repro.regression.render import json_text, markdown, print_judgement
-from repro.regression.sides import BLESSED, blessed_side, judge
+from repro.regression.sides import BLESSED, blessed_side, judgement_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
@@ -54,7 +54,7 @@ def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.N
 def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
-    judgement = judge(args.old, Path(args.new), args.targets, args.tier, expected)
+    judgement = judgement_of(args.old, Path(args.new), args.targets, args.tier, expected)
     if args.json:
         Path(args.json).write_text(json_text(judgement), encoding="utf-8")
     return _report(judgement)
@@ -88,7 +88,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
         if _measure(run, due, folder, expected) == INTERRUPTED:
             sys.stdout.write(f"interrupted; go on with: {again}\n")
             return COULD_NOT_JUDGE
-        judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
+        judgement = judgement_of(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
         worse = {row.target for row in judgement.rows if row.verdict == "regressed"}
         # Unchanged kernels have been a sixth slower in one process than in five others.
         due = {name: None for name, count in due.items() if count is not None and name in worse}

@@ -13,7 +13,7 @@ from typing import Any
 
 from repro.evidence.origins import commits_of, devices_of
 from repro.evidence.printable import one_line
-from repro.evidence.verdicts.compare import VERDICTS, Comparison, Judgement, MetricRow, Side
+from repro.regression.judgement import VERDICTS, Comparison, Judgement, MetricRow, Side
 from repro.report.numbers import quantity
 
 LINES = 10

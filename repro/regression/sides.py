@@ -12,10 +12,10 @@ from pathlib import Path
 
 from repro.evidence.origins import devices_of
 from repro.evidence.record import iterate_records
-from repro.evidence.verdicts.compare import Judgement, Side, compare
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
+from repro.regression.judgement import Judgement, Side, compare
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.arm import require
@@ -26,7 +26,9 @@ BLESSED = "blessed"
 BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 
-def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path) -> Judgement:
+def judgement_of(
+    old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path
+) -> Judgement:
     """Compare the records of two folders.
 
     Parameters

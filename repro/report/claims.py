@@ -18,7 +18,7 @@ from repro.report.tidy import Row, grouped_by, rendered, statements
 from repro.report.verdict_words import CLAIMS, OWN_BAR, Kind, all_bars, counted, of_kind
 
 KINDS = (*CLAIMS, Kind.BAR)
-# What needs no reason beside it.
+# Statuses that need no reason.
 _SETTLED = (*SHOWN, "no difference", "excluded")
 
 
@@ -81,7 +81,7 @@ def _group(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-# What is said of a claim that is not the paper's.
+# Note after a claim that is not the paper's.
 _BESIDE = {
     Kind.OPEN.value: "open question",
     Kind.MACHINERY.value: "machinery",

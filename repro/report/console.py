@@ -15,7 +15,7 @@ from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
+from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
@@ -44,7 +44,7 @@ _WIDTH = 120
 
 
 def escape(text: str) -> str:
-    """Return a text that rich shows as it is, without what a terminal takes for a command."""
+    """Return a text that rich shows literally, without control characters."""
     return markup.escape(without_controls(text))
 
 
@@ -52,7 +52,7 @@ class _Pipe(Console):
     """A console whose reader (head, less) may leave early: then rich would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the command line, which ends quietly."""
+        """Let the command line handle it, which ends quietly."""
         raise BrokenPipeError
 
 
@@ -70,8 +70,8 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
     )
     title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
     if not target.claims:
-        said = f"{escape(title)}; {escape(target.name)} states no claim of its own."
-        console.print(said, highlight=False, soft_wrap=True)
+        line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
+        console.print(line, highlight=False, soft_wrap=True)
     table = Table(title=escape(title), title_justify="left")
     table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
@@ -101,9 +101,9 @@ def _console() -> Console:
 
 
 def conclusion(checks: Sequence[Checked]) -> str:
-    """Return a sentence on what the checks come to: the paper's claims, and this suite's faults."""
+    """Return the result of the checks in a sentence: the paper's claims, this suite's faults."""
     paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
-    said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
+    claims = f"Claims of the paper: {counted(paper) or 'none judged here'}"
     named = {
         "this suite is at fault in": [i for i in checks if any(v.own_fault for v in i.verdicts)],
         "records were refused of": [item for item in checks if item.evidence.refused],
@@ -114,7 +114,7 @@ def conclusion(checks: Sequence[Checked]) -> str:
         for what, items in named.items()
         if items
     ]
-    return f"{said}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
+    return f"{claims}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 
 def main_check(args: argparse.Namespace) -> int:
@@ -152,7 +152,7 @@ def main_verify(place: Path, expected: Path) -> int:
     checks = []
     for path in bundles_in(place):
         checked = judge_bundle(path, expected)
-        with unbelieved(path):
+        with untrusted(path):
             print_check(checked)
         checks.append(checked)
     print(conclusion(checks))  # noqa: T201

@@ -3,10 +3,10 @@
 The paper: NVFP4 raises the entropy of a 7B model by .055 nats at step 0 (Fig. 5), and so it
 explores. A format's treatment is *delivered* where the 95 % interval of its rise, over draws of the
 rounding and on finished completions, lies above half of that; *not delivered* where it lies below;
-else *unclear*. Noise and multiples of the error are told as they are.
+else *unclear*. For noise and multiples of the error only the values are reported.
 
-Rounding also does harm, which is told apart: at the temperature at which BF16 has the arm's
-entropy, BF16's accuracy less the arm's is the *damage*.
+Rounding also does harm, which is reported separately: BF16's accuracy, at the temperature at which
+it has the arm's entropy, minus the arm's accuracy is the *damage*.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.spec.arm import Arm
 
@@ -82,8 +82,8 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
     base = entropy.get(BASE, {})
     factors = {arm.name: arm.temperature_factor for arm in target.arms}
     tempered = {arm: factor for arm, factor in factors.items() if factor != 1}
-    ladder = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
-    found = {}
+    temperatures = {BASE: 1.0} | {arm: t for arm, t in tempered.items() if arm in entropy}
+    by_arm = {}
     for arm in target.arms:
         own = entropy.get(arm.name, {})
         draws = [draw for draw in own if draw in base and arm.name != BASE]
@@ -93,20 +93,20 @@ def doses(checked: Checked) -> dict[str, ArmDose]:
         for draw in draws:
             points = [
                 (entropy[name][draw], temperature, accuracy[name][draw])
-                for name, temperature in ladder.items()
+                for name, temperature in temperatures.items()
                 if draw in entropy[name]
             ]
             alike.append(_alike(points, own[draw], accuracy[arm.name][draw]))
         known = [pair for pair in alike if pair is not None]
         whole = len(known) == len(draws) and arm.temperature_factor == 1
         rise = mean_interval([own[draw] - base[draw] for draw in draws])
-        found[arm.name] = ArmDose(
+        by_arm[arm.name] = ArmDose(
             arm=arm,
             rise=judged.get((arm.name, BASE), rise),
             temperature=mean_interval([t for t, _ in known]).value if whole else None,
             damage=mean_interval([harm for _, harm in known]) if whole else None,
         )
-    return found
+    return by_arm
 
 
 def _alike(

@@ -1,7 +1,7 @@
 """The tables of `kernels/README.md`, from the blessed records of the target `kernels`.
 
-A grid has a column per number of rows of x (M), so devices stand one below the other there; the
-other tables have them side by side.
+A grid has a column per number of rows of x (M), so its devices are in rows; the other tables have
+them in columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
 
 
 def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return what was measured of the kernels as lines of Markdown."""
+    """Return the measurements of the kernels as lines of Markdown."""
     own = [c for c in checks if c.selection.target.name == kernel_speed.KERNELS.name]
     group = {device_of(checked): checked for checked in own if checked.evidence.count}
     if not group:

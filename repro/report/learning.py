@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import BASE, doses, paper_rises, treatment
 from repro.report.numbers import signed
@@ -76,14 +76,14 @@ def dose_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[st
     """Return the table of dose targets' arms, whose titles end in the model's size."""
     tables = []
     for checked in _of_targets(checks, *names):
-        found = doses(checked)
-        arms = [a for a in checked.selection.target.arms if a.name in (BASE, *found)]
+        by_arm = doses(checked)
+        arms = [a for a in checked.selection.target.arms if a.name in (BASE, *by_arm)]
         tables.append(
             {
                 "model": checked.selection.target.title.rpartition("-")[2],
                 "arms": [ArmValues(checked=checked, arm=arm) for arm in arms],
-                "doses": found,
-                "given": {a: treatment(d.rise, expected) for a, d in found.items() if d.is_plain},
+                "doses": by_arm,
+                "given": {a: treatment(d.rise, expected) for a, d in by_arm.items() if d.is_plain},
             }
         )
     if not tables:

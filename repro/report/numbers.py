@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from repro.evidence.estimate import mean_interval
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
-from repro.evidence.verdicts.statistics import mean_interval
 
 # What a unit is printed in: its sign, and how many of the unit make one of these.
 _PRINTED = {
@@ -29,7 +29,7 @@ def number(value: float) -> str:
 
 
 def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
-    """Return a value with its unit as people say it: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
+    """Return a value with its unit: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def device_title(device: str) -> str:
     return device.replace("_", " ").upper() or "CPU"
 
 
-# Of a device's name, what its model does not need: vendor, memory, form.
+# Parts of a device's name besides its model: vendor, memory, form.
 _BESIDE_MODEL = re.compile(r"nvidia|\d+gb|hbm\d?e?|sxm\d?|pcie|nvl")
 
 

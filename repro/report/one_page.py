@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.paper import read_paper
-from repro.judge.bundle import bundles_in, judge_bundle, unbelieved
+from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
@@ -41,11 +41,11 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A bundle: who sent it, what it is, what its verdicts come to or why it has none."""
+    """A bundle: who sent it, what it is, and its verdicts or the reason why it has none."""
 
     who: str
     title: str
-    said: str
+    summary: str
     checked: Checked | None = None
     rows: tuple[Row, ...] = ()
 
@@ -55,13 +55,13 @@ def page_text(
 ) -> str:
     """Return the page of these checks as HTML, without a section of reports where they are None.
 
-    Of a target the paper's claims come first.
+    The paper's claims come first within each target.
     """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
     rows.sort(key=lambda row: kinds.index(row.kind))
     shown = [*rows, *(row for one in reports or () for row in one.rows)]
-    found = answers(checks, expected)
+    answered = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     by_tier = {
         tier: grouped_by(tiers[tier.value], lambda row: row.title)
@@ -72,7 +72,7 @@ def page_text(
         templates()
         .get_template("report.html")
         .render(
-            answer=answer_sentence(found, ABSENT) if found else "",
+            answer=answer_sentence(answered, ABSENT) if answered else "",
             tiers=by_tier,
             reports=reports,
             count=len(shown),
@@ -92,12 +92,12 @@ def page_text(
 
 def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, float]]]:
     """Return (seed, value) by target, tier, device, arm and metric."""
-    found: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    by_place: dict[tuple[str, ...], list[tuple[str, float]]] = {}
     for row in values(checks):
         place = (row.target, row.tier, row.device, row.arm, row.metric)
         name = f"{row.seed}" if row.repeat is None else f"{row.seed}.{row.repeat}"
-        found.setdefault(place, []).append((name, row.value))
-    return found
+        by_place.setdefault(place, []).append((name, row.value))
+    return by_place
 
 
 def interval_marks(row: Row) -> dict[str, float]:
@@ -172,10 +172,10 @@ def _report(path: Path, expected: Path) -> Report:
     who = path.parent.name if _WHO.fullmatch(path.parent.name) else "no account's name"
     try:
         checked = judge_bundle(path, expected)
-        with unbelieved(path):
+        with untrusted(path):
             return _judged(who, checked, expected)
     except ValueError as error:
-        return Report(who=who, title=path.name, said=str(error))
+        return Report(who=who, title=path.name, summary=str(error))
 
 
 def _judged(who: str, checked: Checked, expected: Path) -> Report:
@@ -185,22 +185,22 @@ def _judged(who: str, checked: Checked, expected: Path) -> Report:
     commits = ", ".join(sorted(known)) or "unknown"
     device = device_title(device_name(checked.evidence) or "")
     title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
-    said = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
+    summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
     if refused := len(checked.evidence.refused):
-        said += f"; {refused} records refused"
+        summary += f"; {refused} records refused"
     rows = tuple(statements([checked], expected))
-    return Report(who=who, title=title, said=said, checked=checked, rows=rows)
+    return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
 
 
 def reported_rows(folder: Path, expected: Path) -> list[str]:
     """Return a table of what others report, or a sentence where nobody has yet."""
-    found = reports(folder, expected)
-    if not found:
+    sent = reports(folder, expected)
+    if not sent:
         return ["Nobody has sent one yet."]
-    rows = [[_as_text(cell) for cell in (one.who, one.title, one.said)] for one in found]
+    rows = [[_as_text(cell) for cell in (one.who, one.title, one.summary)] for one in sent]
     return table(["reported by", "what", "verdicts"], rows)
 
 
-def _as_text(said: str) -> str:
-    """Return what a stranger's bundle may say so that Markdown shows it, and obeys none of it."""
-    return _MARKS.sub(r"\\\1", plain(said))
+def _as_text(text: str) -> str:
+    """Return text from a stranger's bundle, escaped so that Markdown shows it literally."""
+    return _MARKS.sub(r"\\\1", plain(text))

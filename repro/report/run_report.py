@@ -1,4 +1,4 @@
-"""The report: what a reader of the paper wants to know, from records and expectations alone.
+"""The report: the paper's tables and claims beside records and expectations.
 
 For each target: the paper's table beside what was measured, each cell with mean, 95 % interval and
 number of seeds; the verdict of each claim with its sentence; what this tier can and cannot say.
@@ -25,7 +25,7 @@ from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS
 
-# The flags that write something else: what they write, and the flags that they read.
+# Flags that write another page: what it is, and the flags that go with them.
 _READ = {
     "html": ("one page of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
     "log": ("curves of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
@@ -39,7 +39,7 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     Parameters
     ----------
     out, figures
-        Where the report will lie, and the folder of figures that it links to.
+        Path of the report, and the folder of figures that it links to.
     """
     pictures = sorted(figures.glob("*.png")) if figures.is_dir() else []
     records = [record for checked in checks for record in checked.evidence.every_record()]
@@ -129,7 +129,7 @@ def require_read(args: argparse.Namespace) -> None:
 
 
 def stored_or_own(args: argparse.Namespace) -> list[Checked]:
-    """Return the checks of what is blessed or, with `--runs`, of what lies there."""
+    """Return the checks of blessed records or, with `--runs`, of that folder."""
     expected = expected_folder(args.expected)
     if args.runs:
         return reported(args, runs_folder(args.runs), expected)

@@ -36,7 +36,7 @@ from repro.report.verdict_words import (
 )
 from repro.spec.tier import Tier
 
-# The paper's card; what others measured is in the table that `check --table` writes.
+# The paper's card; measurements of other cards are in the table that `check --table` writes.
 _PAPERS_CARD = "h100"
 Writer = Callable[[], list[str]]
 Table = Callable[[Checked, Path], list[str]]
@@ -124,7 +124,7 @@ def systems_writers(
 
 
 def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) -> list[str]:
-    """Return what was measured and the table of each target, what is not blessed, the picture.
+    """Return each target's result and table, the targets not blessed, and the picture.
 
     Each target is shown on one device: the paper's card where it was measured on it.
     """
@@ -163,13 +163,13 @@ def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
 
 
 def _pictures(page: Path, name: str, devices: Iterable[str]) -> dict[str, str]:
-    """Return the links of what was drawn of the paper's card, by their titles."""
-    found = {}
+    """Return the links to the pictures of the paper's card, by their titles."""
+    links = {}
     for device in (item for item in sorted(devices) if _PAPERS_CARD in item):
         link = f"figures/{Tier.SYSTEMS.value}_{device}_{name}.svg"
         if name and (page.parent / link).is_file():
-            found[f"{name.replace('_', ' ')}, {device_title(device)}"] = link
-    return found
+            links[f"{name.replace('_', ' ')}, {device_title(device)}"] = link
+    return links
 
 
 def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:

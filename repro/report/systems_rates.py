@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.not_run import reason
 from repro.evidence.paper import PaperCell, paper_cells
-from repro.evidence.verdicts.statistics import Interval, mean_interval
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
@@ -105,7 +105,7 @@ def _pair(
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
-    place = rank_of(arms[0]) or int(match[2])
+    place = lora_rank_of(arms[0]) or int(match[2])
 
     def rate(arm: str) -> Rate:
         # The paper's row is the same by whatever products.
@@ -129,8 +129,8 @@ def absent_because(checked: Checked, arm: str, metric: str) -> str:
     """Return why the records of an arm have no such rate, empty where they do not say."""
     records = checked.evidence.records.get(arm, {}).values()
     reasons = (reason(record, metric) for record in records)
-    said = next((words for words in reasons if words), "")
-    return said.partition(": ")[2]
+    sentence = next((words for words in reasons if words), "")
+    return sentence.partition(": ")[2]
 
 
 def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
@@ -142,7 +142,7 @@ def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
     return Interval(value=math.exp(interval.value), low=low, high=high, n=interval.n)
 
 
-def rank_of(arm: str) -> int:
+def lora_rank_of(arm: str) -> int:
     """Return the LoRA rank in an arm's name, 0 where it names none."""
     match = _RANK.search(arm)
     return int(match[1]) if match else 0
@@ -178,7 +178,7 @@ def ratio_span(pairs: Sequence[RatePair]) -> str:
 
 
 def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
-    """Return the comparisons by what they are against, ranks left out of the names."""
+    """Return the comparisons by the slower arm, without ranks in its name."""
     groups: dict[str, list[RatePair]] = {}
     for item in pairs:
         groups.setdefault(_RANK.sub("", item.slow.arm), []).append(item)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from repro.evidence.estimate import Interval
 from repro.evidence.paper import read_paper
-from repro.evidence.verdicts.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import (
@@ -16,8 +16,8 @@ from repro.report.systems_rates import (
     RatePair,
     against,
     comparisons,
+    lora_rank_of,
     printed_speedups,
-    rank_of,
 )
 from repro.report.tables import bars_table, table
 from repro.report.verdict_words import Bar, labelled, stated_bars
@@ -29,7 +29,7 @@ _WHOLE_FROM = 1000
 def rate_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each pair of arms, model and place whose rollouts are compared."""
     pairs = comparisons(checked, expected)
-    by_rank = any(rank_of(item.fast.arm) for item in pairs)
+    by_rank = any(lora_rank_of(item.fast.arm) for item in pairs)
     several = len(against(pairs)) > 1
     first, second = _arm_names(pairs, several=several)
     heads = ["model", "rank" if by_rank else "batch", "against", "ratio, paper", "required",
@@ -41,10 +41,10 @@ def rate_table(checked: Checked, expected: Path) -> list[str]:
 
 
 def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
-    """Return what the heads call the faster arm and the one that it is compared with."""
+    """Return the names in the heads of the faster arm and of the one compared with it."""
     if several:
         return "QeRL", "the other"
-    if any(rank_of(item.fast.arm) != rank_of(item.slow.arm) for item in pairs):
+    if any(lora_rank_of(item.fast.arm) != lora_rank_of(item.slow.arm) for item in pairs):
         return "the first", "the second"
     vllm = any(item.slow.arm.endswith("_vllm") for item in pairs)
     return "QeRL", "vLLM's own engine" if vllm else "16-bit LoRA"
@@ -62,7 +62,7 @@ def _rate_row(
     checked: Checked, same: Sequence[RatePair], by_rank: bool, several: bool
 ) -> list[str]:
     item = same[0]
-    first, second = rank_of(item.fast.arm), rank_of(item.slow.arm)
+    first, second = lora_rank_of(item.fast.arm), lora_rank_of(item.slow.arm)
     ranks = f"{first} over {second}" if first != second else f"{first}"
     other = checked.selection.target.arm(item.slow.arm).label if several else ""
     return [

@@ -16,7 +16,7 @@ from repro.report.numbers import bar_text, cell_text, device_heads, device_title
 from repro.report.verdict_words import Bar, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
-# A row: cells that all devices share, which say what it is about, and those of one device.
+# A row: the cells that all devices share, which name it, and those of one device.
 Line = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING = ["No records are blessed yet."]
 # What HTML takes for the beginning of a tag; `p < 0.001` has none.
@@ -92,7 +92,7 @@ def device_of(checked: Checked) -> str:
 
 
 def origin_text(checked: Checked) -> str:
-    """Return what the records of a check are: runs, command, device, commits, dates."""
+    """Return the origin of a check's records: runs, command, device, commits, dates."""
     records = checked.evidence.every_record()
     runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
     commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))

@@ -1,4 +1,4 @@
-"""One tidy table of what checks say: pages, pictures and readers elsewhere compute it nowhere else.
+"""One tidy table of the results of checks, which pages, pictures and other readers use.
 
 `statements` has a row per target, tier, device and claim or bar; `values` one per target, tier,
 device, arm, seed and metric. `python -m repro check --table` writes both.
@@ -50,7 +50,7 @@ class Row:
     verdict
         The status in the words of its kind, *post hoc* and q with it.
     treatment
-        Of targets that measure a dose: whether the paper's was delivered. Else empty.
+        For targets that measure a dose: whether the paper's was delivered. Else empty.
     effect, low, high, unit, n, p, q, matters
         As in `repro.evidence.verdicts.verdict.Verdict`.
     paper
@@ -125,10 +125,10 @@ def effect_text(row: Row | Verdict) -> str:
         return quantity(row.effect, row.unit)
     ratio = row.unit in ("ratio", "x")
     form = ".2f" if ratio else "+.3g" if row.unit in ("points", "nats") else ".4g"
-    said = f"{row.effect:{form}} {_short(row.unit)}".strip()
+    text = f"{row.effect:{form}} {_short(row.unit)}".strip()
     if row.low is None or row.high is None:
-        return said
-    return f"{said} ({row.low:{form}} to {row.high:{form}})"
+        return text
+    return f"{text} ({row.low:{form}} to {row.high:{form}})"
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
@@ -213,7 +213,7 @@ def _papers(
     metric: str,
     pairs: Mapping[str, RatePair],
 ) -> float | None:
-    """Return the paper's own value of what a verdict is on, where it prints one."""
+    """Return the paper's value for a verdict, if it prints one."""
     if verdict.paper is not None:
         return verdict.paper
     if verdict.about == "claim" and verdict.name in pairs:
@@ -244,8 +244,8 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
         timed = isinstance(scale, ThroughputScale)
         linears = scale.products(name) if timed else getattr(arm, "linears", "own")
         own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
-        said = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
-        quantised = said.get(linears, linears)
+        names_of_products = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
+        quantised = names_of_products.get(linears, linears)
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
 
@@ -312,7 +312,7 @@ def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
 
 @cache
 def templates() -> Environment:
-    """Return the templates of pages; those of HTML escape what they are given."""
+    """Return the templates of pages; those of HTML escape their values."""
     environment = Environment(
         loader=PackageLoader("repro.report"),
         autoescape=lambda name: bool(name and name.endswith(".html")),
@@ -325,13 +325,13 @@ def templates() -> Environment:
 
 
 def rendered(template: str, **given: Any) -> list[str]:
-    """Return the lines of a template of Markdown over what it is given."""
+    """Return the lines of a Markdown template filled with the given values."""
     text = templates().get_template(template).render(heads=device_heads, **given)
     return text.strip("\n").split("\n")
 
 
 def grouped_by(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Return rows by what `key` says of them, in the order in which they come."""
+    """Return rows by their `key`, in the order in which they come."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

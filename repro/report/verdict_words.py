@@ -1,7 +1,7 @@
 """The vocabulary of verdicts: what is judged, in which words, and how often each occurs.
 
-`repro.evidence.verdicts.verdict` says what leads to each status. What a status is called depends on
-what was judged, and stands here alone:
+`repro.evidence.verdicts.verdict` says what leads to each status. The word for a status depends on
+what was judged; only this module has the words:
 
 * a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
   reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
@@ -9,9 +9,9 @@ what was judged, and stands here alone:
 * a bar of this suite: met, missed, undecided, not run;
 * a value blessed earlier: unchanged, changed, unclear, not run.
 
-A blessed value's interval has two sides, so `changed` may be better or worse; *regressed* is said
-by `repro.regression` alone, of what is shown to be worse. *Post hoc* is added where the rules are
-younger than the runs, and q where over the study what a target shows may be luck.
+A blessed value's interval has two sides, so `changed` may be better or worse; only
+`repro.regression` says *regressed*, of values shown to be worse. *Post hoc* is added if the rules
+are newer than the runs, and q if over the study a target's result may be luck.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _group(verdict: Verdict) -> str:
 
 
 def about(verdict: Verdict) -> str:
-    """Return what a verdict is about where that is not the paper: `bar`; else empty."""
+    """Return the kind of a verdict that is not about the paper: `bar`; else empty."""
     return _ONE.get(kind_of(verdict), "")
 
 
@@ -129,22 +129,22 @@ def _notes(verdicts: Sequence[Verdict]) -> str:
         "post hoc": [item for item in verdicts if item.post_hoc],
         BY_CHANCE: [item for item in verdicts if _is_by_chance(item)],
     }
-    said = ", ".join(
+    notes = ", ".join(
         mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
         for mark, marked in marks.items()
         if marked
     )
-    return f" ({said})" if said else ""
+    return f" ({notes})" if notes else ""
 
 
 def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return what must be said beside a word that stands for several verdicts."""
+    """Return the marks that must follow a word for several verdicts."""
     every = list(verdicts)
-    found = {
+    marks = {
         "post hoc": any(item.post_hoc for item in every),
         BY_CHANCE: any(map(_is_by_chance, every)),
     }
-    return [mark for mark, is_so in found.items() if is_so]
+    return [mark for mark, is_so in marks.items() if is_so]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:

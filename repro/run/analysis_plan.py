@@ -110,7 +110,7 @@ def _readers(home: str, arm: str, tier: Tier) -> tuple[str, ...]:
 
 
 def plan_inputs(run: RunConfig) -> dict[str, str]:
-    """Return what a run's record carries: the digest of the plan of each target that reads it."""
+    """Return the digests that a run's record carries: the plan of each target that reads it."""
     tier = Tier(run.tier)
     readers = _readers(run.target, run.arm.name, tier)
     return {f"{PLAN_INPUT}{name}": plan_digest(name, tier) for name in readers}
@@ -187,7 +187,7 @@ class Plans:
     def _is_stated(self, claim: Claim, recorded: KeptPlan) -> bool:
         """Whether an earlier plan states a claim as it is judged today.
 
-        What is said of the machinery needs no size, and Holm's correction decides it as before.
+        Claims about the machinery need no size, and Holm's correction decides them as before.
         """
         plan = json.loads(recorded.plan)
         timed = self.selection.source.timed_repeats > 0
@@ -234,7 +234,7 @@ def carried_plans(
     Returns
     -------
     list
-        Of the lines that hold a plan (by its digest) the one made first. The target's present plan
+        For each plan (by its digest) the line made first. The target's present plan
         is among them, made now where nobody had written it down.
     """
     carried = {
@@ -259,7 +259,7 @@ def carried_plans(
 
 
 def _written(name: str, digest: str, runs: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
-    """Return the plan that lies beside the records, if it does."""
+    """Return the plan in the folder of records, if there is one."""
     path = _plan_path(name, Tier(place[1]), digest, runs)
     if not path.is_file():
         return []

@@ -34,8 +34,8 @@ _PROCEDURES = {
     "step_time": "repro.measure.step_time:measure_steps",
 }
 
-# Procedures whose runs of one arm are carried out together, for loading is what takes long. Each
-# takes several runs that differ by seed.
+# Procedures that carry out all runs of one arm together, because loading takes longest. Each takes
+# several runs that differ only in their seed.
 _TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
 
 
@@ -77,7 +77,7 @@ def carry_out(
 ) -> list[Path]:
     """Carry out runs that go together, and write their records into `records`; return the paths.
 
-    Of several ranks the first alone writes.
+    Of several ranks only the first writes.
     """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     if is_ensemble(runs[0]):
@@ -102,7 +102,7 @@ def carry_out(
 
 
 def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
-    """Measure on a device whose memory is free, and add what it did besides to the effects."""
+    """Measure on a device whose memory is free, and add the device's state to the effects."""
     from repro.measure.device_state import between, device_state, require_clean
 
     if cuda_devices():

@@ -1,12 +1,9 @@
 """The problems of a plan, opened once before anything starts.
 
-A broken line stops the plan, not each run; golds that can never be paid are named, and all of them
-unpayable is an error. Problems of the package's own generators need none of this and are not
-opened. Public sets are opened where a user named them: those of a target's own scale may have to
-be fetched first.
-
-What a scale reads (`reads_of`) and the reading itself (`problems_of`) stand here alone: prompts'
-lengths (`repro.run.preflight`) are looked at in the same lists.
+A broken line stops the plan, not each run. Gold answers that no completion can match are named; if
+none can be matched, that is an error. Problems of the package's own generators are not opened.
+Public sets are opened only if a user named them: those of a target's own scale may have to be
+downloaded first. `repro.run.preflight` checks the lengths of prompts on the same lists.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
-# At most this many are named; the rest are counted.
+# Only so many are named; the rest are counted.
 _NAMED = 5
 _GRADED: tuple[Split, ...] = ("train", "test")
 # Splits in memory: those of one scale of training, development, test and five test sets.
@@ -90,7 +87,7 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
 
 
 def _is_opened(data: DataConfig, named: bool) -> bool:
-    """Say whether problems are opened before the start."""
+    """Whether problems are opened before the start."""
     return not is_generated(data.source) and (named or ":" in data.source)
 
 

@@ -1,9 +1,8 @@
 """Which planned runs go together on one device, and on which devices.
 
-Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
-queue hands one after another, the longest first, to one worker process per device, which sees its
-own device alone (`CUDA_VISIBLE_DEVICES`). How long one is, is counted and not estimated: training
-steps times the rows of a step.
+Many small runs are carried out at once as one batched model. A unit of work is an ensemble; the
+queue hands them, longest first, to one worker process per device, which sees only its own device
+(`CUDA_VISIBLE_DEVICES`). Length is counted, not estimated: training steps times rows per step.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
 is done, so nothing that finished is done again.
@@ -77,7 +76,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
     return planned
 
 
-def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
+def devices_to_fill(tier: Tier, named: str | None) -> tuple[str, ...]:
     """Return the devices that a tier's runs fill; `ValueError` if named ones cannot be filled."""
     if tier in SPREAD_TIERS:
         return visible_devices(named)

@@ -1,8 +1,8 @@
-"""Disks that are full, read-only or gone, and files where folders should be, said in a sentence.
+"""Disks that are full, read-only or gone, and files where folders should be, as one sentence.
 
-Such an error is not a run's result: the same run ends well on another disk. So it is no failed
-record (which could not be written either): the start stops, and the command line prints the
-sentence and exits with status 2. What was written before stays, and the next start goes on from it.
+Such an error is not the result of a run: on another disk the same run succeeds. So there is no
+record of failure (which could not be written either): the command stops, prints the sentence and
+exits with status 2. What was written before stays, and the next start continues from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DiskError(ValueError):
 
 
 def is_disk_fault(error: OSError, place: Path) -> bool:
-    """Return whether an error is of the disk, or of a path below `place`; not what a run did."""
+    """Return whether an error comes from the disk or a path below `place`, not from the run."""
     if error.errno in _FAULTS:
         return True
     named = error.filename
@@ -33,7 +33,7 @@ def is_disk_fault(error: OSError, place: Path) -> bool:
 
 def sentence_of(error: OSError, place: Path | None = None) -> str:
     """Return an error as a sentence without a traceback, about its own path or `place`."""
-    own = error.filename2 or error.filename  # of a renaming, the name that was asked for
+    own = error.filename2 or error.filename  # when renaming, the new name
     named = own if isinstance(own, str | Path) else place
     if named is None or error.errno is None:
         return str(error) or type(error).__name__

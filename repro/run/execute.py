@@ -34,7 +34,7 @@ from repro.run.device_queue import (
     RETRIES,
     SPREAD_TIERS,
     Grouping,
-    devices_of,
+    devices_to_fill,
     require_workers,
     tasks_of,
 )
@@ -120,7 +120,7 @@ def main_run(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         _, devices, notes = all_of(
             partial(require_ready, selection),
-            partial(devices_of, selection.tier, args.devices),
+            partial(devices_to_fill, selection.tier, args.devices),
             partial(data_lines, plan, args.data is not None),
         )
         require_ranks(ranks, selection.tier, devices, plan)

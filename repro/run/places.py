@@ -1,4 +1,4 @@
-"""Where things lie: the folder of records, and the folder of expectations.
+"""Where things are: the folder of records, and the folder of expectations.
 
 Records go to `--runs`, else `$REPRO_RUNS`, else `./runs`. Expectations come from `--expected`, else
 from the checkout that holds the package, else from the copy inside the installed package.
@@ -12,7 +12,7 @@ from pathlib import Path
 from repro.evidence.provenance import PACKAGE
 from repro.spec.arm import meant
 
-# Folders named to someone who named one that is not there.
+# How many existing folders a message lists when the one named does not exist.
 _NAMED = 4
 
 

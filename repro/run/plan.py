@@ -158,7 +158,7 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
 
 
 def _disk_lines(needed: int, free: int | None) -> list[str]:
-    """Return what the runs need of the disk of the records, and what is free on it."""
+    """Return how much disk the runs need where the records are, and how much is free."""
     if free is None:
         return [f"  disk      {size(needed)}"]
     lines = [f"  disk      {size(needed)} of {size(free)} free"]
@@ -170,8 +170,8 @@ def _disk_lines(needed: int, free: int | None) -> list[str]:
 def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> BlessedTimes:
     """Return what blessed records of the runs' targets and arms took.
 
-    Those of this machine's kind of device count alone where there are some. Those of an earlier
-    version of a target did something else and say nothing of its time.
+    If there are records from this machine's kind of device, only those count. Records of an earlier
+    version of a target did something else and say nothing about its time.
     """
     kinds = {(run.target, run.target_version, run.arm.name) for run in runs}
     blessed = [
@@ -204,7 +204,7 @@ def _runs_at_once(record: Record) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it."""
+    """Return a time as text, in the unit that suits it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

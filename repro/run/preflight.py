@@ -1,4 +1,4 @@
-"""Whether a run can work here, said in a sentence before anything large is downloaded or loaded.
+"""Whether a run can work here, found out before anything large is downloaded or loaded.
 
 A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
 `refusal` looks at the run's own configuration, for `plan` and `run` alike: a package that is not
@@ -32,7 +32,7 @@ from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.tier import cuda_devices
 
-# What a run writes beside what it trained: its record and metrics.jsonl, some hundreds of steps.
+# A run's record and its metrics.jsonl of some hundred steps.
 _RECORD_BYTES = 500_000
 
 
@@ -128,11 +128,9 @@ def _sampler_refusal(run: RunConfig) -> str | None:
 def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
 
-    Of several ranks, each has a device like the first.
-
-    With a device the cache is as large as it will be made there, else it holds all rows at once.
-
-    What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
+    Each rank is assumed to have a device like the first. On a device the cache has the size that
+    it will have there; without one it holds all rows at once. Only one row must fit: other rows
+    wait for a slot, and micro-batches are made smaller.
     """
     memory = training_memory(arm, scale, ranks)
     if memory is None:
@@ -188,7 +186,7 @@ def disk_refusal(needs: Needs, runs: Sequence[RunConfig], workers: int, folder: 
 
 
 def _data_refusals(scale: TrainScale) -> Iterator[str]:
-    """Yield what is wrong with a scale's data by their description alone."""
+    """Yield what is wrong with a scale's data, from their description only."""
     for read in reads_of(scale):
         try:
             require_declared(read.data, read.split)

@@ -1,4 +1,4 @@
-"""The live display of a run: what is done, what each worker does now, what came out so far.
+"""The live display of a run: what is done, what each worker does now, and results so far.
 
 On a terminal it is redrawn in place; elsewhere (a log, CI) each finished run is one line, and a
 line every half minute says that the rest is under way.

@@ -24,7 +24,7 @@ from repro.spec.variants import on_data, reading, with_overrides, with_reward, w
 from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
 
-# Flags that change what is selected: where stored records are read, none of them has a place.
+# Flags that change the targets; they are refused where stored records are read.
 CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward", "template")
 
 
@@ -76,7 +76,7 @@ def changes_of(args: argparse.Namespace) -> Changes:
 
 
 def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
-    """Return the changes that can be read, and what is wrong with the others."""
+    """Return the changes that can be read, and the errors of the others."""
     given = vars(args)
     file, model, template = (given.get(name) for name in ("config", "model", "template"))
     (settings, checkpoint, prompt, changed, steps, limit), refused = tried(
@@ -102,7 +102,7 @@ def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
 def selections_of(args: argparse.Namespace) -> list[Selection]:
     """Return the selections that a command line names; see `select`.
 
-    All that is wrong with its words is said at once: what is refused is left out of what follows.
+    All errors of the command line are reported together.
     """
     changes, refused = _changes(args)
     seeds, arms = getattr(args, "seeds", None), getattr(args, "arms", None)
@@ -130,7 +130,7 @@ def _require_arms(name: str, arms: Sequence[str]) -> None:
 
 
 def check_line(args: argparse.Namespace) -> str:
-    """Return the line that judges what a line of `run` carried out."""
+    """Return the `check` command for the runs of a `run` command."""
     words = ["python", "-m", "repro", "check", *args.targets]
     for name in ("tier", *CHANGING, "runs", "expected"):
         given = getattr(args, name, None)
@@ -203,7 +203,7 @@ def model_source(named: str) -> str:
     """Return `TrainScale.checkpoint` for what `--model` names: a folder or file, or a hub name.
 
     A GGUF file is made a checkpoint folder now, so that its sizes are known to all that follows.
-    What is none of them raises.
+    Anything else raises `ValueError`.
     """
     require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
@@ -266,7 +266,7 @@ def parse_arms(text: str | None) -> list[str] | None:
 
 
 def _count(args: argparse.Namespace, name: str) -> int | None:
-    """Return what a flag counts, None without it; `ValueError` below 1."""
+    """Return the value of a counting flag, None without it; `ValueError` below 1."""
     value: int | None = getattr(args, name, None)
     require(value is None or value >= 1, f"--{name} {value}: needs 1 or more")
     return value

@@ -16,7 +16,7 @@ must not share the folder.
 Easy to get wrong: looking for the record before the lock is held; removing the lock's file while
 another process waits for it, after which two hold a lock of that name (so a lock counts only if its
 file is still the one at that path); claiming the runs of one ensemble one by one while another
-start does the same, which deals them out like cards (so claims are made one start at a time).
+start does the same, which mixes them between both (so only one start claims at a time).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunLocks:
     Parameters
     ----------
     pending
-        The runs that this start means to do; what is recorded of them from now on is not its own.
+        The runs that this start intends to do; records of them from now on may be another's.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RunLocks:
             self._unlock(gate)
 
     def release(self, task: Task) -> None:
-        """Let others have what was claimed of a task."""
+        """Release the runs that were claimed of a task."""
         for path in {self._path(run) for run in task.every}:
             self._unlock(path)
 

@@ -90,8 +90,8 @@ class EndedError(Exception):
         self.kind = kind
 
 
-# Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it,
-# and a published model trains as it is measured.
+# A step's memory is measured without what a fragmented reserve adds to it, and a published model is
+# trained with the same allocator.
 # The allocator reads its settings when torch is imported, which a task's procedure does first.
 _SEGMENTED = ("step_time", "checkpoint_path")
 
@@ -141,7 +141,7 @@ def work(
 class _Inbox:
     """Reads the pipe on a thread, so that "stop" is heard while a run is under way.
 
-    The parent's end closing (its death, even by SIGKILL) ends the process at once: no orphans.
+    If the parent's end closes (it died, even by SIGKILL), the process ends at once: no orphans.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -242,5 +242,5 @@ def outcome_of(
 
 
 def _reason(error: Exception) -> str:
-    """Return what a failed run's record says: the error, and where it was raised."""
+    """Return the reason for a failed run's record: the error, and where it was raised."""
     return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

@@ -9,7 +9,7 @@ from repro.spec.shapes import shape_by_name
 
 # Realised sigma over hundreds of channels; five standard errors at 400 channels are 18 %.
 SIGMA_RATIO = (0.75, 1.25)
-# Of float32 draws hardly any is 0; of what bfloat16 keeps of them, most may be.
+# float32 draws are hardly ever 0; rounded to bfloat16, most of them may leave a gain unchanged.
 CHANNELS_LEAST = 0.99
 
 

@@ -12,7 +12,7 @@ from repro.spec.tier import GIB
 # multiplies is at its power limit, and its rate is one of the moment: twenty readings of one H100
 # 80GB lay between .62 and .78 PFLOP/s (1fc623c). A timer that does not wait is off by far more.
 MOST_OF_RATE = {"bytes": 1.05, "flops": 1.25}
-# In use on the device before a measurement: a context, workspaces, what the driver keeps.
+# Memory in use before a measurement: a context, workspaces, the driver's own.
 BUSY_BYTES_MOST = 2 * GIB
 # Share of a run's time in which heat or a power brake may have lowered the clocks.
 SLOWED_MOST = 0.01
@@ -111,9 +111,8 @@ def _device(device: Mapping[str, Any]) -> list[str]:
 def _slowed(device: Mapping[str, Any], timed: Mapping[str, float] | None) -> list[str]:
     """Return for how long heat or a power brake lowered the clocks, where the driver counts it.
 
-    A procedure that reads the counts around each thing that it times is held to the worst of them:
-    heat while weights are made spoils nothing, and what an earlier process timed lies outside this
-    one's span.
+    A procedure that reads the counts around each repeat is judged by its worst repeat: heat while
+    weights are made does no harm, nor does what an earlier process did.
     """
     what = "measurement" if timed is None else "worst timed repeat"
     if timed is None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from repro.evidence.derived import set_names
 from repro.evidence.record import Record
 
-# Of a set's problems, those whose gold could not be read or whose grader failed.
+# Largest share of a set's problems whose gold could not be read or whose grader failed.
 DROPPED_MOST = 0.01
 
 
 def answers(record: Record) -> Iterator[str]:
-    """Yield which questions were not asked, or of how many too few could be graded."""
+    """Yield the test sets that were not evaluated, or of which too many answers were dropped."""
     tallies = record.effects.get("answers")
     if tallies is None:
         if "answers" not in record.effects.get("not_kept", ()):
@@ -30,7 +30,7 @@ def answers(record: Record) -> Iterator[str]:
 def _asked(record: Record) -> list[str]:
     scale = record.config["scale"]
     left_out = {f"accuracy_{name}" for name in record.effects.get("test_sets_left_out") or ()}
-    # A mean over further sets is not asked for by itself.
+    # A mean over further sets has no answers of its own.
     names = [] if scale.get("accuracy_over") == "sets" else ["accuracy"]
     names += ["accuracy_greedy", *(["accuracy_greedy_start"] * (record.procedure == "train"))]
     return names + [name for name in set_names(scale) if name not in left_out]

@@ -1,4 +1,4 @@
-"""Receipts of training: that something could move and did, on paid rows."""
+"""Receipts of training: there were trainable parameters, and they moved, on rewarded rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from repro.evidence.record import Record
 
 # Centred advantages average to float32's rounding of values of order 1.
 ADVANTAGE_MEAN_MOST = 1e-3
-# Of a run's rows, those whose gold could not be read or whose grader failed.
+# Largest share of a run's rows whose gold could not be read or whose grader failed.
 WITHOUT_REWARD_MOST = 0.01
 
 
@@ -53,7 +53,7 @@ def rewards(record: Record) -> list[str]:
 
 
 def rows(record: Record) -> Iterator[str]:
-    """Yield why a run trained on no rows, or on too many unpaid ones."""
+    """Yield why a run trained on no rows, or on too many without a reward."""
     done = record.effects.get("rows") or {}
     trained, without = done.get("trained_on", 0), done.get("without_reward", 0)
     if not trained:

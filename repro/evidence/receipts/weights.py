@@ -8,11 +8,11 @@ from repro.evidence.record import Record
 from repro.spec.shapes import TINY, DecoderShape, shape_by_name
 
 # Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
-# would give 1 or more. A wide gate: it tells "quantised" from "not", no more.
+# would give 1 or more. A wide gate: it only tells whether weights were quantised.
 WEIGHT_ERROR = (0.02, 0.4)
 # The matching stops within 1 %.
 KL_RATIO_MOST = 0.02
-# Of a decoder block.
+# Projections of a decoder block.
 PROJECTIONS = 7
 
 
@@ -60,7 +60,7 @@ def weight_noise(record: Record) -> list[str]:
 
 
 def rounding(record: Record) -> Iterator[str]:
-    """Yield where the weights lack the arm's rounding, or the channels the run's order."""
+    """Yield why the weights lack the arm's rounding, or the channels the run's order."""
     planned, done = record.config["arm"].get("rounding"), record.effects.get("rounding")
     asked = {key: (planned or {}).get(key) for key in ("format", "factor")}
     shown = {key: (done or {}).get(key) for key in asked}
@@ -76,7 +76,7 @@ def rounding(record: Record) -> Iterator[str]:
 
 
 def counts(record: Record) -> Iterator[str]:
-    """Yield which modules and parameters are not as many as the model has."""
+    """Yield which counts of modules and parameters differ from the model's."""
     arm = record.config["arm"]
     linears = sum((record.effects.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
@@ -94,7 +94,7 @@ def counts(record: Record) -> Iterator[str]:
             f"{PROJECTIONS * layers}"
         )
     for name, count in needed.items():
-        # Before training an adapter is nothing; some measurements leave it out.
+        # Before training an adapter has no effect; some measurements leave it out.
         if name in ("adapter_modules", "parameters_trainable") and record.procedure == "dose":
             continue
         if record.effects.get(name) != count:

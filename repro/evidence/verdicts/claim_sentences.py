@@ -18,8 +18,8 @@ def measured(
     family
         Claims that were corrected together.
     confidence
-        Of the interval, for all of the family together; of the few values of an exact test, what
-        their range has.
+        Of the interval, for the whole family together; with few values in an exact test, the
+        confidence of their range.
     """
     sign = "" if claim.log else "+"
     margin = f" (margin {abs(claim.bound):g})" if claim.log or claim.is_bounded else ""
@@ -36,7 +36,7 @@ def measured(
 
 
 def _contrast(claim: Claim) -> str:
-    """Return what is compared with what; empty for an arm's own value."""
+    """Return which arms are compared; empty for an arm's own value."""
     if claim.test == "page":
         return "slope per place "
     if claim.dose is not None:
@@ -55,7 +55,7 @@ def _contrast(claim: Claim) -> str:
 
 
 def sized(verdict: Verdict, sizes: Sizes | None) -> str:
-    """Return what the effect is held against: the paper's size here, or what matters."""
+    """Return the size that the effect is compared with: the paper's, else the smallest."""
     if sizes is None:
         return ""
     share = f" ({sizes.share})" if sizes.share and verdict.unit != "x" else ""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.sizes import Values
 from repro.spec.claim import Claim, Dose, Test
@@ -25,12 +26,12 @@ class Compared:
     values
         One per pair.
     effect
-        Their mean, or their median where the test is by sign flips.
+        Their mean, or their median for the sign-flip test.
     p
-        Of the test, uncorrected: two-sided, or one-sided where the test is by sign flips.
+        Uncorrected: two-sided, or one-sided for the sign-flip test.
     above, below
-        On which side of the bound it lies; of `within`, inside and outside. A test by sign flips
-        has one side alone.
+        Side of the bound on which the effect is; for `within`, whether it is inside or outside.
+        The sign-flip test has only one side.
     """
 
     values: tuple[float, ...]
@@ -51,11 +52,11 @@ class Compared:
         return st.paired(self.values).deviation
 
     def interval(self, confidence: float) -> tuple[float, float, float]:
-        """Return low, high and the confidence that they have: of a median it may be less."""
+        """Return low, high and their confidence, which for a median may be less than asked for."""
         if self.test == "sign_flip":
             interval, reached = st.median_interval(self.values, confidence)
         else:
-            interval, reached = st.mean_interval(self.values, confidence), confidence
+            interval, reached = mean_interval(self.values, confidence), confidence
         assert interval.low is not None
         assert interval.high is not None
         return interval.low, interval.high, min(confidence, reached)
@@ -130,8 +131,8 @@ def blocks_of(claim: Claim, values: Mapping[str, Values]) -> list[list[float]]:
 def _slope(claim: Claim, dose: Dose, block: Sequence[float]) -> float:
     """Return the first slope of a block by least squares, times the dose's size.
 
-    What is given is taken out of the doses first; the slope on what is left is the partial one
-    (Frisch and Waugh, 1933).
+    Given variables are first regressed out of the doses; the slope on the residuals is the partial
+    one (Frisch and Waugh, 1933).
     """
     count = len(claim.arms)
     heights, *over = (block[at : at + count] for at in range(0, len(block), count))

@@ -1,13 +1,13 @@
-"""Expectations: what a number should be, from whom that is known, and why.
+"""Expectations: the interval in which a number should be, its source and its reason.
 
-Three ways in, each from a place of its own:
+There are three sources:
 
 * `paper`: typed from the paper, with the place (`expected/paper/*.json`); read by
   `repro.evidence.paper`.
 * `derived`: the suite's bars, typed with the formula or the reason (`expected/bars/<tier>.toml`);
   read here.
-* `measured`: computed from the blessed records by `repro.evidence.verdicts.measured`, and stored
-  nowhere.
+* `measured`: computed from the blessed records by `repro.evidence.verdicts.measured`, and not
+  stored.
 
 The question that decides whether an expectation is worth having: would a wrong implementation fall
 outside?

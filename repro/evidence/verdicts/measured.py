@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from repro.evidence.estimate import t_quantile
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.statistics import t_quantile
 from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
 from repro.spec.target import Metric, Target
 from repro.spec.tier import Tier

@@ -20,15 +20,15 @@ from repro.spec.effect import GAIN, Effect
 Pair: TypeAlias = Any
 Values = Mapping[str, Mapping[Pair, float]]
 
-# Fewest draws of what a statement speaks of.
+# Fewest independent draws of what a claim is about.
 MINIMUM_DRAWS = 5
-# A margin that takes more than this share of what is left below the ceiling excludes nothing.
+# A margin above this share of the room below the ceiling excludes nothing.
 _LARGEST_MARGIN = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes in the metric's unit; of a quotient, logarithms; of an order, per place.
+    """Effect sizes in the metric's unit: for a ratio their logarithms, for an order per place.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ def sizes_of(
 def _scale(
     claim: Claim, metrics: Mapping[str, Metric], compared: Values, values: Mapping[str, Values]
 ) -> float:
-    """Return what a share is a share of, in the metric's unit."""
+    """Return the quantity that a share refers to, in the metric's unit."""
     effect = claim.effect
     assert effect is not None
     if effect.measure == "units":
@@ -127,7 +127,7 @@ def not_testable(
 
 
 def _headroom(claim: Claim, metric: Metric, compared: Values, sizes: Sizes | None) -> str:
-    """Return why what is to be seen does not fit above the baseline arm; empty where it does."""
+    """Return why the effect has no room above the baseline arm; empty if it has."""
     mean = fmean(compared[claim.baseline].values())
     room = _room(metric, mean)
     why = "an effect of that size could not have appeared under that ceiling"

@@ -2,8 +2,8 @@
 
 What is used, and why (rules as in the suite's analysis plan):
 
-* Intervals of a mean over seeds are Student's t intervals: the percentile bootstrap's nominal 95 %
-  covers 75 to 87 % at 3 to 8 seeds.
+* Intervals of a mean over seeds are Student's t intervals (`repro.evidence.estimate`): the
+  percentile bootstrap's nominal 95 % covers 75 to 87 % at 3 to 8 seeds.
 * Shares get Wilson's interval.
 * Two arms with the same seeds are compared by their paired differences, with the t interval.
 * An order of arms is tested as a trend (Page's L, exact by convolution, ties by midranks; scipy's
@@ -11,10 +11,7 @@ What is used, and why (rules as in the suite's analysis plan):
 * Where one run may collapse, its outlier widens a t interval past every other run: there the exact
   sign-flip test of the mean, in the claimed direction, and the median with its exact interval.
 * Claims of one target are decided by Holm's correction, and their intervals are simultaneous
-  (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) stands
-  beside it.
-* What is no mean over seeds (a slope, a product of two means) has the t interval of the jackknife's
-  pseudo-values: the delta method without a derivative by hand.
+  (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) is added.
 * What n seeds could have shown is the minimum detectable effect at 80 % power, from the noncentral
   t distribution.
 
@@ -31,21 +28,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, stdev
 
+from repro.evidence.estimate import Interval, t_quantile
+
 NORMAL = NormalDist()
-# Of the largest summand: a mean below it is the rounding of floats.
+# Fraction of the largest summand below which a mean is the rounding of floats.
 _ROUNDING = 1e-12
-# Of a true difference: how likely the pairs at hand should have shown it.
+# Probability with which the pairs at hand should have shown a true difference.
 TARGET_POWER = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A value with its interval; `low` and `high` are None for fewer than two values."""
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,32 +54,11 @@ class Paired:
     p_two_sided: float
 
 
-@functools.cache
-def t_quantile(p: float, df: float) -> float:
-    """Return the quantile of Student's t; p in (0, 1)."""
-    from scipy.special import stdtrit
-
-    if not 0 < p < 1:
-        raise ValueError(f"p is {p}; it must lie in (0, 1)")
-    return float(stdtrit(df, p))
-
-
 def t_cdf(t: float, df: float) -> float:
     """Return P(T <= t) of Student's t with df degrees of freedom."""
     from scipy.special import stdtr
 
     return float(stdtr(df, t))
-
-
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of independent values, one at least, with its t interval."""
-    if not values:
-        raise ValueError("the mean of no values is not defined")
-    n, mean = len(values), fmean(values)
-    if n < 2:
-        return Interval(value=mean, low=None, high=None, n=n)
-    half = t_quantile(0.5 + confidence / 2, n - 1) * stdev(values) / math.sqrt(n)
-    return Interval(value=mean, low=mean - half, high=mean + half, n=n)
 
 
 def wilson_interval(successes: float, n: int) -> Interval:

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS, Pair
@@ -162,7 +163,7 @@ def judge_expectation(
 
 
 def _expected(expectation: Expectation, verdict: Verdict, values: Mapping[Pair, float]) -> Verdict:
-    interval = st.mean_interval(list(values.values()))
+    interval = mean_interval(list(values.values()))
     goal = "" if expectation.goal is None else f"; goal {expectation.goal:g}"
     if expectation.statistic == "every_seed" or interval.low is None or interval.high is None:
         inside = [expectation.holds(value) for value in values.values()]

@@ -1,1 +1,1 @@
-"""One run on several GPUs: its processes, and what a step would take on more of them."""
+"""One run on several GPUs: its processes, and the time that a step would take on more GPUs."""

@@ -1,10 +1,9 @@
 """One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
 
-Either way each rank carries out the run by its procedure, whose work is divided by
-`repro.rl.single_run.ranks`, and the first alone writes. `Ranked` stands in a worker that holds N
-devices, and follows its ranks: one that dies, fails or does not come ends the others and is named.
-`InPlace` takes the place of the worker pool in the first of torchrun's processes; the others
-`follow` it.
+Each rank carries out the run by its procedure, whose work `repro.rl.single_run.ranks` divides; only
+the first rank writes. `Ranked` runs in a worker that has N devices and starts the ranks; if one
+dies, fails or does not start, it is named and the others are ended. `InPlace` replaces the worker
+pool in the first of torchrun's processes; the others `follow` it.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
 _NAMING_SECONDS = 3.0
 # As `repro.rl.single_run.ranks` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
-# What the first rank says to the others in place of a run, where some are left.
+# Sent by the first rank to the others instead of a run, if runs are left.
 LEFT = "left"
-# What several ranks can carry out: their policies train, or are asked, by themselves.
+# Procedures that several ranks can carry out.
 _DIVIDED = ("train", "evaluate")
 
 
@@ -82,7 +81,7 @@ def require_ranks(
 
 
 def ranks_of(run: RunConfig) -> int:
-    """Return how many ranks a run takes by its scale, whatever is asked for."""
+    """Return how many ranks a run's scale asks for, whatever the command line says."""
     ranks: int = getattr(run.scale, "ranks", 1)
     return ranks
 
@@ -97,8 +96,8 @@ def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
 class Ranked:
     """Carries out a run by several processes of this host, one per visible device.
 
-    There are `ranks` where the scale asks for no more; they wait `stall` seconds for one another,
-    and do `body` with the run, the suite's own where it is None.
+    There are `ranks`, or more if the scale asks for more. They wait `stall` seconds for one another
+    and call `body` on the run, by default `repro.run.carry_out.carry_out`.
     """
 
     ranks: int
@@ -164,7 +163,7 @@ class Ranked:
         progress: Progress,
         should_stop: Callable[[], bool],
     ) -> None:
-        """Pass on what the first rank says, until all have ended alike or one did otherwise."""
+        """Pass on the first rank's progress until all have ended; raise if one ends differently."""
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(started)}
         asked, stopped, lost, reached = False, False, None, "before its first step"
         until = float("inf")
@@ -201,7 +200,7 @@ class Ranked:
 
 
 def _ended(rank: int, process: BaseProcess, reached: str) -> str:
-    """Return a sentence on a rank that ended without a word."""
+    """Return a sentence on a rank that ended without an event."""
     process.join()
     how = ending_of(process.exitcode)
     return f"rank {rank} on {socket.gethostname()} ended by {how} ({reached})"
@@ -215,7 +214,7 @@ def _work_as_rank(
     device: str | None,
     body: CarryOut | None,
 ) -> None:
-    """Be a worker for one task that is a rank of its run."""
+    """Carry out one task in a worker process as one rank of its run."""
     os.environ.update(variables)
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # all ranks are on this host
@@ -225,8 +224,8 @@ def _work_as_rank(
 class InPlace:
     """Carries out tasks in this process, the first of torchrun's; has what `WorkerPool` has.
 
-    A run that fails ends the job, for the ranks are then at different places: the same command
-    goes on. A run that another start is at is left to it.
+    A run that fails ends the job, because the ranks are then at different places; the same command
+    continues it. A run that another start has claimed is left to it.
     """
 
     def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
@@ -268,7 +267,7 @@ class InPlace:
         self._stop = True
 
     def close(self) -> None:
-        """Have nothing to end: torchrun ends the other ranks."""
+        """Do nothing: torchrun ends the other ranks."""
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
@@ -292,13 +291,13 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
 
 
 def _quietly(text: str, values: dict[str, float]) -> None:
-    """Pass on warnings alone; where a run is, its metrics.jsonl says."""
+    """Pass on warnings only; the progress of a run is in its metrics.jsonl."""
     if WARNING in values:
         sys.stderr.write(f"{text}\n")
 
 
 def device_of_rank(local: int) -> str | None:
-    """Return what a host's rank of this number sees of the visible devices; None hides none."""
+    """Return the visible device of a host's rank of this number; None hides none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return None
@@ -334,7 +333,7 @@ def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:
 
 
 def identity_of(place: str) -> dict[str, Any]:
-    """Return what must be alike on all ranks and hosts, and the name of this one."""
+    """Return what must be the same on all ranks and hosts, and the name of this place."""
     environment = capture_environment()
     return {
         "place": place,

@@ -1,13 +1,13 @@
-"""What a step takes on several GPUs, before any is rented: `plan --ranks 1,2,4,8`.
+"""The time of a step on several GPUs, before any is rented: `plan --ranks 1,2,4,8`.
 
-From the blessed phases of one GPU (`step_lengths`: rows of equal and of spread lengths) follow two
-rates. A decode step costs a part whatever it holds and a part per row that it holds::
+Two rates follow from the blessed phases of one GPU (`step_lengths`: rows of equal and of spread
+lengths). A decode step has a fixed cost and a cost per row::
 
     rollout = per_step * longest row + per_token * tokens of all rows
 
 The two points of a model have the same tokens and different longest rows, which gives both rates.
-The update goes by tokens. Ranks meet after sampling, so that each waits for the longest row of all.
-What links take to add up the adapter's gradient is measured nowhere yet, and left out.
+The update is in proportion to tokens. Ranks meet after sampling, so each waits for the longest row
+of all. The time on links is left out; the target `scaling` measures it on two GPUs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def ranks_text(runs: Sequence[RunConfig], counts: Sequence[int], expected: Path) -> str:
-    """Return, per arm that trains, what its step takes on each number of GPUs."""
+    """Return, per arm that trains, the time of its step on each number of GPUs."""
     arms = {run.arm.name: run for run in runs if run.procedure == "train"}
     texts = [_arm_text(run, counts, expected) for run in arms.values()]
     return "\n".join(texts) or "  nothing here trains"
@@ -115,7 +115,7 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
 
 
 def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
-    """Return what a step of a point's rows takes; prompts go to ranks as they do in training."""
+    """Return the time of a step on a point's rows; ranks share prompts as they do in training."""
     rollouts, waits, updates = [], [], []
     for seed in range(_DRAWS):
         lengths = point.drawn_lengths(seed)
@@ -132,7 +132,7 @@ def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
 
 
 def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
-    """Return what full training, which ranks divide, takes of a card on each number of them."""
+    """Return the memory per card of full training, which ranks divide, on each number of them."""
     columns = (*_COLUMNS, "rest", "in all")
     lines = [
         f"  {run.arm.name}: GB of an 80 GB card, FSDP2 dividing what is trained; no time predicted",
@@ -183,4 +183,4 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path) -> str:
             f"    {ranks:>4}  {own.step:>6.2f}  {own.rollout:>7.2f}  {own.update:>6.2f}  "
             f"{own.waiting:>7.2f}  {alone.step / own.step / ranks:>10.2f}"
         )
-    return "\n".join([*lines, f"    from {rates.basis}; links are not measured, and left out"])
+    return "\n".join([*lines, f"    from {rates.basis}; time on links is left out"])

@@ -1,9 +1,9 @@
 """Runs as tasks of a Ray cluster: `--executor ray`.
 
-The start that is typed plans, claims and shows as ever (`repro.run.execute`); a task goes to a host
-that has room, where a pool of one worker carries it out. Hosts share the folder of records and
-nothing else: progress is read from metrics.jsonl there, so no actor is lost with a host. A lost
-host costs what a lost worker does; Ray, which knows neither checkpoint nor record, repeats nothing.
+The command plans, claims and displays as usual (`repro.run.execute`); a task goes to a host with
+room, where a pool of one worker carries it out. Hosts share only the folder of records: progress is
+read from metrics.jsonl there, so no actor is lost with a host. A lost host is handled like a lost
+worker; Ray, which knows neither checkpoints nor records, repeats nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from repro.spec.arm import require
 
 
 def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
-    """Join the cluster and look at its hosts; return how many runs it has room for at once.
+    """Join the cluster and check its hosts; return how many runs it has room for at once.
 
     A run takes `needs`, as Ray names them. Raises `ValueError` without ray, a cluster or room, and
     where a host does not see the folder of records, or has another source or other packages.
@@ -68,7 +68,7 @@ def _seen(file: Path) -> tuple[bool, dict[str, Any]]:
 
 
 def _carried(task: Task, going: Path, settings: Mapping[str, str], how: Mapping[str, Any]) -> Event:
-    """Carry a task out on this host for as long as a file stands; return how it ended."""
+    """Carry out a task on this host as long as a file exists; return how it ended."""
     os.environ.update(settings)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     log = task.runs / f"workers-{socket.gethostname()}.log"
@@ -87,11 +87,11 @@ class RayPool(WorkerPool):
     def __init__(self, needs: Mapping[str, int], count: int, log: Path, *how: Any, **more: Any):
         super().__init__(count, log, *how, **more)
         self._needs, self._running = needs, dict[Any, Task]()
-        # Stands in the shared folder for as long as runs are to go on.
+        # This file exists in the shared folder as long as runs may continue.
         self._going = Path(tempfile.mkstemp(prefix=".ray-", dir=log.parent.absolute())[1])
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Yield events until all tasks have ended; what another start is at is left to it."""
+        """Yield events until all tasks have ended; runs claimed by another start are left to it."""
         import ray
 
         waiting, steps = deque(tasks), dict[Path, int]()

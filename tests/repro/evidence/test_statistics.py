@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.verdicts import statistics as st
 
 
 def test_a_single_value_has_no_interval_and_none_is_an_error() -> None:
-    assert st.mean_interval([2.0]) == st.Interval(value=2.0, low=None, high=None, n=1)
+    assert mean_interval([2.0]) == Interval(value=2.0, low=None, high=None, n=1)
     with pytest.raises(ValueError, match="no values"):
-        st.mean_interval([])
+        mean_interval([])
 
 
 def test_differences_that_cancel_have_a_mean_of_zero() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence.bless import compact
 from repro.evidence.provenance import (
     PACKAGE,
     _git,
@@ -34,6 +33,7 @@ from repro.evidence.store import (
     write_stored,
 )
 from repro.evidence.verdicts.measured import load_expectations
+from repro.judge.blessing import compact
 from repro.judge.check import check_selection, checked_json
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder

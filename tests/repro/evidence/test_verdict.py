@@ -12,6 +12,7 @@ from repro.spec.target import Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
 HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]
+BAR = Expectation(arm="a", metric="accuracy", accept=(70.0, None), source="derived", because="b")
 
 
 @pytest.mark.parametrize(
@@ -26,36 +27,24 @@ HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]
 def test_an_expectation_is_judged_by_the_means_interval(
     accept: tuple[float | None, float | None], status: str
 ) -> None:
-    expectation = Expectation(
-        arm="a", metric="accuracy", accept=accept, source="derived", because="b"
-    )
+    expectation = dataclasses.replace(BAR, accept=accept)
     assert judge_expectation(expectation, ACCURACY, dict(enumerate(HIGH)), None).status == status
 
 
 def test_one_seed_outside_breaks_an_expectation_of_every_seed() -> None:
-    expectation = Expectation(
-        arm="a",
-        metric="accuracy",
-        accept=(15.0, None),
-        source="derived",
-        because="b",
-        statistic="every_seed",
-    )
+    expectation = dataclasses.replace(BAR, accept=(15.0, None), statistic="every_seed")
     verdict = judge_expectation(expectation, ACCURACY, {0: 40.0, 1: 14.9, 2: 41.0}, None)
     assert verdict.status == "contradicted"
     assert "2 of 3 inside" in verdict.sentence
 
 
 def test_a_bar_does_not_hold_while_planned_seeds_are_missing() -> None:
-    bar = Expectation(
-        arm="a", metric="accuracy", accept=(70.0, None), source="derived", because="b"
-    )
     values, missing = dict(enumerate(HIGH)), "1 of 6 planned seeds of a have no record (5)"
-    assert judge_expectation(bar, ACCURACY, values, None).status == "reproduced"
-    verdict = judge_expectation(bar, ACCURACY, values, None, lost=missing)
+    assert judge_expectation(BAR, ACCURACY, values, None).status == "reproduced"
+    verdict = judge_expectation(BAR, ACCURACY, values, None, lost=missing)
     assert verdict.status == "inconclusive"
     assert verdict.sentence.endswith(missing)
-    missed = dataclasses.replace(bar, accept=(90.0, None))
+    missed = dataclasses.replace(BAR, accept=(90.0, None))
     assert judge_expectation(missed, ACCURACY, values, None, lost=missing).own_fault
 
 

@@ -214,5 +214,5 @@ def test_every_bundle_that_others_sent_can_be_judged() -> None:
     if not REPORTED.is_dir():
         pytest.skip("reported/ is part of a checkout alone")
     for one in reports(REPORTED, EXPECTED):
-        assert one.checked is not None, one.said
+        assert one.checked is not None, one.summary
         assert not one.checked.evidence.refused

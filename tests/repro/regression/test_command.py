@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.bless import bless
 from repro.evidence.record import Record
+from repro.judge.blessing import bless
 from repro.judge.gathering import gather
 from repro.regression import regression_commands as command
 from repro.regression.render import LINES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.verdicts.statistics import Interval, mean_interval
+from repro.evidence.estimate import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises, treatment
 from repro.report.learning import dose_rows, interval_text, training_rows, untrained_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.device_queue import devices_of, planned_workers, require_workers
+from repro.run.device_queue import devices_to_fill, planned_workers, require_workers
 from repro.run.select import Selection, changes_of, check_line, select, selections_of
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
@@ -190,7 +190,7 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
     with pytest.raises(ValueError, match="takes a device for itself, out of 1; needs at most 1"):
         require_workers(Tier.PAPER, 8, 1)
     with pytest.raises(ValueError, match="this machine shows 0 devices"):
-        devices_of(Tier.MINI, "8")
+        devices_to_fill(Tier.MINI, "8")
 
 
 def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:

@@ -5,7 +5,7 @@ things must come together before a row is called regressed:
 
 * **practice**: the change is beyond the threshold of the metric's unit: 5 % (seconds, tokens per
   second, ratios, nats), 1 % of bytes, 1 point of percents (they are shares of a time or of a
-  memory), any row of counts that should stay as they are;
+  memory), any change of a count that should stay the same;
 * **statistics**: Student's t test for two samples of unequal variance (Welch), one-sided, with
   Holm's correction over the tested rows of one target. Ratios are tested on logarithms: noise of
   timings is in proportion.
@@ -27,11 +27,11 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from repro.evidence.origins import devices_of, refusal, without_seed
+from repro.evidence.origins import devices_of, mixed_sources, without_seed
 from repro.evidence.record import Record
-from repro.evidence.verdicts.sizes import Pair
 from repro.evidence.verdicts.statistics import holm
-from repro.evidence.verdicts.two_samples import difference
+from repro.judge.gathering import values_of
+from repro.regression.two_samples import difference
 from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
 from repro.spec.effect import ALPHA
 from repro.spec.target import Target
@@ -45,21 +45,9 @@ VERDICTS: tuple[RowVerdict, ...] = ("regressed", "unclear", "improved", "unchang
 EXIT_STATUS: dict[Status, int] = {"fine": 0, "regressed": 1, "could not judge": 2}
 # Units whose values are compared by their difference, with the threshold in that unit.
 ABSOLUTE_THRESHOLDS = {"percent": 1.0, "points": 1.0, "rows": 0.0}
-# Of the old value.
+# Fractions of the old value.
 RELATIVE_THRESHOLDS = {"bytes": 0.01}
 OTHER_THRESHOLD = 0.05
-
-
-def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[Pair, float]:
-    """Return {seed: value} of a metric, or {(seed, repeat): value} where repeats are timed."""
-    values: dict[Pair, float] = {}
-    for seed, record in sorted(records.items()):
-        value = record.value(metric)
-        if timed:
-            values |= {(seed, i): v for i, v in enumerate(record.repeats(metric))}
-        elif value is not None:
-            values[seed] = value
-    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +116,7 @@ class MetricRow:
 
     @property
     def worst_loss(self) -> float:
-        """The end of the interval on the worse side; the loss itself where there is none."""
+        """The end of the interval on the worse side; the loss itself without an interval."""
         end = self.high if self.better == "lower" else self.low
         if end is None:
             return self.loss
@@ -155,7 +143,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons of one question, and what they say together."""
+    """All comparisons for one question, and their joint result."""
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()
@@ -193,7 +181,7 @@ class Judgement:
 def _severity(row: MetricRow) -> float:
     """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
 
-    Of an unclear row it is the loss that its noise could hide.
+    For an unclear row it is the loss that noise could hide.
     """
     loss = row.worst_loss if row.verdict == "unclear" else row.loss
     return loss / (row.threshold or 1.0)
@@ -234,7 +222,7 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
         elif not side.every():
             yield f"{where}: there is no record"
         elif tier is Tier.SYSTEMS:
-            mixed = refusal(side.every(), several=False)
+            mixed = mixed_sources(side.every(), several=False)
             if mixed:
                 yield f"{where}: {mixed}"
         if side is new and not new.every():
@@ -294,7 +282,7 @@ def _measured(
     relative = threshold is None and min(*old, *new) > 0
     if threshold is None:
         threshold = RELATIVE_THRESHOLDS.get(metric.unit, OTHER_THRESHOLD)
-        # Of values that may be zero there is no ratio; the threshold is then in their unit.
+        # Values that may be zero have no ratio; their threshold is in their own unit.
         threshold *= 1.0 if relative else abs(fmean(old))
     form, back = (math.log, math.expm1) if relative else (float, float)
     change = difference([form(value) for value in old], [form(value) for value in new])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence.bless import bless
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.verdict import Verdict
+from repro.judge.blessing import bless
 from repro.judge.check import Checked, check_selection
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder

@@ -16,14 +16,13 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence import origins
-from repro.evidence.bless import BlessError
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
-from repro.judge.blessing import main_bless
+from repro.judge.blessing import BlessError, main_bless
 from repro.judge.check import check_selection, device_name
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
@@ -236,8 +235,8 @@ def test_shared_arms_come_from_the_blessed_records_too(tmp_path: Path, expected:
 def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> None:
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
-    assert origins.refusal(records, several=True) is None
-    assert "timings are of the code" in str(origins.refusal(records, several=False))
+    assert origins.mixed_sources(records, several=True) is None
+    assert "timings are of the code" in str(origins.mixed_sources(records, several=False))
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -250,14 +249,14 @@ def test_commits_of_the_same_sources_are_one_state(
         return OLD if arm < "nf4" else NEW
 
     records = [at(made_up_record(run), of(run.arm.name)) for run in selection.plan(5)]
-    told_apart = origins.refusal(records, several=several)
+    told_apart = origins.mixed_sources(records, several=several)
     assert told_apart is not None
     state = {"dirty": None, "sha256": source_of(OLD)}
     alike = [
         dataclasses.replace(record, sources=[{"commit": record.commit, **state}])
         for record in records
     ]
-    assert origins.refusal(alike, several=several) is None
+    assert origins.mixed_sources(alike, several=several) is None
 
 
 def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from repro.evidence.verdicts.statistics import t_cdf, t_quantile
+from repro.evidence.estimate import t_quantile
+from repro.evidence.verdicts.statistics import t_cdf
 from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
 
 _CONFIDENCE = 0.95

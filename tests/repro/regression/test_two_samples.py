@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from repro.evidence.verdicts.two_samples import difference
+from repro.regression.two_samples import difference
 
 OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from repro.evidence.record import Record
-from repro.evidence.verdicts.compare import Comparison, Judgement, MetricRow, Records, Side, compare
+from repro.regression.judgement import Comparison, Judgement, MetricRow, Records, Side, compare
 from repro.spec.claim import Metric
 from repro.spec.config import digest_of
 from repro.spec.target import Target

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence.bless import BlessError, bless
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.expectation import Expectation, ExpectationError, load_bars
 from repro.evidence.verdicts.measured import accepted, load_expectations
 from repro.judge.blessed import blessed_checks
+from repro.judge.blessing import BlessError, bless
 from repro.judge.check import check_selection
 from repro.judge.gathering import Evidence, gather
 from repro.run.places import expected_folder

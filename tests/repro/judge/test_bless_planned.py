@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from repro.evidence import origins, provenance
-from repro.evidence.bless import BlessError
 from repro.evidence.plans import KeptPlan, PlanError, keep_plans, read_plans
 from repro.evidence.record import Record, failed_record
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
-from repro.judge.blessing import main_bless
+from repro.judge.blessing import BlessError, main_bless
 from repro.run.analysis_plan import write_plans
 from repro.run.select import select
 from repro.spec.config import RunConfig, digest_of

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.bless import bless
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.measured import load_expectations
+from repro.judge.blessing import bless
 from repro.judge.check import Checked, check_selection
 from repro.run.places import expected_folder
 from repro.run.select import Selection
