@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import reference, reference_train
+from kernels import dispatch, reference, reference_train
 from kernels.op import Arguments, Op, Shape, normal
 from kernels.segments import Segments, segments
 
@@ -33,7 +33,9 @@ def _projected_inputs(
         noise = normal(K, dtype=torch.float32, device=device, seed=seed + 4) * 0.01
         before = reference_train.Norm(eps=1e-6, noise=noise)
     weights = tuple(part.contiguous() for part in weight.chunk(parts))
-    projections = reference_train.Projections(weights=weights, bias=bias, scaling=0.5)
+    projections = reference_train.Projections(
+        weights=weights, bias=bias, scaling=0.5, dequantize=dispatch.dequantize
+    )
     return x, projections, a, b, gain, before
 
 

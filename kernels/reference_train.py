@@ -7,7 +7,7 @@ names and signatures, on any device and in any floating type.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,11 +32,14 @@ class Projections:
     bias : Tensor or None, (N,)
     scaling
         Of the adapters.
+    dequantize
+        (weight, dtype) to its dense (N', K).
     """
 
     weights: tuple[Tensor | PackedWeight | QuantizedWeight, ...]
     bias: Tensor | None
     scaling: float = 1.0
+    dequantize: Callable[[PackedWeight | QuantizedWeight, torch.dtype], Tensor]
 
     @property
     def rows(self) -> int:
@@ -45,12 +48,10 @@ class Projections:
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield the columns of y and the dense (N', K) of each weight, one at a time."""
-        from kernels import dispatch
-
         at = 0
         for weight in self.weights:
             rows = weight.shape[0]
-            dense = weight if isinstance(weight, Tensor) else dispatch.dequantize(weight, dtype)
+            dense = weight if isinstance(weight, Tensor) else self.dequantize(weight, dtype)
             yield slice(at, at + rows), dense
             del dense
             at += rows

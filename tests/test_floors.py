@@ -143,7 +143,7 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
 def test_modules_import_one_another_in_no_circle() -> None:
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for room in ("repro", "figures")
+        for room in ("kernels", "repro", "figures")
         for path in python_files(room)
     }
     imports = {name: {*imports_of(path)} & modules.keys() for name, path in modules.items()}

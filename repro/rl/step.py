@@ -158,7 +158,7 @@ def accumulate_step(
     output
         Of the step.
     micro_tokens
-        With which it went through.
+        That of the attempt that fitted.
 
     Raises
     ------
@@ -360,7 +360,7 @@ def _evaluated(
 
 
 def _pass_beside(policy: Policy, rows: Rows, temperature: float, count: int) -> None:
-    """Pass a row without effect, so often: where ranks gather weights, all make as many passes."""
+    """Make `count` passes that add nothing: ranks that gather weights must make equally many."""
     for _ in range(count):
         first = rows.select(torch.zeros(1, dtype=torch.int64))
         logprobs, _ = packed_logprobs(policy, first, temperature)
@@ -437,7 +437,7 @@ def reference_logprobs(
 
 @torch.no_grad()
 def _exchange(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> None:
-    """Exchange values in place: a part of what ranks divide is seen through its own memory."""
+    """Exchange values in place; of what ranks divide, each exchanges its own part."""
     for name, parameter in parameters.items():
         held = parameter.clone()
         parameter.copy_(others[name])

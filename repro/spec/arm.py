@@ -250,8 +250,6 @@ DAPO = LossConfig(
     overlong_buffer=0.2,
     dynamic_sampling=3,
 )
-# The released scripts call this "equals to DAPO": a local token mean and overlong filtering only.
-RELEASED_BNPO = LossConfig(name="bnpo", aggregation="token_mean_local", mask_truncated=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class Metric:
     title
         What a table's heading says.
     change
-        A percent that may be negative, for it is a change and no share of a whole.
+        Whether a percent is a change, which may be negative, and no share of a whole.
     better
         Which way is better, where the unit does not say (`BETTER_OF_UNIT`) or says it wrongly;
         `neither` describes a run and cannot regress.
@@ -98,7 +98,7 @@ class Dose:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that the line is over, its own first."""
+        """The metrics of the regression: the dose, then those held fixed."""
         return (self.metric, *self.given)
 
 

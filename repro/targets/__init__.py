@@ -43,7 +43,7 @@ def find(name: str) -> Target:
         if target.name == name.replace("-", "_"):
             return target
     nearest = unknown("target", name, [target.name for target in TARGETS])
-    raise ValueError(f"{nearest} (`python -m repro list` shows all)")
+    raise ValueError(f"{nearest} (`python -m repro list --all` shows all)")
 
 
 def runs_of(target: Target) -> Target:

@@ -82,7 +82,9 @@ def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
     scaling = present[0][2] if present else 1.0
     return Group(
         modules=tuple(modules),
-        projections=Projections(weights=weights, bias=bias, scaling=scaling),
+        projections=Projections(
+            weights=weights, bias=bias, scaling=scaling, dequantize=dispatch.dequantize
+        ),
         masters=(*(A for A, _, _ in present), *(B for _, B, _ in present)),
     )
 

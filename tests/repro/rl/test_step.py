@@ -17,10 +17,11 @@ from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
-from repro.spec.arm import DAPO, GRPO, RELEASED_BNPO, LossConfig
+from repro.spec.arm import DAPO, GRPO, LossConfig
 from repro.spec.config import RunConfig
 from tests.repro.rl.uneven_rows import (
     ADVANTAGES,
+    BNPO,
     LENGTHS,
     PROMPTS,
     exact_head,
@@ -87,7 +88,7 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
 
 @pytest.mark.parametrize(
     "loss",
-    [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1), LossConfig(aggregation="constant")],
+    [GRPO, DAPO, BNPO, LossConfig(beta=0.1), LossConfig(aggregation="constant")],
     ids=["grpo", "dapo", "bnpo", "kl", "constant"],
 )
 def test_any_cut_gives_the_whole_steps_gradient_in_float64(

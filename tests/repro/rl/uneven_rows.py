@@ -15,10 +15,13 @@ from repro.rl.advantage import Advantages
 from repro.rl.collect import Rollout
 from repro.rl.rows import Rows, make_rows, spread
 from repro.rollout.sampler import Completion
+from repro.spec.arm import LossConfig
 
 LENGTHS = (7, 3, 12, 1, 9, 5)
 PROMPTS = (4, 9, 6)
 ADVANTAGES = (1.0, -0.5, 0.25, 2.0, -1.5, 0.75)
+# What the released scripts call "equals to DAPO".
+BNPO = LossConfig(name="bnpo", aggregation="token_mean_local", mask_truncated=True)
 
 
 def uneven_rows() -> Rows:

@@ -17,10 +17,10 @@ import torch
 
 from repro.models.policy import Policy
 from repro.rl.single_run import single_policy as single
-from repro.spec.arm import DAPO, RELEASED_BNPO, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig
 from tests.repro.rl.stacked import conftest as small
-from tests.repro.rl.uneven_rows import exact_head, exact_norm
+from tests.repro.rl.uneven_rows import BNPO, exact_head, exact_norm
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
@@ -136,7 +136,7 @@ ENSEMBLES: dict[str, list[RunConfig]] = {
         make_run(seed=5, loss=AGAIN),
     ],
     "micro-batches of the loss that are not those of the passes": [
-        make_run(seed=0, loss=RELEASED_BNPO, scale=BY_FIVE),
+        make_run(seed=0, loss=BNPO, scale=BY_FIVE),
         make_run(seed=1, scale=BY_FIVE, weight_format="nvfp4"),
     ],
 }
