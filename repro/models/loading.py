@@ -128,10 +128,6 @@ def read_description(folder: Path) -> ModelDescription:
                 f"the form of one ({error})"
             ) from error
     ends = stored_ends(folder / "generation_config.json")
-    named = ends or getattr(config, "eos_token_id", None) or 0
-    if (min(named) if isinstance(named, list) else named) >= config.vocab_size:
-        needed = f"needed is one below {config.vocab_size}, or no answer ever ends"
-        raise CheckpointError(f"{folder}: eos_token_id is {named}; {needed}")
     return ModelDescription(config=config, stored_format=stored, end_token_ids=ends)
 
 

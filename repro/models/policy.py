@@ -204,7 +204,10 @@ def load_policy(
         folder=folder,
         effects=effects | {"checkpoint_sha256": digest} | read,
     )
-    policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
+    ends = policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
+    rows = description.config.vocab_size
+    if ends and ends[0] >= rows:
+        raise CheckpointError(f"{folder}: its end tokens are {ends}; needed is one below {rows}")
     set_trainable(policy, norms_trained=norms_trained)
     return policy
 

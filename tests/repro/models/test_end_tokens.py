@@ -44,7 +44,13 @@ def test_end_tokens_that_are_no_token_ids_are_refused(with_ends: Any, stored: An
         load_policy(with_ends(stored), weight_format="bf16")
 
 
-def test_end_tokens_that_all_lie_outside_the_vocabulary_are_refused(with_ends: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"eos_token_id is \[5000, 6000\]; needed .* below"):
-        load_policy(with_ends([5000, 6000]), weight_format="bf16")
-    load_policy(with_ends([2, 5000]), weight_format="bf16")
+def test_a_checkpoint_none_of_whose_end_tokens_is_in_the_vocabulary_is_refused(
+    with_ends: Any,
+) -> None:
+    folder = with_ends([5000, 6000])  # beside the config's own, 1
+    load_policy(folder, weight_format="bf16")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = json.dumps(config | {"eos_token_id": 7000})
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"end tokens are \[5000, 6000, 7000\]; needed"):
+        load_policy(folder, weight_format="bf16")
