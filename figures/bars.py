@@ -78,7 +78,9 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
                     most=most and most / _GB,
                 )
                 rows.append(row)
-    peak = {row.point: row.measured for row in sorted(rows, key=lambda row: row.measured)}
+    peak = {row.point: 0.0 for row in rows}
+    for row in rows:
+        peak[row.point] = max(peak[row.point], row.measured)
     return sorted(
         rows, key=lambda row: (-row.size, -peak[row.point], row.point, arms.index(row.arm))
     )

@@ -25,7 +25,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
     """Return a text with the part between its markers replaced by what the block's writer writes.
 
     A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`. A text
-    without a block, or with one that no writer is of, raises `ValueError`.
+    without a block, or with a block that has no writer, raises `ValueError`.
     """
 
     def written(match: re.Match[str]) -> str:

@@ -50,7 +50,7 @@ def plan_text(
 ) -> str:
     """Return the plan of `runs`, recorded in `folder`, as lines of text.
 
-    So many `workers` share memory and disk; each run takes `ranks` devices.
+    `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
     needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}

@@ -142,10 +142,10 @@ def check_line(args: argparse.Namespace) -> str:
 def select(
     names: Sequence[str], *, tier: str | None = None, changes: Changes | None = None
 ) -> list[Selection]:
-    """Return the selections for target names, at the tier of a name.
+    """Return the selections for target names, at a tier or each at the smallest that runs here.
 
-    None takes, for each target, the smallest that runs here without downloads. A name that is
-    unknown raises `ValueError` (with the nearest one), as does a target that cannot be so changed.
+    Raises `ValueError` for an unknown name, with the nearest one, and for a target that cannot be
+    changed in this way.
     """
     chosen_tier = None if tier is None else parse_tier(tier)
     return [_selected(name, chosen_tier, changes or Changes()) for name in dict.fromkeys(names)]

@@ -68,8 +68,8 @@ def body(runs, folder, records, progress, should_stop, threads):
         t = training_of(policy, sampler, pool, step_arm(BF16_FULL), point, scale, seed=0,
                         micro_tokens=shape.micro_tokens)
         shared = SharedSampler(PointSampler(inner=sampler, point=own), ranks)
-        ranks_ = dataclasses.replace(ranks, abreast=True)
-        policies = dataclasses.replace(t.policies, sampler=shared, ranks=ranks_)
+        abreast = dataclasses.replace(ranks, abreast=True)
+        policies = dataclasses.replace(t.policies, sampler=shared, ranks=abreast)
         t = dataclasses.replace(t, policies=policies)
         state = begin(t)
         while len(seconds) < {STEPS}:
