@@ -204,10 +204,7 @@ def load_policy(
         folder=folder,
         effects=effects | {"checkpoint_sha256": digest} | read,
     )
-    ends = policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
-    rows = description.config.vocab_size
-    if ends and ends[0] >= rows:
-        raise CheckpointError(f"{folder}: its end tokens are {ends}; needed is one below {rows}")
+    policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)
     return policy
 
@@ -323,13 +320,20 @@ def _require_rows(tokenizer: Any, path: Path) -> None:
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:
-    """Return the tokens that end a completion: of the config, generation config and tokenizer."""
+    """Return the tokens that end a completion: of the config, generation config and tokenizer.
+
+    Raises `CheckpointError` where there are some and none is in the vocabulary.
+    """
     decoder: Any = policy.decoder
     end_ids: set[int] = set()
     for source in (decoder.config, getattr(decoder, "generation_config", None), policy.tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             end_ids.update([ids] if isinstance(ids, int) else ids)
+    rows = decoder.config.vocab_size
+    if end_ids and min(end_ids) >= rows:
+        ends = sorted(end_ids)
+        raise CheckpointError(f"{policy.checkpoint}: end tokens are {ends}; needs one below {rows}")
     return frozenset(end_ids)
 
 
