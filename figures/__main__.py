@@ -192,7 +192,8 @@ def pictures(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, F
     for tier in Tier:
         devices = by_device(checked for checked in checks if checked.selection.tier is tier)
         for device, of_device in sorted(devices.items()):
-            for name, figure in _of_tier(of_device, tier, expected):
+            of_tier = _of_systems if tier is Tier.SYSTEMS else _of_targets
+            for name, figure in of_tier(of_device, expected):
                 if figure is None:
                     continue
                 apart = device and (tier is Tier.SYSTEMS or f"{tier.value}_{name}" in drawn)
@@ -201,27 +202,21 @@ def pictures(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, F
                 yield whole, figure
 
 
-def _of_tier(checks: Sequence[Checked], tier: Tier, expected: Path) -> Iterator[_Named]:
-    if tier is Tier.SYSTEMS:
-        yield from _of_systems(checks, expected)
-        return
+def _of_targets(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
+    """Yield the pictures of single targets; curves of those alone whose runs are their own."""
     for checked in checks:
-        for name, figure in _of_target(checked, expected):
-            yield f"{checked.selection.target.name}_{name}", figure
-
-
-def _of_target(checked: Checked, expected: Path) -> Iterator[_Named]:
-    """Yield the pictures of one target; curves of those alone whose runs are their own."""
-    target = checked.selection.target
-    spoken = re.sub(r"(\d)_(\d)b\b", r"\1.\2B", target.name).replace("_", " ")
-    where = f"; {spoken}, {checked.selection.tier.value} tier"
-    alone = target.records_of is None
-    if target.procedure == "train" and alone:
-        for name, (title, series, ylabel) in _TRAINING.items():
-            yield name, curves.training(checked, series, f"{title}{where}", ylabel)
-    for name, drawing in _OF_TARGET.get(target.procedure, {}).items():
-        if alone or name == "claims":
-            yield name, drawing(checked, expected, f"{_TITLES[name]}{where}")
+        target = checked.selection.target
+        spoken = re.sub(r"(\d)_(\d)b\b", r"\1.\2B", target.name).replace("_", " ")
+        where = f"; {spoken}, {checked.selection.tier.value} tier"
+        alone = target.records_of is None
+        if target.procedure == "train" and alone:
+            for name, (title, series, ylabel) in _TRAINING.items():
+                figure = curves.training(checked, series, f"{title}{where}", ylabel)
+                yield f"{target.name}_{name}", figure
+        for name, drawing in _OF_TARGET.get(target.procedure, {}).items():
+            if alone or name == "claims":
+                figure = drawing(checked, expected, f"{_TITLES[name]}{where}")
+                yield f"{target.name}_{name}", figure
 
 
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:

@@ -86,27 +86,17 @@ class NoSampler:
 
 def policy_asked(asked: argparse.Namespace) -> Policy:
     """Return the way's policy, from its folder or with random weights."""
-    weight_format = cast(WeightFormat, asked.way.removeprefix("ours_"))
+    settings: dict[str, Any] = {
+        "weight_format": asked.way.removeprefix("ours_"),
+        "lora_rank": RANK,
+        "lora_alpha": ALPHA,
+        "compute_dtype": asked.dtype,
+        "seed": asked.seed,
+        "device": asked.device,
+    }
     if asked.folder:
-        return load_policy(
-            asked.folder,
-            weight_format=weight_format,
-            training="lora",
-            lora_rank=RANK,
-            lora_alpha=ALPHA,
-            compute_dtype=asked.dtype,
-            seed=asked.seed,
-            device=asked.device,
-        )
-    return random_policy(
-        MODELS[asked.model],
-        weight_format=weight_format,
-        lora_rank=RANK,
-        lora_alpha=ALPHA,
-        compute_dtype=asked.dtype,
-        seed=asked.seed,
-        device=asked.device,
-    )
+        return load_policy(asked.folder, training="lora", **settings)
+    return random_policy(MODELS[asked.model], **settings)
 
 
 def run_asked(asked: argparse.Namespace, lengths: str, folder: str) -> RunConfig:

@@ -5,6 +5,7 @@ What a column shows and says stands in the templates; here is what they ask of a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import paper_cells
+from repro.evidence.verdicts.comparison import blocks_of, contrasts
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import BASE, doses, paper_rises, treatment
 from repro.report.numbers import signed
@@ -19,6 +22,7 @@ from repro.report.tables import NOTHING
 from repro.report.tidy import rendered
 from repro.report.verdict_words import Kind, of_kind
 from repro.spec.arm import Arm
+from repro.spec.claim import Claim, Dose
 
 _ACCURACY = "accuracy_lenient"
 
@@ -122,3 +126,39 @@ def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
             interval=interval_text,
         )
     return NOTHING
+
+
+def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
+    """Return what a dose is worth, of a target of slopes: over all arms, as its claims judge it.
+
+    Beside that over the arms of one temperature and over those of one rounding: not planned.
+    """
+    for checked in _of_targets(checks, name):
+        arms, base = checked.selection.target.arms, checked.selection.target.arm(BASE)
+        rounded = [arm for arm in arms if arm.temperature_factor == base.temperature_factor]
+        warm = [arm for arm in arms if arm == base or arm not in rounded]
+        claims = [(claim, claim.dose, v) for claim, v in checked.statements() if claim.dose]
+        lines = [
+            (of, given, [_slope_over(checked, claim, dose, verdict, some) if of else verdict
+                         for claim, dose, verdict in claims if dose.given == given])
+            for of, some in (("", arms), ("rounding", rounded), ("temperature", warm))
+            for given in dict.fromkeys(dose.given for _, dose, _ in claims)
+            # Through as many arms as the regression has terms nothing is averaged over.
+            if len(some) > 2 + len(given)
+        ]  # fmt: skip
+        return rendered("slopes.md", lines=lines, arms=arms, size=abs(claims[0][1].size))
+    return NOTHING
+
+
+def _slope_over(
+    checked: Checked, claim: Claim, dose: Dose, verdict: Verdict, arms: Sequence[Arm]
+) -> Verdict:
+    """Return a verdict with its claim's slope over some of the arms and a 95 % interval."""
+    chosen = dataclasses.replace(claim, contrast={arm.name: 0 for arm in arms})
+    values = {of: checked.evidence.values(of) for of in (claim.metric, *dose.metrics)}
+    slope = mean_interval(contrasts(chosen, blocks_of(chosen, values)))
+    low, effect, high = (
+        math.exp(end) if claim.log and end is not None else end
+        for end in (slope.low, slope.value, slope.high)
+    )
+    return dataclasses.replace(verdict, effect=effect, low=low, high=high)

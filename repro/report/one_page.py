@@ -21,7 +21,7 @@ from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
-from repro.report.tables import device_of, plain, table
+from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import PACKAGE
@@ -150,14 +150,12 @@ def differences_with_code(page: Path) -> list[list[str]]:
 
 def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]:
     """Return title and text of what ran, by tier and device."""
-    groups: dict[str, list[Checked]] = {}
-    for checked in checks:
-        if checked.evidence.count:
-            place = f"{checked.selection.tier.value}, {device_title(device_of(checked))}"
-            groups.setdefault(place, []).append(checked)
     return {
-        place: environment_lines([r for one in of_place for r in one.evidence.every_record()])
-        for place, of_place in groups.items()
+        f"{tier.value}, {device_title(device)}": environment_lines(
+            [record for one in of_place for record in one.evidence.every_record()]
+        )
+        for tier in Tier
+        for device, of_place in by_device(c for c in checks if c.selection.tier is tier).items()
     }
 
 

@@ -12,7 +12,7 @@ from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import claims_rows, count_rows
 from repro.report.kernel_tables import kernel_rows
-from repro.report.learning import dose_rows, training_rows, untrained_rows
+from repro.report.learning import dose_rows, slope_rows, training_rows, untrained_rows
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
@@ -51,6 +51,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "counts": lambda: count_rows(judged(), expected),
         "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
+        "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"

@@ -15,11 +15,11 @@ from pathlib import Path
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
-from repro.report.numbers import cell_text, device_heads, quantity, signed
+from repro.report.numbers import cell_text, device_heads, quantity
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
-from repro.report.tidy import rendered
+from repro.report.tidy import effect_text, rendered
 from repro.report.verdict_words import Kind, marks_of, of_kind, stated_bars
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
@@ -181,24 +181,27 @@ def _entropy(checks: Checks, expected: Path) -> Measured:
     return said, verdicts
 
 
+def _worth(checks: Checks, expected: Path) -> Measured:
+    sooner, ends = "sooner", "ends_higher"
+    given = {f"equal starts: {sooner}": f"{sooner}_given_start", "their end": f"{ends}_given_start"}
+    return _on_checkpoints(checks, {sooner: sooner, "end": ends, **given})
+
+
 def _accuracy(checks: Checks, expected: Path) -> Measured:
     return _on_checkpoints(checks, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"})
 
 
 def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> Measured:
     """Return the effects of claims, each with a label, as text, and their verdicts."""
-    measured, verdicts = [], []
-    for checked in checks.values():
-        by_name = {verdict.name: verdict for verdict in checked.verdicts}
-        for word, name in claims.items():
-            verdict = by_name.get(name)
-            if verdict is not None and verdict.status != "not run":
-                effect = "?"
-                if verdict.effect is not None:
-                    effect = signed(verdict.effect, verdict.low, verdict.high, ".2g")
-                verdicts.append(verdict)
-                measured.append(f"{word} {effect} {verdict.unit}".strip())
-    return ", ".join(measured), verdicts
+    found = [
+        (word, verdict)
+        for checked in checks.values()
+        for word, name in claims.items()
+        for verdict in checked.verdicts
+        if verdict.name == name and verdict.status != "not run"
+    ]
+    said = ", ".join(f"{word} {effect_text(verdict)}".strip() for word, verdict in found)
+    return said, [verdict for _, verdict in found]
 
 
 def _papers_number(checks: Checks, expected: Path) -> Measured:
@@ -215,6 +218,7 @@ _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
     "steps": _steps,
     "memory": _memory,
     "entropy": _entropy,
+    "worth": _worth,
     "accuracy": _accuracy,
     "papers_number": _papers_number,
 }

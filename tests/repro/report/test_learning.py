@@ -11,8 +11,15 @@ import pytest
 from repro.evidence.estimate import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises, treatment
-from repro.report.learning import dose_rows, interval_text, training_rows, untrained_rows
+from repro.report.learning import (
+    dose_rows,
+    interval_text,
+    slope_rows,
+    training_rows,
+    untrained_rows,
+)
 from repro.report.tables import NOTHING
+from repro.report.verdict_words import labelled
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -152,7 +159,36 @@ def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: lis
     assert " x (" in row["here"]
 
 
+def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list[Checked]) -> None:
+    name = "dose_response_coder_0_5b"
+    (judged,) = (checked for checked in every_blessed if checked.selection.target.name == name)
+    entropy = {"bf16_lora": 0.3, "bf16_lora_t90": 0.2, "bf16_lora_t110": 0.5, "nvfp4_half": 0.35,
+               "nvfp4_lora": 0.4, "nvfp4_x2": 0.6}  # fmt: skip
+    # Rounding costs 100 points a nat and twice the steps for every 0.055; a temperature nothing.
+    harm = {arm: rise - 0.3 for arm, rise in entropy.items() if "_t" not in arm}
+    made = check(
+        judged.selection.target,
+        {
+            "entropy_start": {arm: [rise] * 3 for arm, rise in entropy.items()},
+            "accuracy_lenient": {a: [30 - 100 * harm.get(a, 0.0)] * 3 for a in entropy},
+            "take_off_steps": {a: [50 * 2 ** (harm.get(a, 0.0) / 0.055)] * 3 for a in entropy},
+        },
+        {arm: [0.2 - rise**2] * 3 for arm, rise in entropy.items()},
+    )
+    made.statements = judged.statements
+    lines = slope_rows([made], name)
+    by = {of: cells(lines, f"{of} alone") for of in ("rounding", "temperature")}
+    assert by["rounding"]["learning sooner"].startswith("0.50 x (")
+    assert by["rounding"]["right at the end"].startswith("-5.5 points (")
+    assert by["temperature"]["learning sooner"].startswith("1.00 x (")
+    assert by["temperature"]["verdicts"] == "post hoc"
+    ends = next(v for claim, v in judged.statements() if claim.name == "ends_higher")
+    assert cells(lines, "all 6 arms")["verdicts"].endswith(labelled(ends))
+    assert cells(lines, "the paper, 7B")["right at the end"] == "2.7 points"
+
+
 def test_without_records_the_page_says_so() -> None:
+    assert slope_rows([], "dose_response_coder_0_5b") == NOTHING
     assert dose_rows([], EXPECTED, DOSES.name) == NOTHING
     assert untrained_rows([], EXPECTED, UNTRAINED.name) == NOTHING
     assert training_rows([], TRAINED.name) == NOTHING

@@ -35,7 +35,8 @@ document.querySelectorAll(".row:not([hidden])").forEach(row => { row.open = true
 document.title = [document.documentElement.scrollWidth, innerWidth,
   rows.filter(row => row.checkVisibility()).length,
   getComputedStyle(document.body).backgroundColor,
-  new Set([...form.children].map(part => Math.round(part.getBoundingClientRect().top / 20))).size,
+  [...form.children].map(part => part.getBoundingClientRect())
+    .filter((part, at, every) => !at || part.top >= every[at - 1].bottom).length,
   Number(document.getElementById("reported").checkVisibility()),
   ].join(";");
 </script></body>"""

@@ -19,6 +19,7 @@ from repro.report.systems_rates import comparisons
 from repro.report.tidy import statements
 from repro.run.places import PACKAGE, expected_folder
 from repro.spec.tier import Tier
+from repro.targets import paper_effects
 from tests.repro.report.conftest import DEVICE
 
 EXPECTED = expected_folder(None)
@@ -36,13 +37,13 @@ def word(cell: str) -> str:
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell)
 
 
-def test_seven_questions_have_a_line_for_each_device_that_answers_them(
+def test_eight_questions_have_a_line_for_each_device_that_answers_them(
     blessed: list[Checked], every_blessed: list[Checked]
 ) -> None:
     heads, *alone = rows(blessed)
     _, *both = rows(every_blessed)
     assert heads == ["question", "paper", "run with", "measured", "verdict"]
-    assert len(alone) == len(both) == 7
+    assert len(alone) == len(both) == 8
     for one, two in zip(alone, both, strict=True):
         assert one[:3] == two[:3]
         assert one[3] in two[3].split("<br>") or not one[3]
@@ -182,14 +183,14 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
         if item.name in ("aqn_helps", "qerl_beats_lora")
     ]
     selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
-    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[6]
+    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[7]
     assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
-    assert row[3].endswith("QeRL +1.5 (-1 to +4) points, AQN +1.5 (-1 to +4) points")
+    assert row[3].endswith("QeRL +1.5 points (-1 to +4), AQN +1.5 points (-1 to +4)")
     assert word(row[4]) == "does not hold"
 
 
 def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) -> None:
-    small, _, _, _, entropy, accuracy, last = (
+    small, _, _, _, entropy, worth, accuracy, last = (
         item.asked["paper"] for item in answers(every_blessed, EXPECTED)
     )
     ratios = [p.paper for c in every_blessed if c.selection.target.name in "table5 table6 table7 "
@@ -199,6 +200,8 @@ def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) 
     of = {cell.arm: cell.value for cell in paper_cells(EXPECTED, "table1")
           if (cell.column, cell.quantity) == ("7B", "accuracy")}  # fmt: skip
     qerl = of["nvfp4_lora_aqn"]
+    steps = paper_effects.FORMAT_TAKE_OFF["bf16"].paper
+    assert worth == f"{steps:.2f} x sooner, {qerl - of['bf16_lora']:+.1f} points (7B)"
     gains = f"QeRL {qerl - of['bf16_lora']:+.1f}, AQN {qerl - of['nvfp4_lora']:+.1f} points (7B)"
     assert (accuracy, last) == (gains, f"{qerl:g} %")
 
