@@ -131,30 +131,34 @@ def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
 def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
     """Return what a dose is worth, of a target of slopes: over all arms, as its claims judge it.
 
-    Beside that over the arms of one temperature and over those of one rounding: not planned.
+    Beside that, not planned: at equal greedy accuracy before training, and over some arms.
     """
     for checked in _of_targets(checks, name):
-        arms, base = checked.selection.target.arms, checked.selection.target.arm(BASE)
-        rounded = [arm for arm in arms if arm.temperature_factor == base.temperature_factor]
-        warm = [arm for arm in arms if arm == base or arm not in rounded]
+        arms = checked.selection.target.arms
+        warm = [arm for arm in arms if arm.name == BASE or arm.temperature_factor != 1]
+        looks: dict[str, tuple[Sequence[Arm], tuple[str, ...]]] = {
+            "equal greedy starts": (arms, ("accuracy_greedy_start",)),
+            "without twice NVFP4's": ([arm for arm in arms if arm.name != "nvfp4_x2"], ()),
+            "rounding alone": ([arm for arm in arms if arm.temperature_factor == 1], ()),
+            "temperature alone": (warm, ()),
+        }
         claims = [(claim, claim.dose, v) for claim, v in checked.statements() if claim.dose]
-        lines = [
-            (of, given, [_slope_over(checked, claim, dose, verdict, some) if of else verdict
-                         for claim, dose, verdict in claims if dose.given == given])
-            for of, some in (("", arms), ("rounding", rounded), ("temperature", warm))
-            for given in dict.fromkeys(dose.given for _, dose, _ in claims)
-            # Through as many arms as the regression has terms nothing is averaged over.
-            if len(some) > 2 + len(given)
-        ]  # fmt: skip
-        return rendered("slopes.md", lines=lines, arms=arms, size=abs(claims[0][1].size))
+        planned = {given: [verdict for _, dose, verdict in claims if dose.given == given]
+                   for given in dict.fromkeys(dose.given for _, dose, _ in claims)}  # fmt: skip
+        others = {
+            words: [_slope_over(checked, claim, dataclasses.replace(dose, given=given), v, some)
+                    for claim, dose, v in claims if not dose.given]
+            for words, (some, given) in looks.items()
+        }  # fmt: skip
+        return rendered("slopes.md", planned=planned, others=others, dose=claims[0][1], arms=arms)
     return NOTHING
 
 
 def _slope_over(
     checked: Checked, claim: Claim, dose: Dose, verdict: Verdict, arms: Sequence[Arm]
 ) -> Verdict:
-    """Return a verdict with its claim's slope over some of the arms and a 95 % interval."""
-    chosen = dataclasses.replace(claim, contrast={arm.name: 0 for arm in arms})
+    """Return a verdict with its claim's slope over a dose and some arms and a 95 % interval."""
+    chosen = dataclasses.replace(claim, contrast={arm.name: 0 for arm in arms}, dose=dose)
     values = {of: checked.evidence.values(of) for of in (claim.metric, *dose.metrics)}
     slope = mean_interval(contrasts(chosen, blocks_of(chosen, values)))
     low, effect, high = (

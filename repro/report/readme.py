@@ -182,9 +182,9 @@ def _entropy(checks: Checks, expected: Path) -> Measured:
 
 
 def _worth(checks: Checks, expected: Path) -> Measured:
-    sooner, ends = "sooner", "ends_higher"
-    given = {f"equal starts: {sooner}": f"{sooner}_given_start", "their end": f"{ends}_given_start"}
-    return _on_checkpoints(checks, {sooner: sooner, "end": ends, **given})
+    claims = {"speed": "sooner", "end": "ends_higher"}
+    given = {f"equal starts: {word}": f"{name}_given_start" for word, name in claims.items()}
+    return _on_checkpoints(checks, claims | given)
 
 
 def _accuracy(checks: Checks, expected: Path) -> Measured:

@@ -178,13 +178,13 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list
     made.statements = judged.statements
     lines = slope_rows([made], name)
     by = {of: cells(lines, f"{of} alone") for of in ("rounding", "temperature")}
-    assert by["rounding"]["learning sooner"].startswith("0.50 x (")
+    assert by["rounding"]["speed"].startswith("0.50 x (")
     assert by["rounding"]["right at the end"].startswith("-5.5 points (")
-    assert by["temperature"]["learning sooner"].startswith("1.00 x (")
+    assert by["temperature"]["speed"].startswith("1.00 x (")
     assert by["temperature"]["verdicts"] == "post hoc"
     ends = next(v for claim, v in judged.statements() if claim.name == "ends_higher")
     assert cells(lines, "all 6 arms")["verdicts"].endswith(labelled(ends))
-    assert cells(lines, "the paper, 7B")["right at the end"] == "2.7 points"
+    assert cells(lines, "the paper, if entropy's")["right at the end"] == "2.7 points"
 
 
 def test_without_records_the_page_says_so() -> None:

@@ -201,7 +201,7 @@ def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) 
           if (cell.column, cell.quantity) == ("7B", "accuracy")}  # fmt: skip
     qerl = of["nvfp4_lora_aqn"]
     steps = paper_effects.FORMAT_TAKE_OFF["bf16"].paper
-    assert worth == f"{steps:.2f} x sooner, {qerl - of['bf16_lora']:+.1f} points (7B)"
+    assert worth == f"{steps:.2f} x speed, {qerl - of['bf16_lora']:+.1f} points (7B)"
     gains = f"QeRL {qerl - of['bf16_lora']:+.1f}, AQN {qerl - of['nvfp4_lora']:+.1f} points (7B)"
     assert (accuracy, last) == (gains, f"{qerl:g} %")
 
