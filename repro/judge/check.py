@@ -162,7 +162,7 @@ def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str |
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
     """Return a sentence for every arm without usable records."""
     absent = dict(evidence.refused_arms)
-    missing = selection.source.not_runnable(selection.tier)
+    missing = None if evidence.count else selection.source.not_runnable(selection.tier)
     for arm in selection.target.arms:
         if arm.name in absent or evidence.records.get(arm.name):
             continue

@@ -11,6 +11,7 @@ it has the arm's entropy, minus the arm's accuracy is the *damage*.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -68,6 +69,14 @@ def treatment(rise: Interval, expected: Path) -> str:
     if rise.low is None or rise.high is None:
         return "unclear"
     return "delivered" if rise.low >= least else "not delivered" if rise.high < least else "unclear"
+
+
+def treatment_given(checks: Iterable[Checked], expected: Path) -> str:
+    """Return whether NVFP4's treatment was given to the 0.5B, the size that was trained."""
+    for checked in checks:
+        if checked.selection.target.name == "dose_coder_0_5b" and checked.evidence.count:
+            return treatment(doses(checked)["nvfp4_lora"].rise, expected)
+    return "not measured"
 
 
 def doses(checked: Checked) -> dict[str, ArmDose]:

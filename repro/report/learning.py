@@ -16,8 +16,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.comparison import blocks_of, contrasts
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.doses import BASE, doses, paper_rises, treatment
-from repro.report.numbers import signed
+from repro.report.doses import BASE, doses, paper_rises, treatment, treatment_given
 from repro.report.tables import NOTHING
 from repro.report.tidy import rendered
 from repro.report.verdict_words import Kind, of_kind
@@ -68,8 +67,9 @@ def interval_text(interval: Interval | None, digits: int) -> str:
     """Return `+2.6 (+0.9 to +4.3)`, without an interval of two values, empty of none."""
     if interval is None:
         return ""
-    low, high = (interval.low, interval.high) if interval.n > 2 else (None, None)
-    return signed(interval.value, low, high, f".{digits}f")
+    ends = [f"{end:+.{digits}f}" for end in (interval.low, interval.high) if end is not None]
+    shown = f" ({' to '.join(ends)})" if ends and interval.n > 2 else ""
+    return f"{interval.value:+.{digits}f}{shown}"
 
 
 def _of_targets(checks: Sequence[Checked], *names: str) -> list[Checked]:
@@ -114,7 +114,7 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
     return rendered("untrained.md", arms=arms, paper=paper, interval=interval_text)
 
 
-def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
+def training_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:
     """Return the tables of a target's claims of the paper and of the arms that it has trained."""
     for checked in _of_targets(checks, name):
         arms = [ArmValues(checked=checked, arm=arm) for arm in checked.selection.target.arms]
@@ -124,6 +124,7 @@ def training_rows(checks: Sequence[Checked], name: str) -> list[str]:
             scale=checked.selection.target.scales[checked.selection.tier],
             claims=of_kind(checked, Kind.PAPER),
             interval=interval_text,
+            treatment=treatment_given(checks, expected),
         )
     return NOTHING
 

@@ -74,12 +74,6 @@ def span(values: Iterable[float | None]) -> str:
     return f"{low} x" if low == high else f"{low} to {high} x"
 
 
-def signed(value: float, low: float | None, high: float | None, form: str) -> str:
-    """Return a difference with its interval, where there is one: `+0.042 (+0.002 to +0.082)`."""
-    said = f"{value:+{form}}"
-    return said if low is None or high is None else f"{said} ({low:+{form}} to {high:+{form}})"
-
-
 def bar_text(bar: Expectation, unit: str) -> str:
     """Return the accepted interval of a bar as text: `at least 1.5 x`."""
     low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)

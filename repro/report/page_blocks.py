@@ -52,7 +52,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
-        "training": lambda: training_rows(judged(), "table1_coder_0_5b"),
+        "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(
             judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
         ),

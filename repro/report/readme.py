@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.doses import doses, treatment
+from repro.report.doses import treatment_given
 from repro.report.numbers import cell_text, device_heads, quantity
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
@@ -109,12 +109,9 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
             for device, head in device_heads(devices).items()
         }
         known = {head: of for head, of in of_devices.items() if of[0]}
-        answer = Answer(
-            asked=asked,
-            measured={head: said for head, (said, _) in known.items()},
-            verdicts={head: verdicts for head, (_, verdicts) in known.items()},
-        )
-        found.append(answer)
+        measured = {head: said for head, (said, _) in known.items()}
+        verdicts = {head: verdicts for head, (_, verdicts) in known.items()}
+        found.append(Answer(asked=asked, measured=measured, verdicts=verdicts))
     return found
 
 
@@ -175,10 +172,7 @@ def _entropy(checks: Checks, expected: Path) -> Measured:
     # Not the 1.5B: of its file NVFP4 is additional rounding.
     decisive = {name: one for name, one in checks.items() if name == "dose_coder_0_5b"}
     said, verdicts = _on_checkpoints(decisive, {"": "nvfp4_more_entropy_finished"})
-    if said:
-        rise = doses(decisive["dose_coder_0_5b"])["nvfp4_lora"].rise
-        said += f"; treatment {treatment(rise, expected)}"
-    return said, verdicts
+    return said and f"{said}; treatment {treatment_given(checks.values(), expected)}", verdicts
 
 
 def _worth(checks: Checks, expected: Path) -> Measured:
@@ -188,7 +182,8 @@ def _worth(checks: Checks, expected: Path) -> Measured:
 
 
 def _accuracy(checks: Checks, expected: Path) -> Measured:
-    return _on_checkpoints(checks, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"})
+    said, verdicts = _on_checkpoints(checks, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"})
+    return said and f"{said}; treatment {treatment_given(checks.values(), expected)}", verdicts
 
 
 def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> Measured:

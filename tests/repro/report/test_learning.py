@@ -139,7 +139,7 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
     ends = {"bf16_lora": [30.0, 32.0, 34.0], "nvfp4_lora": [29.0, 31.0, 33.0, 10.0]}
     shares = {arm: [float(end > 20) for end in of] for arm, of in ends.items()}
     metrics = {"accuracy_lenient": ends, "took_off": shares, "collapsed": shares}
-    lines = training_rows([check(TRAINED, metrics, ends)], TRAINED.name)
+    lines = training_rows([check(TRAINED, metrics, ends)], EXPECTED, TRAINED.name)
     lines = lines[[line.startswith("| trained arm |") for line in lines].index(True) :]
     first, second = (cells(lines, TRAINED.arm(arm).label) for arm in ends)
     assert first["beside BF16, points"] == ""
@@ -154,7 +154,7 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
 
 def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: list[Checked]) -> None:
     statement = next(claim.statement for claim in TRAINED.claims if claim.name == "qerl_sooner")
-    row = cells(training_rows(every_blessed, TRAINED.name), statement)
+    row = cells(training_rows(every_blessed, EXPECTED, TRAINED.name), statement)
     assert row["the paper's size"] == "2.16 x"
     assert " x (" in row["here"]
 
@@ -191,4 +191,4 @@ def test_without_records_the_page_says_so() -> None:
     assert slope_rows([], "dose_response_coder_0_5b") == NOTHING
     assert dose_rows([], EXPECTED, DOSES.name) == NOTHING
     assert untrained_rows([], EXPECTED, UNTRAINED.name) == NOTHING
-    assert training_rows([], TRAINED.name) == NOTHING
+    assert training_rows([], EXPECTED, TRAINED.name) == NOTHING

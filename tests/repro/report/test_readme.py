@@ -185,7 +185,9 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
     selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
     row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[7]
     assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
-    assert row[3].endswith("QeRL +1.5 points (-1 to +4), AQN +1.5 points (-1 to +4)")
+    assert row[3].endswith(
+        "QeRL +1.5 points (-1 to +4), AQN +1.5 points (-1 to +4); treatment not measured"
+    )
     assert word(row[4]) == "does not hold"
 
 
