@@ -228,7 +228,6 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
     parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
     parser.set_defaults(command=_compare)
 
 
