@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.style import COLOURS, GREY, frame, name_ends, new_figure, styles, tidy
+from figures.style import GREY, frame, name_ends, new_figure, styles, tidy
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises
 
@@ -27,9 +27,9 @@ class Row:
     mean: float
     low: float | None
     high: float | None
-    colour: str = COLOURS["mxfp4"]
-    values: Sequence[float] = ()
-    paper: float | None = None
+    colour: str
+    values: Sequence[float]
+    paper: float | None
 
 
 def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
@@ -45,10 +45,6 @@ def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     tidy(axes, "x")
-
-
-def _height(rows: Sequence[Row]) -> float:
-    return 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
 
 
 def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
@@ -69,7 +65,8 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
         rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
                         low=of.low, high=of.high, values=draws, paper=paper.get(arm)))  # fmt: skip
     # The right panel's label needs its height, however few the rows.
-    figure = new_figure(11.5, max(3.9, 0.3 + _height(rows)))
+    height = 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
+    figure = new_figure(11.5, max(3.9, 0.3 + height))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_rows(left, rows)
     left.axvline(0, color="#9a9a9a", linewidth=0.8)

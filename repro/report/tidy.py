@@ -26,7 +26,6 @@ from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.run.listing import title_of
-from repro.spec.arm import require
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_text
@@ -279,11 +278,6 @@ def _as_csv(rows: Sequence[Row] | Sequence[Value], kind: type[Row] | type[Value]
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)
     return text.getvalue()
-
-
-def require_table_file(name: str) -> None:
-    """Raise `ValueError` where a table cannot be written under a name."""
-    require(name == "-" or name.endswith(".csv"), f"--table {name}: needs a FILE ending in .csv")
 
 
 def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
