@@ -36,6 +36,7 @@ from repro.spec.tier import CudaDevice, Tier
 _DRAWS = 20
 # Planned for where this machine has no card.
 _CARD = CudaDevice(name="a card of 80 GB", capability=(9, 0), memory_bytes=80 * 10**9)
+# Targets whose records have a model's phases.
 _MEASURED = ("step_lengths", "step_lengths_32b")
 # How many times as fast a step off would have to be.
 _WORTH = 1.15
@@ -94,8 +95,8 @@ def ranks_text(runs: Sequence[RunConfig], counts: Sequence[int], expected: Path)
     alike: dict[str, list[str]] = {}
     for name, run in arms.items():
         alike.setdefault(_arm_text(run, counts, expected, device), []).append(name)
-    texts = [f"  {', '.join(names)}:\n{text}" for text, names in alike.items()]
-    return "\n".join(texts) or "  nothing here trains"
+    heads = {text: _wrapped(f"{', '.join(names)}:", "  ") for text, names in alike.items()}
+    return "\n".join(f"{head}\n{text}" for text, head in heads.items()) or "  nothing here trains"
 
 
 def measured_rates(model: str, arm: Arm, expected: Path, device: str | None = None) -> Rates | None:
@@ -201,8 +202,8 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path, device: str
     model = next((name for name, known in SHAPES.items() if known == shape), None)
     rates = None if model is None else measured_rates(model, run.arm, expected, device)
     if rates is None:
-        return (f"    not predicted: no blessed step_lengths of {Path(scale.checkpoint).name} in "
-                f"{run.arm.weight_format} with LoRA")  # fmt: skip
+        return _wrapped(f"not predicted: no blessed step_lengths of {Path(scale.checkpoint).name} "
+                        f"in {run.arm.weight_format} with LoRA")  # fmt: skip
     basis = StepPoint(name="planned", model="7b", lengths="spread", prompt_tokens=150)
     point = dataclasses.replace(
         basis,
@@ -235,13 +236,13 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path, device: str
         f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}. Exchange: not "
         "measured by itself, left out.",
     )
-    indent = " " * 4
-    lines += [
-        fill(sentence, 100, initial_indent=indent, subsequent_indent=indent)
-        for sentence in sentences
-        if sentence
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_wrapped(sentence) for sentence in sentences if sentence)])
+
+
+def _wrapped(sentence: str, indent: str = "    ") -> str:
+    return fill(
+        sentence, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _efficiency(rates: Rates, point: StepPoint, ranks: int) -> float:
