@@ -40,14 +40,6 @@ _TRAINING = {
     "reward_curves": ("Right answers during training", "accuracy", "share of sampled completions"),
     "entropy_curves": ("Entropy during training", "entropy", "mean token entropy, nats"),
 }
-_OF_TARGET = {
-    "train": {"claims": intervals.claims},
-    "dose": {"doses": intervals.dose, "claims": intervals.claims},
-}
-_TITLES = {
-    "claims": "Claims with their verdicts",
-    "doses": "How large each treatment is",
-}
 # Of several targets, by the last word of a picture's name on the systems page, where its first
 # names no table or figure.
 _OF_SYSTEMS = {"throughput": curves.by_batch, "memory": bars.memory}
@@ -203,20 +195,20 @@ def pictures(checks: Sequence[Checked], expected: Path) -> Iterator[tuple[str, F
 
 
 def _of_targets(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
-    """Yield the pictures of single targets; curves of those alone whose runs are their own."""
+    """Yield the pictures of single targets whose runs are their own."""
     for checked in checks:
         target = checked.selection.target
+        if target.records_of is not None:
+            continue
         spoken = re.sub(r"(\d)_(\d)b\b", r"\1.\2B", target.name).replace("_", " ")
         where = f"; {spoken}, {checked.selection.tier.value} tier"
-        alone = target.records_of is None
-        if target.procedure == "train" and alone:
+        if target.procedure == "train":
             for name, (title, series, ylabel) in _TRAINING.items():
                 figure = curves.training(checked, series, f"{title}{where}", ylabel)
                 yield f"{target.name}_{name}", figure
-        for name, drawing in _OF_TARGET.get(target.procedure, {}).items():
-            if alone or name == "claims":
-                figure = drawing(checked, expected, f"{_TITLES[name]}{where}")
-                yield f"{target.name}_{name}", figure
+        elif target.procedure == "dose":
+            title = f"How large each treatment is{where}"
+            yield f"{target.name}_doses", intervals.dose(checked, expected, title)
 
 
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:

@@ -1,4 +1,4 @@
-"""Rows with intervals: claims, doses before training."""
+"""Rows with intervals: doses before training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures import captions
-from figures.style import COLOURS, GREY, frame, name_ends, new_figure, styles, tidy
+from figures.style import GREY, frame, name_ends, new_figure, styles, tidy
 from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises
-from repro.report.tidy import statements
 
 _BASE = "bf16_lora"
 _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
@@ -30,9 +27,9 @@ class Row:
     mean: float
     low: float | None
     high: float | None
-    colour: str = COLOURS["mxfp4"]
-    values: Sequence[float] = ()
-    paper: float | None = None
+    colour: str
+    values: Sequence[float]
+    paper: float | None
 
 
 def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
@@ -48,37 +45,6 @@ def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     tidy(axes, "x")
-
-
-def _height(rows: Sequence[Row]) -> float:
-    return 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
-
-
-def claims(checked: Checked, expected: Path, title: str) -> Figure | None:
-    """Return the figure of a target's claims with the intervals of their verdicts, by unit."""
-    stated = [
-        row
-        for row in statements([checked], expected)
-        if row.effect is not None and row.name in {c.name for c in checked.selection.target.claims}
-    ]
-    if not stated:
-        return None
-    units = list(dict.fromkeys(row.unit for row in stated))
-    drawn = [
-        [Row(label=fill(f"{row.statement}: {row.verdict}", 60), mean=row.effect or 0.0,
-             low=row.low, high=row.high, paper=row.paper) for row in stated if row.unit == unit]
-        for unit in units
-    ]  # fmt: skip
-    heights = [_height(rows) - 1.0 for rows in drawn]
-    figure = new_figure(9.0, 0.6 + sum(heights))
-    grid = figure.subplots(len(units), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, unit, rows in zip(grid, units, drawn, strict=True):
-        draw_rows(axes, rows)
-        axes.axvline(1.0 if unit in ("ratio", "x") else 0.0, color="#9a9a9a", linewidth=0.8)
-        axes.set_xlabel(f"effect, {unit}")
-    note = f"{captions.origin(checked.evidence.every_record())}; simultaneous 95 % intervals"
-    frame(figure, title, f"{note}; diamonds: the paper's size")
-    return figure
 
 
 def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
@@ -99,7 +65,8 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
         rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
                         low=of.low, high=of.high, values=draws, paper=paper.get(arm)))  # fmt: skip
     # The right panel's label needs its height, however few the rows.
-    figure = new_figure(11.5, max(3.9, 0.3 + _height(rows)))
+    height = 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
+    figure = new_figure(11.5, max(3.9, 0.3 + height))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_rows(left, rows)
     left.axvline(0, color="#9a9a9a", linewidth=0.8)

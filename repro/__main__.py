@@ -200,9 +200,8 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write one row per claim or bar, and per value: FILE.csv (the values go to "
-        "FILE.values.csv) or FILE.json; printed as CSV without FILE; all targets where none is "
-        "named",
+        help="write one row per claim or bar to FILE.csv, one per value to FILE.values.csv; "
+        "without FILE the former are printed; all targets where none is named",
     )
     check.add_argument(
         "--blessed",
@@ -228,7 +227,6 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
     parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
     parser.set_defaults(command=_compare)
 
 

@@ -92,10 +92,8 @@ class MetricRow:
     """
 
     target: str
-    tier: str
     arm: str
     metric: str
-    title: str
     unit: str
     better: Better
     old: tuple[float, ...]
@@ -133,8 +131,6 @@ class Comparison:
         Why it could not be judged, or not wholly; one sentence each.
     """
 
-    target: str
-    tier: str
     old: Side
     new: Side
     rows: tuple[MetricRow, ...] = ()
@@ -193,14 +189,14 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     Arms that another target records are left to that target. At the smoke tier nothing belongs to
     a named machine, so that times and bytes are not judged there.
     """
-    head = Comparison(target=target.name, tier=tier.value, old=old, new=new)
+    head = Comparison(old=old, new=new)
     problems = list(_not_comparable(target, tier, old, new))
     if problems:
         return replace(head, problems=tuple(problems))
     measured, missing = [], []
     for arm, metric, before, after in _values(target, tier, old, new):
         if before and after:
-            measured.append(_measured(target, tier, arm, metric, before, after))
+            measured.append(_measured(target, arm, metric, before, after))
         elif before:
             missing.append(f"{arm}.{metric.name}")
     if missing:
@@ -271,7 +267,6 @@ def _values(
 
 def _measured(
     target: Target,
-    tier: Tier,
     arm: str,
     metric: Metric,
     old: tuple[float, ...],
@@ -290,10 +285,8 @@ def _measured(
     below, above = change.p_below, change.p_above
     return MetricRow(
         target=target.name,
-        tier=tier.value,
         arm=arm,
         metric=metric.name,
-        title=metric.title,
         unit=metric.unit,
         better=better,
         old=old,

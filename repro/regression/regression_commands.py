@@ -18,7 +18,7 @@ from pathlib import Path
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
 from repro.regression.judgement import EXIT_STATUS, Judgement
-from repro.regression.render import json_text, markdown, print_judgement
+from repro.regression.render import markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_side, judgement_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
@@ -54,10 +54,7 @@ def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.N
 def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
-    judgement = judgement_of(args.old, Path(args.new), args.targets, args.tier, expected)
-    if args.json:
-        Path(args.json).write_text(json_text(judgement), encoding="utf-8")
-    return _report(judgement)
+    return _report(judgement_of(args.old, Path(args.new), args.targets, args.tier, expected))
 
 
 def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
@@ -149,11 +146,11 @@ def _measure(
 
 def _conclude(judgement: Judgement, folder: Path) -> int:
     """Write everything beside the records, print the judgement, return the exit status."""
-    (folder / "regress.json").write_text(json_text(judgement), encoding="utf-8")
+    (folder / "regress.md").write_text(markdown(judgement), encoding="utf-8")
     if os.environ.get(SUMMARY_VARIABLE):
         with Path(os.environ[SUMMARY_VARIABLE]).open("a", encoding="utf-8") as summary:
             summary.write(markdown(judgement))
-    return _report(judgement, f"records, regress.json: {folder}")
+    return _report(judgement, f"records, regress.md: {folder}")
 
 
 def _report(judgement: Judgement, files: str = "") -> int:

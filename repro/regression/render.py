@@ -1,19 +1,16 @@
-"""A judgement written down: plain lines, the same lines as Markdown, and everything as JSON.
+"""A judgement written down: plain lines, and all of them as Markdown.
 
 Rows stand in one order: regressed, unclear, improved, the largest losses first.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from repro.evidence.origins import commits_of, devices_of
 from repro.evidence.printable import one_line
-from repro.regression.judgement import VERDICTS, Comparison, Judgement, MetricRow, Side
+from repro.regression.judgement import VERDICTS, Judgement, MetricRow, Side
 from repro.report.numbers import quantity
 
 LINES = 10
@@ -144,39 +141,6 @@ def print_judgement(judgement: Judgement, files: str = "") -> None:
 
 
 def markdown(judgement: Judgement) -> str:
-    """Return the judgement as the summary of a CI step: every line, as it is."""
+    """Return the judgement as a CI step's summary has it: every line, as it is."""
     lines = plain_lines(judgement, most=None)
     return "\n".join([f"## Regression: {judgement.status}", "", "```", *lines, "```", ""])
-
-
-def json_text(judgement: Judgement) -> str:
-    """Return the whole judgement, raw values included."""
-    value = {
-        "status": judgement.status,
-        "exit_status": judgement.exit_status,
-        "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
-        "problems": judgement.every_problem,
-        "targets": [_comparison_json(item) for item in judgement.comparisons],
-    }
-    return json.dumps(value, indent=1, allow_nan=False) + "\n"
-
-
-def _comparison_json(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "target": comparison.target,
-        "tier": comparison.tier,
-        "old": _side_json(comparison.old),
-        "new": _side_json(comparison.new),
-        "problems": list(comparison.problems),
-        "rows": [dataclasses.asdict(row) for row in comparison.rows],
-    }
-
-
-def _side_json(side: Side) -> dict[str, Any]:
-    records = side.every()
-    return {
-        "name": side.name,
-        "records": len(records),
-        "devices": sorted(str(device) for device in devices_of(records)),
-        "commits": commits_of(records),
-    }

@@ -19,7 +19,7 @@ from repro.judge.bundle import bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
-from repro.report.tidy import require_table_file, write_table
+from repro.report.tidy import write_table
 from repro.report.verdict_words import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
@@ -120,8 +120,8 @@ def conclusion(checks: Sequence[Checked]) -> str:
 def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
     expected = expected_folder(args.expected)
-    if args.table:
-        require_table_file(args.table)
+    table = args.table or "-"
+    require(table == "-" or table.endswith(".csv"), f"--table {table}: needs a FILE ending in .csv")
     named = args.targets or args.table or args.runs
     require(named, "check: name a target (see `repro list`), or give --runs or --table")
     if args.blessed:

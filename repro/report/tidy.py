@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.run.listing import title_of
-from repro.spec.arm import require
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.whole_files import replace_text
@@ -282,31 +280,15 @@ def _as_csv(rows: Sequence[Row] | Sequence[Value], kind: type[Row] | type[Value]
     return text.getvalue()
 
 
-def require_table_file(name: str) -> None:
-    """Raise `ValueError` where a table cannot be written under a name."""
-    require(name in ("-",) or name.endswith((".csv", ".json")),
-            f"--table {name}: needs a FILE that ends in .csv or .json")  # fmt: skip
-
-
 def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
-    """Write the table: `-` prints the statements as CSV, a file of JSON has both kinds of row.
-
-    A file FILE.csv has the statements, FILE.values.csv beside it the values.
-    """
+    """Write the statements to FILE.csv, the values to FILE.values.csv; `-` prints the former."""
     rows = statements(checks, expected)
     if name == "-":
         print(_as_csv(rows, Row), end="")  # noqa: T201
         return
     path = Path(name)
-    if path.suffix == ".json":
-        both = {
-            "statements": [dataclasses.asdict(row) for row in rows],
-            "values": [dataclasses.asdict(row) for row in values(checks)],
-        }
-        replace_text(path, json.dumps(both, indent=1) + "\n")
-    else:
-        replace_text(path, _as_csv(rows, Row))
-        replace_text(path.with_suffix(".values.csv"), _as_csv(values(checks), Value))
+    replace_text(path, _as_csv(rows, Row))
+    replace_text(path.with_suffix(".values.csv"), _as_csv(values(checks), Value))
     print(f"wrote {path}")  # noqa: T201
 
 

@@ -19,7 +19,7 @@ from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
-from repro.run.preflight import disk_bytes, is_published, memory_of, refusal
+from repro.run.preflight import among_unlike_devices, disk_bytes, is_published, memory_of, refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
@@ -61,7 +61,8 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    lines += _one_run_lines(left or runs, needs, ranks)
+    of_one_run = _one_run_lines(left or runs, needs, ranks)
+    lines += of_one_run
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
@@ -72,7 +73,7 @@ def plan_text(
     memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
-        f"  memory    {size(memory)}",
+        f"  memory    {size(memory)}{among_unlike_devices() if of_one_run else ''}",
         f"  downloads {fetched}",
     ]
     refused = _refusals(left, ranks)

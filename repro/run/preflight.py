@@ -30,7 +30,7 @@ from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.tier import cuda_devices
+from repro.spec.tier import CudaDevice, cuda_devices
 
 # A run's record and its metrics.jsonl of some hundred steps.
 _RECORD_BYTES = 500_000
@@ -125,26 +125,38 @@ def _sampler_refusal(run: RunConfig) -> str | None:
     return None
 
 
+def smallest_device() -> CudaDevice | None:
+    """Return the CUDA device of the least memory, which any run or rank may get; None without."""
+    return min(cuda_devices(), key=lambda device: device.memory_bytes, default=None)
+
+
+def among_unlike_devices() -> str:
+    """Return in brackets of how many cards the smallest is one; nothing where all are alike."""
+    devices = cuda_devices()
+    if len({device.memory_bytes for device in devices}) <= 1:
+        return ""
+    return f" (smallest of {len(devices)} cards; CUDA_VISIBLE_DEVICES chooses)"
+
+
 def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
 
-    Each rank is assumed to have a device like the first. On a device the cache has the size that
-    it will have there; without one it holds all rows at once. Only one row must fit: other rows
-    wait for a slot, and micro-batches are made smaller.
+    Of unlike devices the smallest counts. On a device the cache has the size that it will have
+    there; without one it holds all rows at once. Only one row must fit: other rows wait for a
+    slot, and micro-batches are made smaller.
     """
     memory = training_memory(arm, scale, ranks)
     if memory is None:
         return 0, None
-    devices = cuda_devices()
-    if not devices:
+    device = smallest_device()
+    if device is None:
         return memory.peak(None), None
-    device = devices[0]
     if memory.least <= device.memory_bytes:
         return memory.peak(device.memory_bytes), None
     return memory.least, (
         f"{arm.label} of {memory.step.shape.name} needs {memory.least / 1e9:.1f} GB of device "
         f"memory for one row of {memory.step.row_tokens} tokens; {device.name} has "
-        f"{device.memory_bytes / 1e9:.1f} GB"
+        f"{device.memory_bytes / 1e9:.1f} GB{among_unlike_devices()}"
     )
 
 

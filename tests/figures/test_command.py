@@ -52,18 +52,14 @@ def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_targets_that_read_anothers_records_have_their_own_claims_alone(
+def test_curves_are_of_the_target_whose_records_they_are(
     every_blessed: Sequence[Checked], tmp_path: Path
 ) -> None:
     checks = [c for c in every_blessed if c.selection.source.name == "table1_coder_0_5b"]
     assert len(checks) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "mini_dose_response_coder_0_5b_claims.svg",
-        *(
-            f"mini_table1_coder_0_5b_{name}.svg"
-            for name in ("claims", "entropy_curves", "reward_curves")
-        ),
+        f"mini_table1_coder_0_5b_{name}.svg" for name in ("entropy_curves", "reward_curves")
     ]
 
 

@@ -159,16 +159,6 @@ def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of: Of)
     assert papers == pytest.approx([0.020, 0.067, 0.055])
 
 
-def test_claims_are_drawn_with_the_intervals_of_their_verdicts(checks_of: Of) -> None:
-    (checked,) = checks_of("dose_coder_0_5b", device=H100)
-    figure = intervals.claims(checked, EXPECTED, "a title")
-    assert figure is not None
-    drawn = {tuple(line.get_xdata()) for axes in figure.axes for line in axes.lines}
-    judged = [verdict for _, verdict in checked.statements() if verdict.low is not None]
-    assert len(judged) > 3
-    assert {(verdict.low, verdict.high) for verdict in judged} <= drawn
-
-
 def test_a_note_names_seeds_device_commit_and_protocol(checks_of: Of) -> None:
     records = [r for checked in checks_of("rollout") for r in checked.evidence.every_record()]
     commit = records[0].commit[:7]

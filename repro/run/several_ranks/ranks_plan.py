@@ -7,36 +7,45 @@ lengths). A decode step has a fixed cost and a cost per row::
 
 The two points of a model have the same tokens and different longest rows, which gives both rates.
 The update is in proportion to tokens. Ranks meet after sampling, so each waits for the longest row
-of all. The time on links is left out; the target `scaling` measures it on two GPUs.
+of all. No record has the time on links by itself, so it is left out; the target `scaling` measures
+whole steps on two GPUs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
-from repro.evidence.environment import device_of
+from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.models.memory_plan import plan_memory, training_memory
+from repro.run.preflight import among_unlike_devices, smallest_device
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint
 from repro.spec.step_scale import StepPoint
-from repro.spec.tier import Tier
+from repro.spec.tier import CudaDevice, Tier
 
 _DRAWS = 20
-_CARD_BYTES = 80 * 10**9
+# Planned for where this machine has no card.
+_CARD = CudaDevice(name="a card of 80 GB", capability=(9, 0), memory_bytes=80 * 10**9)
+# Targets whose records have a model's phases.
+_MEASURED = ("step_lengths", "step_lengths_32b")
+# How many times as fast a step off would have to be.
+_WORTH = 1.15
 # What full training holds, by parts of the memory plan.
 _COLUMNS = {
     "masters": ("adapter",),
     "gradients": ("gradients",),
     "moments": ("optimiser",),
-    "16-bit copy": ("weights", "embeddings"),
+    "16 bits": ("weights", "embeddings"),
     "a pass": ("activations", "logits"),
 }
 
@@ -77,16 +86,27 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def ranks_text(runs: Sequence[RunConfig], counts: Sequence[int], expected: Path) -> str:
-    """Return, per arm that trains, the time of its step on each number of GPUs."""
+    """Return what a step takes on each number of GPUs, once for all arms of which it is the same.
+
+    Rates are of this machine's kind of device where blessed records have them.
+    """
     arms = {run.arm.name: run for run in runs if run.procedure == "train"}
-    texts = [_arm_text(run, counts, expected) for run in arms.values()]
-    return "\n".join(texts) or "  nothing here trains"
+    device = device_of(capture_environment())
+    alike: dict[str, list[str]] = {}
+    for name, run in arms.items():
+        alike.setdefault(_arm_text(run, counts, expected, device), []).append(name)
+    heads = {text: _wrapped(f"{', '.join(names)}:", "  ") for text, names in alike.items()}
+    return "\n".join(f"{head}\n{text}" for text, head in heads.items()) or "  nothing here trains"
 
 
-def measured_rates(model: str, arm: Arm, expected: Path) -> Rates | None:
-    """Return the rates of a model in an arm's format from blessed records, None without any."""
+def measured_rates(model: str, arm: Arm, expected: Path, device: str | None = None) -> Rates | None:
+    """Return the rates of a model in an arm's format from blessed records, None without any.
+
+    Those of `device`, named as `device_of` does, come before those of others.
+    """
     names = [f"{model.replace('.', '_')}_{lengths}" for lengths in ("spread", "equal")]
-    for record in blessed_records(expected, Tier.SYSTEMS, "step_lengths"):
+    records = [r for target in _MEASURED for r in blessed_records(expected, Tier.SYSTEMS, target)]
+    for record in sorted(records, key=lambda item: device_of(item.environment) != device):
         measured = all(f"step_seconds_{name}" in record.metrics for name in names)
         if arm.training == "lora" and record.arm == f"{arm.weight_format}_lora" and measured:
             return _rates_of(record, model, *names)
@@ -99,7 +119,7 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
 
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
     point = StepPoint.recorded(values)
-    drawn = [point.drawn_lengths(seed) for seed in range(_DRAWS)]
+    drawn = _drawn(point)
     longest, tokens = fmean(map(max, drawn)), fmean(map(sum, drawn))
     mean = tokens / point.rows
     # Rows of one length end together: the same tokens in as many steps as the mean row has.
@@ -110,15 +130,20 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
         per_token=max(0.0, (seconds("rollout", equal) - per_step * mean) / tokens),
         per_update_token=update / (tokens + point.rows * point.prompt_tokens),
         fixed=max(0.0, seconds("step", spread) - seconds("rollout", spread) - update),
-        basis=f"step_lengths of {model} on {device_of(record.environment)}, one GPU",
+        basis=f"{record.target} of {model} on {device_of(record.environment)}, one GPU",
     )
+
+
+@functools.cache
+def _drawn(point: StepPoint) -> list[list[int]]:
+    """Return the tokens of each completion in several rollouts."""
+    return [point.drawn_lengths(seed) for seed in range(_DRAWS)]
 
 
 def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
     """Return the time of a step on a point's rows; ranks share prompts as they do in training."""
     rollouts, waits, updates = [], [], []
-    for seed in range(_DRAWS):
-        lengths = point.drawn_lengths(seed)
+    for lengths in _drawn(point):
         groups = [lengths[p * point.group : (p + 1) * point.group] for p in range(point.prompts)]
         shares = [[*chain(*groups[rank::ranks])] for rank in range(ranks)]
         each = [rates.per_step * max(own) + rates.per_token * sum(own) for own in shares]
@@ -131,35 +156,54 @@ def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
     return Predicted(step=step, rollout=rollout, update=update, waiting=fmean(waits))
 
 
+def step_off(rates: Rates, point: StepPoint, ranks: int) -> float:
+    """Return the seconds of a step whose rollout is made beside the update of the step before.
+
+    Both at once on a GPU would slow each other, by how much is not measured. So some of the GPUs
+    sample and the others update, divided as is fastest; 2 or more are needed.
+    """
+    update = predicted(rates, point, 1).update
+    slower = (
+        max(predicted(rates, point, sampling).rollout, update / (ranks - sampling))
+        for sampling in range(1, ranks)
+    )
+    return min(slower) + rates.fixed
+
+
 def _full_text(run: RunConfig, counts: Sequence[int]) -> str:
     """Return the memory per card of full training, which ranks divide, on each number of them."""
     columns = (*_COLUMNS, "rest", "in all")
+    card = smallest_device() or _CARD
     lines = [
-        f"  {run.arm.name}: GB of an 80 GB card, FSDP2 dividing what is trained; no time predicted",
-        "    GPUs" + "".join(f"{name:>12}" for name in columns),
+        f"    GB of {card.name}{among_unlike_devices()}, FSDP2 dividing what is trained; no time "
+        "predicted",
+        "    GPUs" + "".join(f"{name:>11}" for name in columns),
     ]
     for ranks in counts:
         memory = training_memory(run.arm, run.scale, ranks)
         if memory is None:
-            return f"  {run.arm.name}: not planned: no known shape of {run.scale.checkpoint}"
-        peak = memory.peak(_CARD_BYTES)
-        parts = plan_memory(memory.fitting(_CARD_BYTES)).update
+            return f"    not planned: no known shape of {run.scale.checkpoint}"
+        peak = memory.peak(card.memory_bytes)
+        parts = plan_memory(memory.fitting(card.memory_bytes)).update
         own = [sum(parts[name] for name in names) for names in _COLUMNS.values()]
-        row = "".join(f"{part / 1e9:12.1f}" for part in (*own, peak - sum(own), peak))
-        lines.append(f"    {ranks:>4}{row}  {'fits' if peak <= _CARD_BYTES else 'does not fit'}")
+        row = "".join(f"{part / 1e9:11.1f}" for part in (*own, peak - sum(own), peak))
+        fits = "fits" if peak <= card.memory_bytes else "does not fit"
+        lines.append(f"    {ranks:>4}{row}  {fits}")
     return "\n".join(lines)
 
 
-def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path) -> str:
+def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path, device: str | None) -> str:
+    scale: TrainScale = run.scale
     if run.arm.training == "full":
         return _full_text(run, counts)
-    scale: TrainScale = run.scale
+    if scale.sampler != "own":
+        return f"    not predicted: sampler is {scale.sampler}, rates are of the suite's own engine"
     shape = shape_of_checkpoint(scale.checkpoint)
     model = next((name for name, known in SHAPES.items() if known == shape), None)
-    rates = None if model is None else measured_rates(model, run.arm, expected)
+    rates = None if model is None else measured_rates(model, run.arm, expected, device)
     if rates is None:
-        return (f"  {run.arm.name}: not predicted: no blessed step_lengths of "
-                f"{Path(scale.checkpoint).name} in {run.arm.weight_format} with LoRA")  # fmt: skip
+        return _wrapped(f"not predicted: no blessed step_lengths of {Path(scale.checkpoint).name} "
+                        f"in {run.arm.weight_format} with LoRA")  # fmt: skip
     basis = StepPoint(name="planned", model="7b", lengths="spread", prompt_tokens=150)
     point = dataclasses.replace(
         basis,
@@ -168,19 +212,67 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path) -> str:
         completion_tokens=scale.rollout.max_new_tokens,
         mean_tokens=min(basis.mean_tokens, scale.rollout.max_new_tokens),
     )
+    card = smallest_device() or _CARD
     lines = [
-        f"  {run.arm.name}: {point.rows} rows a step, {point.mean_tokens} tokens each on average "
+        f"    {point.rows} rows a step, {point.mean_tokens} tokens each on average "
         f"(deviation half of it, at most {point.completion_tokens})",
-        "    GPUs  step s  rollout  update  waiting  efficiency",
+        "    GPUs  step s  rollout  update  waiting  efficiency  GB a card",
     ]
-    alone = predicted(rates, point, 1)
     for ranks in counts:
         if ranks > point.prompts:
             lines.append(f"    {ranks:>4}  not possible: a rollout has {point.prompts} prompts")
             continue
-        own = predicted(rates, point, ranks)
+        own, memory = predicted(rates, point, ranks), training_memory(run.arm, scale, ranks)
+        peak = memory.peak(card.memory_bytes) if memory else 0
+        efficiency = _efficiency(rates, point, ranks)
+        fits = "" if peak <= card.memory_bytes else "  does not fit"
         lines.append(
             f"    {ranks:>4}  {own.step:>6.2f}  {own.rollout:>7.2f}  {own.update:>6.2f}  "
-            f"{own.waiting:>7.2f}  {alone.step / own.step / ranks:>10.2f}"
+            f"{own.waiting:>7.2f}  {efficiency:>10.2f}  {peak / 1e9:>9.1f}{fits}"
         )
-    return "\n".join([*lines, f"    from {rates.basis}; time on links is left out"])
+    sentences = (
+        _end_text(rates, point),
+        _step_off_text(rates, point, [ranks for ranks in counts if 1 < ranks <= point.prompts]),
+        f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}. Exchange: not "
+        "measured by itself, left out.",
+    )
+    return "\n".join([*lines, *(_wrapped(sentence) for sentence in sentences if sentence)])
+
+
+def _wrapped(sentence: str, indent: str = "    ") -> str:
+    return fill(
+        sentence, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _efficiency(rates: Rates, point: StepPoint, ranks: int) -> float:
+    """Return the part of one GPU's rate that each of several has."""
+    return predicted(rates, point, 1).step / predicted(rates, point, ranks).step / ranks
+
+
+def _end_text(rates: Rates, point: StepPoint) -> str:
+    """Return where scaling ends, and why."""
+    counts = range(2, point.prompts + 1)
+    halved = next((ranks for ranks in counts if _efficiency(rates, point, ranks) < 0.5), None)
+    if halved is None:
+        return f"Scaling ends at {point.prompts} GPUs: a rollout has no more prompts to divide."
+    longest = fmean(map(max, _drawn(point)))
+    return (
+        f"From {halved} GPUs on each does less than half of one's work: the longest row's "
+        f"{longest:.0f} decode steps take {rates.per_step * longest:.2f} s on any number of them."
+    )
+
+
+def _step_off_text(rates: Rates, point: StepPoint, counts: Sequence[int]) -> str:
+    """Return on which numbers of GPUs, two or more, sampling beside the update is worth it."""
+    times = {ranks: step_off(rates, point, ranks) for ranks in counts}
+    worth = [
+        str(ranks)
+        for ranks, seconds in times.items()
+        if predicted(rates, point, ranks).step >= _WORTH * seconds
+    ]
+    listed = ", ".join(f"{seconds:.2f} s on {ranks}" for ranks, seconds in times.items())
+    gain = f"{100 * _WORTH - 100:.0f} % faster"
+    found = f"at least {gain} on {', '.join(worth)}" if worth else f"not {gain} on any"
+    ways = "One step off, some GPUs sampling while the others update"
+    return f"{ways}: {listed}; {found}." if times else ""

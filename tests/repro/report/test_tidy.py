@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
+from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked
 from repro.report.tidy import Row, statements, values
 from repro.report.verdict_words import Kind, kind_of, labelled
@@ -66,12 +67,11 @@ def test_check_writes_the_table_to_files_and_needs_a_target_only_without_it(
 ) -> None:
     line = ["check", "table6", "--blessed", "--table"]
     assert main([*line, str(tmp_path / "t.csv")]) == 0
-    assert main([*line, str(tmp_path / "t.json")]) == 0
-    both = json.loads((tmp_path / "t.json").read_text())
-    for name, what in (("t.csv", "statements"), ("t.values.csv", "values")):
+    checks = blessed_of(EXPECTED, ["table6"], None)
+    for name, made in (("t.csv", statements(checks, EXPECTED)), ("t.values.csv", values(checks))):
         rows = list(csv.DictReader((tmp_path / name).open()))
-        assert len(rows) == len(both[what]) > 5
-        assert rows[0].keys() == both[what][0].keys()
+        assert len(rows) == len(made) > 5
+        assert rows[0].keys() == dataclasses.asdict(made[0]).keys()
     capsys.readouterr()
     assert main(line) == 0
     assert capsys.readouterr().out == (tmp_path / "t.csv").read_text()

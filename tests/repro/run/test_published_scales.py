@@ -210,6 +210,18 @@ def test_what_no_row_of_fits_the_device_is_refused_by_the_memory_plan() -> None:
     assert "bf16_lora" in names_refused("table2_14b", Tier.PAPER, CARD_24GB)
 
 
+def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["plan", "table2_14b", "--tier", "paper", "--arms", "bf16_lora", "--runs", str(tmp_path)]
+    for second, unlike in ((H200, False), (CARD_24GB, True)):
+        monkeypatch.setattr(preflights, "cuda_devices", lambda second=second: (H200, second))
+        assert main(line) == 0
+        said = capsys.readouterr().out
+        assert said.count("smallest of 2 cards") == (2 if unlike else 0)  # memory, and the refusal
+        assert (f"{CARD_24GB.name} has " in said) == unlike
+
+
 def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loaded(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
