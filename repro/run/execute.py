@@ -48,7 +48,9 @@ from repro.run.several_ranks.rank_processes import (
     LEFT,
     InPlace,
     Ranked,
+    agreed,
     follow,
+    idle_line,
     in_groups,
     join_torchrun,
     ranks_of,
@@ -112,6 +114,17 @@ def main_run(args: argparse.Namespace) -> int:
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
+    prepare = partial(_prepared, args, folder, console, ranks, joined is not None)
+    batches = prepare() if joined is None else agreed(joined, prepare)
+    return _carry_out(
+        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
+    )
+
+
+def _prepared(
+    args: argparse.Namespace, folder: Path, console: Console, ranks: int, launched: bool
+) -> dict[Tier, _Batch]:
+    """Print the plan and return its runs; `launched` ranks are torchrun's."""
     expected = expected_folder(args.expected)
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
@@ -124,7 +137,7 @@ def main_run(args: argparse.Namespace) -> int:
             partial(data_lines, plan, args.data is not None),
         )
         require_ranks(ranks, selection.tier, devices, plan)
-        groups = devices if joined else in_groups(devices, ranks)
+        groups = devices if launched else in_groups(devices, ranks)
         workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
         require_workers(selection.tier, workers, len(groups))
         threads = args.threads or default_threads(selection.tier, workers * ranks)
@@ -138,7 +151,8 @@ def main_run(args: argparse.Namespace) -> int:
         full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         text = plan_text(selection, plan, folder, expected, workers, ranks)
-        for part in filter(None, (others, text, *notes)):
+        idle = None if launched or needs else idle_line(devices, ranks)
+        for part in filter(None, (others, text, idle, *notes)):
             console.print(part, highlight=False, markup=False)
         batch = batches.setdefault(
             selection.tier,
@@ -146,9 +160,7 @@ def main_run(args: argparse.Namespace) -> int:
         )
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
-    return _carry_out(
-        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
-    )
+    return batches
 
 
 def _room_on_cluster(

@@ -153,15 +153,9 @@ class WorkerPool:
 
         Where all that is left is with other starts the worker waits, to take it over if they die.
         """
-        busy: list[Task] = []
-        while waiting and worker.task is None and not self._stopping:
-            claim = self._claim(waiting.popleft())
-            if claim.elsewhere is not None:
-                yield Event(task=claim.elsewhere, kind="elsewhere")
-            if claim.busy is not None:
-                busy.append(claim.busy)
-            worker.task = claim.claimed
-        waiting.extendleft(reversed(busy))
+        if not self._stopping:
+            worker.task, elsewhere = next_free(waiting, self._claim)
+            yield from elsewhere
         if worker.task is not None:
             send(worker.pipe, worker.task)
         elif self._stopping or not waiting:
@@ -224,6 +218,25 @@ class WorkerPool:
         """Start a worker in place of one that died."""
         if waiting and not self._stopping:
             self._workers.append(self._start(died.device))
+
+
+def next_free(
+    waiting: deque[Task], claim: Callable[[Task], Reservation]
+) -> tuple[Task | None, list[Event]]:
+    """Take the first task that no other start is at, None without; say what others have recorded.
+
+    What other starts are at stays in the queue, in its order, to be taken over if they die.
+    """
+    busy, elsewhere, claimed = [], [], None
+    while waiting and claimed is None:
+        reservation = claim(waiting.popleft())
+        if reservation.elsewhere is not None:
+            elsewhere.append(Event(task=reservation.elsewhere, kind="elsewhere"))
+        if reservation.busy is not None:
+            busy.append(reservation.busy)
+        claimed = reservation.claimed
+    waiting.extendleft(reversed(busy))
+    return claimed, elsewhere
 
 
 def start_process(

@@ -15,20 +15,22 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
+from repro.run.disk import sentence_of
 from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
-from repro.run.workers import ending_of, send, start_process
+from repro.run.workers import ending_of, next_free, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -36,12 +38,16 @@ from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 if TYPE_CHECKING:
     from repro.rl.single_run.ranks import Ranks
 
+Prepared = TypeVar("Prepared")
+
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
 # As `repro.rl.single_run.ranks` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
-# Sent by the first rank to the others instead of a run, if runs are left.
-LEFT = "left"
+# Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
+# at all that is left. A signal that reached one of the others alone is their answer.
+LEFT, _WAIT, _STOP = "left", "wait", "stop"
+_WAIT_SECONDS = 0.5
 # Procedures that several ranks can carry out.
 _DIVIDED = ("train", "evaluate")
 
@@ -90,6 +96,14 @@ def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
     """Return devices in groups of `ranks`, each as `CUDA_VISIBLE_DEVICES` names it."""
     full = len(devices) // ranks * ranks
     return tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+
+
+def idle_line(devices: Sequence[str], ranks: int) -> str | None:
+    """Return a line of the plan on devices that are in no group of `ranks`, None without any."""
+    left = len(devices) % ranks
+    if left == 0:
+        return None
+    return f"  idle      {left} of {len(devices)} devices: --ranks {ranks} takes {ranks} for a run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +239,8 @@ class InPlace:
     """Carries out tasks in this process, the first of torchrun's; has what `WorkerPool` has.
 
     A run that fails ends the job, because the ranks are then at different places; the same command
-    continues it. A run that another start has claimed is left to it.
+    continues it. Where all that is left is with other starts, all ranks wait, to take over from
+    one that dies.
     """
 
     def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
@@ -240,16 +255,16 @@ class InPlace:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield the events of each task, in turn."""
-        for waiting in tasks:
-            if self._stop:
-                return
-            claim = self._claim(waiting)
-            if claim.elsewhere is not None:
-                yield Event(task=claim.elsewhere, kind="elsewhere")
-            if claim.claimed is None:
+        waiting = deque(tasks)
+        while waiting and not self._stop:
+            task, elsewhere = next_free(waiting, self._claim)
+            yield from elsewhere
+            if task is None and waiting:
+                self._tell(_WAIT)
+                time.sleep(_WAIT_SECONDS)
+            if task is None:
                 continue
-            task = claim.claimed
-            self._ranks.texts(task.run.digest())
+            self._tell(task.run.digest())
             yield Event(task=task, kind="started")
             kind, text = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
             if kind == "lost":
@@ -261,6 +276,13 @@ class InPlace:
             yield Event(task=task, kind=kind, text=text)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
+
+    def _tell(self, text: str) -> None:
+        """Say to the other ranks what comes next, before they miss this one; hear if all stop."""
+        try:
+            self._stop = _STOP in self._ranks.texts(text) or self._stop
+        except PeerLostError as lost:
+            raise SystemExit(str(lost)) from lost
 
     def stop(self) -> None:
         """Let all ranks stop after their next step."""
@@ -276,8 +298,10 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
     try:
-        while (digest := ranks.texts("")[0]) in by_digest:
-            kind, text = outcome_of(by_digest[digest], threads, _quietly, lambda: bool(asked), None)
+        while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
+            if told == _WAIT:
+                continue
+            kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked), None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):
@@ -287,7 +311,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return digest == LEFT
+    return told == LEFT
 
 
 def _quietly(text: str, values: dict[str, float]) -> None:
@@ -318,6 +342,22 @@ def join_torchrun(stall: float) -> Ranks:
     own |= {"command line": " ".join(sys.argv[1:])}
     require_alike([json.loads(text) for text in ranks.texts(json.dumps(own))])
     return ranks
+
+
+def agreed(ranks: Ranks, prepare: Callable[[], Prepared]) -> Prepared:
+    """Return what `prepare` does; where it is refused on one rank, raise `ValueError` on all.
+
+    Only the first of a host prints, so all must know.
+    """
+    prepared, refused = None, ""
+    try:
+        prepared = prepare()
+    except (ValueError, OSError) as error:
+        refused = sentence_of(error) if isinstance(error, OSError) else str(error)
+    texts = ranks.texts(refused)
+    others = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+    require(not others, texts[0] or "; ".join(others))
+    return cast(Prepared, prepared)
 
 
 def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:

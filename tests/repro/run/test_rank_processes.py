@@ -1,17 +1,19 @@
 """Whole runs by several processes, and what becomes of them when one is lost, late or wrong."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from repro.__main__ import build_parser
+from repro.__main__ import build_parser, main
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
 from repro.rl.single_run.ranks import ALONE
@@ -20,12 +22,16 @@ from repro.run.several_ranks import rank_processes
 from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
+    agreed,
     device_of_rank,
+    idle_line,
     require_alike,
     require_ranks,
 )
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
+from repro.runlog.stream import read_lines
+from repro.spec.arm import require
 from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -304,28 +310,125 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
     require_equal(alone(run), record_path(run, runs))
 
 
+def started(folder, *more, launched=2, steps=400):
+    """Start a command on one run, by so many of torchrun's ranks; its output goes to a file."""
+    line = ["repro", "run", "table1", "--tier", "smoke", "--runs", str(folder), "--seeds", "1",
+            "--limit", "8", "--arms", "nvfp4_lora_aqn", "--steps", str(steps), *more]  # fmt: skip
+    if launched:
+        ranks = str(launched)
+        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m"]
+        line = [*launcher, *line]
+    said = folder.parent / f"said-{time.monotonic_ns()}"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *line], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+        )
+    return process, said
+
+
+def until(holds, seconds=180):
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, torchrun):
-    line = ["repro", "run", "table1", "--tier", "smoke", "--runs", str(tmp_path), "--seeds", "1",
-            "--limit", "8", "--arms", "nvfp4_lora_aqn", "--steps", "400"]  # fmt: skip
-    if torchrun:
-        started = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *line]
-    else:
-        started = [*line, "--ranks", "2", "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *started], cwd=ROOT, stdout=subprocess.DEVNULL, text=True
-    )
+    runs = tmp_path / "runs"
+    more = () if torchrun else ("--ranks", "2", "--workers", "1")
+    process, _ = started(runs, *more, launched=2 * torchrun)
     try:
-        until = time.monotonic() + 180
-        while time.monotonic() < until and not list(tmp_path.rglob("metrics.jsonl")):
-            time.sleep(0.2)
+        until(lambda: list(runs.rglob("metrics.jsonl")))
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
     finally:
         process.kill()
     assert status == (1 if torchrun else 130)  # torchrun has a status of its own
-    assert list(tmp_path.rglob("step-*"))
+    assert list(runs.rglob("step-*"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
+def test_what_one_torchrun_is_at_another_waits_for_and_takes_over(tmp_path, fate):
+    runs = tmp_path / "runs"
+    one, _ = started(runs, "--set", "checkpoint_every=2", steps=8)
+    (lock,) = until(lambda: list(runs.rglob("seed-0.lock")))
+    until(lambda: list(runs.rglob("metrics.jsonl")))
+    holder = int(lock.read_text().split()[1])
+    os.kill(holder, signal.SIGSTOP)
+    two, said = started(runs, "--set", "checkpoint_every=2", "--stall-timeout", "3", steps=8)
+    try:
+        until(lambda: "Another start" in said.read_text())
+        time.sleep(8)  # longer than the second rank waits for a first that says nothing
+        os.kill(holder, fate)
+        assert two.wait(120) == 0, said.read_text()
+        assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
+    finally:
+        one.kill()
+        two.kill()
+    assert len(list(runs.rglob("seed-0.json"))) == 1
+    (lines,) = runs.rglob("metrics.jsonl")
+    assert [step["step"] for step in read_lines(lines)] == list(range(1, 9))
+
+
+@pytest.mark.nightly
+def test_of_torchruns_ranks_one_says_why_nothing_starts(tmp_path):
+    process, said = started(tmp_path / "runs", "--template", "nowhere", launched=3)
+    assert process.wait(120) != 0
+    assert said.read_text().count("repro: ") == 1
+    assert "nowhere" in said.read_text()
+
+
+def test_only_the_first_rank_of_a_host_says_what_is_wrong_with_the_line(monkeypatch, capsys):
+    monkeypatch.setattr("repro.__main__._SAYING_SECONDS", 0.0)
+    for rank, said in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert main(["run", "table1", "--nonsense"]) == 2
+        assert capsys.readouterr().err.count("repro: ") == said
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "sentence"),
+    [("", ("", "no GPU"), "rank 2: no GPU"), ("no arm x", ("no arm x", ""), "no arm x")],
+)
+def test_what_is_refused_on_one_rank_is_refused_on_all(own, others, sentence):
+    ranks = SimpleNamespace(texts=lambda text: [text, *others])
+
+    def prepare():
+        require(not own, own)
+        return "prepared"
+
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        agreed(ranks, prepare)
+    assert agreed(ALONE, lambda: "prepared") == "prepared"
+
+
+@pytest.mark.parametrize("then", ["elsewhere", "claimed"])
+def test_the_first_rank_waits_for_a_run_of_another_start(tmp_path, monkeypatch, then):
+    monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
+    monkeypatch.setattr(rank_processes, "_WAIT_SECONDS", 0.0)
+    task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
+    answers = iter([{"busy": task}, {"busy": task}, {then: task}])
+    ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, ""])
+    first = InPlace(ranks, 1, lambda task: Reservation(**next(answers)))
+    kinds = {"elsewhere": ["elsewhere"], "claimed": ["started", "finished"]}[then]
+    assert [event.kind for event in first.execute([task])] == kinds
+    assert told == ["wait", "wait", *([task.run.digest()] if then == "claimed" else [])]
+
+
+def test_a_signal_to_another_rank_alone_ends_the_wait(tmp_path):
+    task = Task(run=run_of(), folder=tmp_path, runs=tmp_path)
+    ranks = SimpleNamespace(texts=lambda text: [text, "stop"])
+    first = InPlace(ranks, 1, lambda task: Reservation(busy=task))
+    assert list(first.execute([task])) == []
+
+
+def test_devices_that_no_run_takes_are_named():
+    assert idle_line(("0", "1", "2", "3"), 2) is None
+    assert "1 of 3 devices" in idle_line(("0", "1", "2"), 2)
 
 
 def test_bad_input_is_one_sentence():

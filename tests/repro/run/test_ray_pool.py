@@ -11,7 +11,7 @@ from repro.__main__ import main
 from repro.evidence.record import read_record
 from repro.run.several_ranks.ray_pool import join_cluster
 from repro.runlog.stream import read_lines
-from tests.repro.run.test_execute import arguments
+from tests.repro.run.test_execute import arguments, command
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
@@ -34,9 +34,12 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
+WORDS = ["--arms", ",".join(ARMS), "--steps", "8", "--set", "checkpoint_every=2"]
+WORDS += ["--executor", "ray"]
+
+
 def line(runs, *more):
-    changes = ["--steps", "8", "--set", "checkpoint_every=2"]
-    return [*arguments(runs, "--arms", ",".join(ARMS), *changes), "--executor", "ray", *more]
+    return arguments(runs, *WORDS, *more)
 
 
 @needs_ray
@@ -82,9 +85,25 @@ def sees_nothing(file):
 
 
 @needs_ray
-def test_more_than_the_cluster_has_is_refused(cluster, tmp_path):
-    with pytest.raises(ValueError, match=r"num_gpus is 0 in all; a run needs 2"):
-        join_cluster(tmp_path, {"num_gpus": 2})
+def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
+    cluster.add_node(num_cpus=3, object_store_memory=10**8)
+    assert join_cluster(tmp_path, {"num_cpus": 2}) == 1
+    for kind, needed, most in (("num_cpus", 4, 3), ("num_gpus", 2, 0)):
+        sentence = f"{kind} is at most {most} on a host; a run needs {needed} on one"
+        with pytest.raises(ValueError, match=sentence):
+            join_cluster(tmp_path, {kind: needed})
+
+
+@needs_ray
+@pytest.mark.usefixtures("cluster")
+def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path):
+    starts = [command(tmp_path, *WORDS) for _ in range(2)]
+    for start in starts:
+        printed = start.communicate(timeout=300)[0]
+        assert start.returncode == 0, printed
+        assert "done" in printed, printed  # with room for one run, none begins all three
+    steps = [[own["step"] for own in read_lines(path)] for path in tmp_path.rglob("metrics.jsonl")]
+    assert steps == [list(range(1, 9))] * 3
 
 
 @needs_ray
