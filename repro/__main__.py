@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from repro.run.disk import sentence_of
 
         said = sentence_of(error) if isinstance(error, OSError) else str(error)
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's ranks the first of a host
+        # What is refused is said by the first of torchrun's ranks on a host, a disk by whose it is.
+        if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
             print(f"repro: {one_line(said)}", file=sys.stderr)
         else:
             time.sleep(_SAYING_SECONDS)

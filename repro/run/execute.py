@@ -48,12 +48,12 @@ from repro.run.several_ranks.rank_processes import (
     LEFT,
     InPlace,
     Ranked,
-    agreed,
     follow,
     idle_line,
     in_groups,
     join_torchrun,
     ranks_of,
+    refused_by_any,
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
@@ -61,7 +61,7 @@ from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.spec.arm import all_of, require
+from repro.spec.arm import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
@@ -92,13 +92,6 @@ class RunCounts:
         return self.failed == 0 and self.left == 0
 
 
-def default_workers(tier: Tier, ranks: int = 1) -> int:
-    """Return how many runs are carried out at once: one per core at the smoke tier, else one."""
-    if tier is Tier.SMOKE:
-        return max(1, len(os.sched_getaffinity(0)) // ranks)
-    return 1
-
-
 def main_run(args: argparse.Namespace) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
@@ -115,7 +108,10 @@ def main_run(args: argparse.Namespace) -> int:
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
     prepare = partial(_prepared, args, folder, console, ranks, joined is not None)
-    batches = prepare() if joined is None else agreed(joined, prepare)
+    (batches,), refused = tried(prepare)
+    # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
+    refused = refused if joined is None else [refused_by_any(joined, "; ".join(refused))]
+    require(not any(refused), "; ".join(refused))
     return _carry_out(
         batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
     )
@@ -138,7 +134,8 @@ def _prepared(
         )
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if launched else in_groups(devices, ranks)
-        workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
+        cores = len(os.sched_getaffinity(0)) if selection.tier is Tier.SMOKE else 1
+        workers = args.workers or len(groups) or max(1, cores // ranks)
         require_workers(selection.tier, workers, len(groups))
         threads = args.threads or default_threads(selection.tier, workers * ranks)
         needs: dict[str, int] = {}
@@ -291,8 +288,10 @@ def execute(
     if max(ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    make = partial(RayPool, ray_needs) if ray_needs else WorkerPool
-    pool: WorkerPool | InPlace = make(
+    make: Callable[..., WorkerPool] = WorkerPool
+    if ray_needs or joined is not None:
+        make = partial(RayPool, ray_needs) if ray_needs else partial(InPlace, joined)
+    pool = make(
         workers,
         runs / "workers.log",
         threads,
@@ -303,8 +302,6 @@ def execute(
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,
     )
-    if joined is not None:
-        pool = InPlace(joined, threads, locks.take)
     with locks, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -331,7 +328,7 @@ def _retries(task: Task) -> int:
 
 
 def _follow(
-    pool: WorkerPool | InPlace,
+    pool: WorkerPool,
     tasks: Sequence[Task],
     locks: RunLocks,
     counts: dict[str, int],
@@ -392,7 +389,7 @@ def _shown(event: Event) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _stop_on_signals(pool: WorkerPool | InPlace, console: Console) -> Callable[[], None]:
+def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
     """Let Ctrl-C or SIGTERM stop workers after their current step, and a second signal at once."""
     asked: float | None = None
 

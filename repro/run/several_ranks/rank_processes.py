@@ -21,24 +21,20 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
-from repro.run.disk import sentence_of
-from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
-from repro.run.workers import ending_of, next_free, send, start_process
+from repro.run.workers import WorkerPool, ending_of, next_free, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 if TYPE_CHECKING:
     from repro.rl.single_run.ranks import Ranks
-
-Prepared = TypeVar("Prepared")
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
@@ -235,28 +231,22 @@ def _work_as_rank(
     work(pipe, log, threads, device, True, body)
 
 
-class InPlace:
-    """Carries out tasks in this process, the first of torchrun's; has what `WorkerPool` has.
+class InPlace(WorkerPool):
+    """Carries out tasks in this process, the first of torchrun's, one at a time.
 
     A run that fails ends the job, because the ranks are then at different places; the same command
     continues it. Where all that is left is with other starts, all ranks wait, to take over from
     one that dies.
     """
 
-    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
-        self._ranks, self._threads, self._claim = ranks, threads, claim
-        self._stop = False
-
-    def __enter__(self) -> InPlace:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __init__(self, ranks: Ranks, *how: Any, **more: Any) -> None:
+        super().__init__(*how, **more)
+        self._ranks = ranks
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Yield the events of each task, in turn."""
+        """Yield the events of each task, in turn; a signal lets all ranks stop after a step."""
         waiting = deque(tasks)
-        while waiting and not self._stop:
+        while waiting and not self._asked_to_stop:
             task, elsewhere = next_free(waiting, self._claim)
             yield from elsewhere
             if task is None and waiting:
@@ -266,13 +256,15 @@ class InPlace:
                 continue
             self._tell(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
+            kind, text = outcome_of(
+                task, self._threads, _quietly, lambda: self._asked_to_stop, None
+            )
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
             # Where a signal reached another rank alone, all have stopped for it.
-            self._stop = self._stop or kind == "stopped"
+            self._asked_to_stop = self._asked_to_stop or kind == "stopped"
             yield Event(task=task, kind=kind, text=text)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
@@ -280,16 +272,9 @@ class InPlace:
     def _tell(self, text: str) -> None:
         """Say to the other ranks what comes next, before they miss this one; hear if all stop."""
         try:
-            self._stop = _STOP in self._ranks.texts(text) or self._stop
+            self._asked_to_stop = _STOP in self._ranks.texts(text) or self._asked_to_stop
         except PeerLostError as lost:
             raise SystemExit(str(lost)) from lost
-
-    def stop(self) -> None:
-        """Let all ranks stop after their next step."""
-        self._stop = True
-
-    def close(self) -> None:
-        """Do nothing: torchrun ends the other ranks."""
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
@@ -344,20 +329,11 @@ def join_torchrun(stall: float) -> Ranks:
     return ranks
 
 
-def agreed(ranks: Ranks, prepare: Callable[[], Prepared]) -> Prepared:
-    """Return what `prepare` does; where it is refused on one rank, raise `ValueError` on all.
-
-    Only the first of a host prints, so all must know.
-    """
-    prepared, refused = None, ""
-    try:
-        prepared = prepare()
-    except (ValueError, OSError) as error:
-        refused = sentence_of(error) if isinstance(error, OSError) else str(error)
-    texts = ranks.texts(refused)
+def refused_by_any(ranks: Ranks, own: str) -> str:
+    """Return the first rank's sentence on why nothing starts, else the others'; empty for none."""
+    texts = ranks.texts(own)
     others = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-    require(not others, texts[0] or "; ".join(others))
-    return cast(Prepared, prepared)
+    return texts[0] or "; ".join(others)
 
 
 def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:

@@ -67,7 +67,7 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-    return _room(needs)
+    return sum(there // needed for there in _each_has(kind))
 
 
 def _each_has(kind: str) -> list[int]:
@@ -76,12 +76,6 @@ def _each_has(kind: str) -> list[int]:
 
     resource = {"num_gpus": "GPU", "num_cpus": "CPU"}[kind]
     return [int(host["Resources"].get(resource, 0)) for host in ray.nodes() if host["Alive"]]
-
-
-def _room(needs: Mapping[str, int]) -> int:
-    """Return how many runs go side by side now; none is spread over hosts."""
-    ((kind, needed),) = needs.items()
-    return sum(there // needed for there in _each_has(kind))
 
 
 def _seen(file: Path) -> tuple[bool, dict[str, Any]]:
@@ -109,7 +103,8 @@ class RayPool(WorkerPool):
         super().__init__(count, log, *how, **more)
         import ray
 
-        self._ray, self._needs, self._running = ray, needs, dict[Any, Task]()
+        self._ray, self._running = ray, dict[Any, Task]()
+        ((self._kind, self._needed),) = needs.items()
         # This file exists in the shared folder as long as runs may continue.
         self._going = Path(tempfile.mkstemp(prefix=".ray-", dir=log.parent.absolute())[1])
         self._submit = partial(
@@ -140,7 +135,8 @@ class RayPool(WorkerPool):
 
     def _fill(self, waiting: deque[Task]) -> Iterator[Event]:
         """Submit tasks where there is room; those that wait for it any other start may claim."""
-        while waiting and not self._asked_to_stop and len(self._running) < _room(self._needs):
+        room = sum(there // self._needed for there in _each_has(self._kind))
+        while waiting and not self._asked_to_stop and len(self._running) < room:
             task, elsewhere = next_free(waiting, self._claim)
             yield from elsewhere
             if task is None:

@@ -22,16 +22,15 @@ from repro.run.several_ranks import rank_processes
 from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
-    agreed,
     device_of_rank,
     idle_line,
+    refused_by_any,
     require_alike,
     require_ranks,
 )
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.runlog.stream import read_lines
-from repro.spec.arm import require
 from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -39,7 +38,7 @@ from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
-from tests.repro.run.test_execute import few, quiet
+from tests.repro.run.test_execute import few, quiet, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -326,14 +325,6 @@ def started(folder, *more, launched=2, steps=400):
     return process, said
 
 
-def until(holds, seconds=180):
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, torchrun):
@@ -392,38 +383,28 @@ def test_only_the_first_rank_of_a_host_says_what_is_wrong_with_the_line(monkeypa
 
 @pytest.mark.parametrize(
     ("own", "others", "sentence"),
-    [("", ("", "no GPU"), "rank 2: no GPU"), ("no arm x", ("no arm x", ""), "no arm x")],
+    [("", ("", ""), ""), ("", ("", "no GPU"), "rank 2: no GPU"), ("no x", ("no x", ""), "no x")],
 )
 def test_what_is_refused_on_one_rank_is_refused_on_all(own, others, sentence):
     ranks = SimpleNamespace(texts=lambda text: [text, *others])
-
-    def prepare():
-        require(not own, own)
-        return "prepared"
-
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
-        agreed(ranks, prepare)
-    assert agreed(ALONE, lambda: "prepared") == "prepared"
+    assert refused_by_any(ranks, own) == sentence
 
 
-@pytest.mark.parametrize("then", ["elsewhere", "claimed"])
-def test_the_first_rank_waits_for_a_run_of_another_start(tmp_path, monkeypatch, then):
+@pytest.mark.parametrize(
+    ("then", "heard", "kinds"),
+    [("elsewhere", "", ["elsewhere"]), ("claimed", "", ["started", "finished"]),
+     ("busy", "stop", [])],
+    ids=["recorded by it", "left by it", "a signal to another rank alone"],
+)  # fmt: skip
+def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, heard, kinds):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
     monkeypatch.setattr(rank_processes, "_WAIT_SECONDS", 0.0)
     task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
-    answers = iter([{"busy": task}, {"busy": task}, {then: task}])
-    ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, ""])
-    first = InPlace(ranks, 1, lambda task: Reservation(**next(answers)))
-    kinds = {"elsewhere": ["elsewhere"], "claimed": ["started", "finished"]}[then]
+    answers = iter([{"busy": task}, {then: task}])
+    ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, heard])
+    first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(**next(answers)))
     assert [event.kind for event in first.execute([task])] == kinds
-    assert told == ["wait", "wait", *([task.run.digest()] if then == "claimed" else [])]
-
-
-def test_a_signal_to_another_rank_alone_ends_the_wait(tmp_path):
-    task = Task(run=run_of(), folder=tmp_path, runs=tmp_path)
-    ranks = SimpleNamespace(texts=lambda text: [text, "stop"])
-    first = InPlace(ranks, 1, lambda task: Reservation(busy=task))
-    assert list(first.execute([task])) == []
+    assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
 
 
 def test_devices_that_no_run_takes_are_named():
@@ -475,5 +456,5 @@ def test_a_rank_sees_no_device_but_those_given_to_all(monkeypatch, visible, seen
 def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("stopped", ""))
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
-    first = InPlace(ALONE, 1, lambda task: Reservation(claimed=task))
+    first = InPlace(ALONE, 1, tmp_path)
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from repro.__main__ import main
 from repro.evidence.record import read_record
 from repro.run.several_ranks.ray_pool import join_cluster
 from repro.runlog.stream import read_lines
-from tests.repro.run.test_execute import arguments, command
+from tests.repro.run.test_execute import arguments, command, until
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
@@ -47,12 +46,8 @@ def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, 
     second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
 
     def kill_once_both_have_a_checkpoint():
-        until = time.monotonic() + 240
-        while time.monotonic() < until:
-            if len({path.parent for path in tmp_path.rglob("checkpoint/step-*")}) == 2:
-                cluster.remove_node(second, allow_graceful=False)
-                return
-            time.sleep(0.05)
+        until(lambda: len({path.parent for path in tmp_path.rglob("checkpoint/step-*")}) == 2)
+        cluster.remove_node(second, allow_graceful=False)
 
     killer = threading.Thread(target=kill_once_both_have_a_checkpoint)
     killer.start()
