@@ -3,10 +3,7 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +20,6 @@ from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     device_of_rank,
-    idle_line,
     refused_by_any,
     require_alike,
     require_ranks,
@@ -38,9 +34,7 @@ from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
-from tests.repro.run.test_execute import few, quiet, until
-
-ROOT = Path(__file__).parents[3]
+from tests.repro.run.test_execute import arguments, command, few, quiet, until
 
 # The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
 FAULTS = """
@@ -309,85 +303,59 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
     require_equal(alone(run), record_path(run, runs))
 
 
-def started(folder, *more, launched=2, steps=400):
-    """Start a command on one run, by so many of torchrun's ranks; its output goes to a file."""
-    line = ["repro", "run", "table1", "--tier", "smoke", "--runs", str(folder), "--seeds", "1",
-            "--limit", "8", "--arms", "nvfp4_lora_aqn", "--steps", str(steps), *more]  # fmt: skip
-    if launched:
-        ranks = str(launched)
-        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m"]
-        line = [*launcher, *line]
-    said = folder.parent / f"said-{time.monotonic_ns()}"
-    with said.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *line], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
-        )
-    return process, said
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+ONE_RUN = ("--arms", "nvfp4_lora_aqn", "--set", "checkpoint_every=2")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, torchrun):
-    runs = tmp_path / "runs"
-    more = () if torchrun else ("--ranks", "2", "--workers", "1")
-    process, _ = started(runs, *more, launched=2 * torchrun)
+    more = [] if torchrun else ["--ranks", "2", "--workers", "1"]
+    launcher = TORCHRUN if torchrun else ()
+    process = command(tmp_path, *ONE_RUN, "--steps", "400", *more, launcher=launcher)
     try:
-        until(lambda: list(runs.rglob("metrics.jsonl")))
+        until(lambda: list(tmp_path.rglob("metrics.jsonl")), process)
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
     finally:
         process.kill()
     assert status == (1 if torchrun else 130)  # torchrun has a status of its own
-    assert list(runs.rglob("step-*"))
+    assert list(tmp_path.rglob("step-*"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
-def test_what_one_torchrun_is_at_another_waits_for_and_takes_over(tmp_path, fate):
-    runs = tmp_path / "runs"
-    one, _ = started(runs, "--set", "checkpoint_every=2", steps=8)
-    (lock,) = until(lambda: list(runs.rglob("seed-0.lock")))
-    until(lambda: list(runs.rglob("metrics.jsonl")))
+def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, fate):
+    line = (*ONE_RUN, "--steps", "8")
+    one = command(tmp_path, *line, launcher=TORCHRUN)
+    until(lambda: list(tmp_path.rglob("metrics.jsonl")), one)
+    (lock,) = tmp_path.rglob("seed-0.lock")
     holder = int(lock.read_text().split()[1])
     os.kill(holder, signal.SIGSTOP)
-    two, said = started(runs, "--set", "checkpoint_every=2", "--stall-timeout", "3", steps=8)
-    try:
-        until(lambda: "Another start" in said.read_text())
-        time.sleep(8)  # longer than the second rank waits for a first that says nothing
-        os.kill(holder, fate)
-        assert two.wait(120) == 0, said.read_text()
-        assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
-    finally:
-        one.kill()
-        two.kill()
-    assert len(list(runs.rglob("seed-0.json"))) == 1
-    (lines,) = runs.rglob("metrics.jsonl")
+    two = command(tmp_path, *line, "--stall-timeout", "3", launcher=TORCHRUN)
+    assert any("Another start" in said for said in two.stdout)
+    time.sleep(8)  # longer than the second rank waits for a first that says nothing
+    os.kill(holder, fate)
+    assert two.wait(120) == 0
+    assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
+    assert len(list(tmp_path.rglob("seed-0.json"))) == 1
+    (lines,) = tmp_path.rglob("metrics.jsonl")
     assert [step["step"] for step in read_lines(lines)] == list(range(1, 9))
 
 
 @pytest.mark.nightly
 def test_of_torchruns_ranks_one_says_why_nothing_starts(tmp_path):
-    process, said = started(tmp_path / "runs", "--template", "nowhere", launched=3)
-    assert process.wait(120) != 0
-    assert said.read_text().count("repro: ") == 1
-    assert "nowhere" in said.read_text()
+    said, _ = command(tmp_path, "--template", "nowhere", launcher=TORCHRUN).communicate()
+    assert said.count("repro: ") == 1
+    assert "nowhere" in said
 
 
-def test_only_the_first_rank_of_a_host_says_what_is_wrong_with_the_line(monkeypatch, capsys):
-    monkeypatch.setattr("repro.__main__._SAYING_SECONDS", 0.0)
-    for rank, said in (("0", 1), ("1", 0)):
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        assert main(["run", "table1", "--nonsense"]) == 2
-        assert capsys.readouterr().err.count("repro: ") == said
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "sentence"),
-    [("", ("", ""), ""), ("", ("", "no GPU"), "rank 2: no GPU"), ("no x", ("no x", ""), "no x")],
-)
-def test_what_is_refused_on_one_rank_is_refused_on_all(own, others, sentence):
-    ranks = SimpleNamespace(texts=lambda text: [text, *others])
-    assert refused_by_any(ranks, own) == sentence
+def test_what_is_refused_on_one_rank_is_refused_on_all():
+    for own, others, sentence in (
+        ("", ("", ""), ""), ("", ("", "no GPU"), "rank 2: no GPU"), ("no x", ("no x", ""), "no x")
+    ):  # fmt: skip
+        ranks = SimpleNamespace(texts=lambda text, others=others: [text, *others])
+        assert refused_by_any(ranks, own) == sentence
 
 
 @pytest.mark.parametrize(
@@ -407,9 +375,11 @@ def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, hea
     assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
 
 
-def test_devices_that_no_run_takes_are_named():
-    assert idle_line(("0", "1", "2", "3"), 2) is None
-    assert "1 of 3 devices" in idle_line(("0", "1", "2"), 2)
+def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("repro.run.execute.devices_to_fill", lambda *args: ("0", "1", "2"))
+    monkeypatch.setattr("repro.run.execute._carry_out", lambda *args, **more: 0)
+    assert main(arguments(tmp_path, *ONE_RUN, "--ranks", "2")) == 0
+    assert "1 of 3 devices" in capsys.readouterr().out
 
 
 def test_bad_input_is_one_sentence():
