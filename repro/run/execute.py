@@ -288,9 +288,9 @@ def execute(
     if max(ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    make: Callable[..., WorkerPool] = WorkerPool
-    if ray_needs or joined is not None:
-        make = partial(RayPool, ray_needs) if ray_needs else partial(InPlace, joined)
+    make: Callable[..., WorkerPool] = partial(RayPool, ray_needs) if ray_needs else WorkerPool
+    if joined is not None:
+        make = partial(InPlace, joined)
     pool = make(
         workers,
         runs / "workers.log",

@@ -28,7 +28,7 @@ from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
-from repro.run.workers import WorkerPool, ending_of, next_free, send, start_process
+from repro.run.workers import WorkerPool, ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -43,7 +43,6 @@ _STALL = "REPRO_STALL_TIMEOUT"
 # Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
 # at all that is left. A signal that reached one of the others alone is their answer.
 LEFT, _WAIT, _STOP = "left", "wait", "stop"
-_WAIT_SECONDS = 0.5
 # Procedures that several ranks can carry out.
 _DIVIDED = ("train", "evaluate")
 
@@ -247,11 +246,11 @@ class InPlace(WorkerPool):
         """Yield the events of each task, in turn; a signal lets all ranks stop after a step."""
         waiting = deque(tasks)
         while waiting and not self._asked_to_stop:
-            task, elsewhere = next_free(waiting, self._claim)
+            task, elsewhere = self._next_free(waiting)
             yield from elsewhere
             if task is None and waiting:
                 self._tell(_WAIT)
-                time.sleep(_WAIT_SECONDS)
+                time.sleep(self.look_seconds)
             if task is None:
                 continue
             self._tell(task.run.digest())

@@ -22,11 +22,9 @@ from typing import Any
 from repro.evidence.record import run_folder
 from repro.run.several_ranks.rank_processes import identity_of, require_alike
 from repro.run.worker import Event, Task
-from repro.run.workers import WorkerPool, next_free
+from repro.run.workers import WorkerPool
 from repro.runlog.stream import read_lines
 from repro.spec.arm import require
-
-_LOOK_SECONDS = 0.5
 
 
 def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
@@ -123,8 +121,8 @@ class RayPool(WorkerPool):
         while self._running or (waiting and not self._asked_to_stop):
             yield from self._fill(waiting)
             if not self._running:
-                time.sleep(_LOOK_SECONDS)  # until another start's runs have ended, or there is room
-            for answer in self._ray.wait([*self._running], timeout=_LOOK_SECONDS)[0]:
+                time.sleep(self.look_seconds)
+            for answer in self._ray.wait([*self._running], timeout=self.look_seconds)[0]:
                 yield self._ending(answer, self._running.pop(answer), waiting)
             for task in self._running.values():
                 lines = read_lines(run_folder(task.run, task.runs) / "metrics.jsonl")
@@ -137,7 +135,7 @@ class RayPool(WorkerPool):
         """Submit tasks where there is room; those that wait for it any other start may claim."""
         room = sum(there // self._needed for there in _each_has(self._kind))
         while waiting and not self._asked_to_stop and len(self._running) < room:
-            task, elsewhere = next_free(waiting, self._claim)
+            task, elsewhere = self._next_free(waiting)
             yield from elsewhere
             if task is None:
                 return

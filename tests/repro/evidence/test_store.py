@@ -204,8 +204,7 @@ def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     expected = expected_folder(None)
     records = blessed_records(expected, Tier.SYSTEMS, "table3", "nvidia_h200")
     (record,) = [record for record in records if record.arm == "nvfp4_lora"]
-    target = find("table3")
-    items = load_expectations(expected, Tier.SYSTEMS, target, "nvidia_h200")
+    items = load_expectations(expected, Tier.SYSTEMS, find("table3"), "nvidia_h200")
     measured = {
         item.metric: item.accept
         for item in items
@@ -213,4 +212,4 @@ def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     }
     assert len(measured) > 30
     for name, accept in measured.items():
-        assert accept == accepted(record.repeats(name), target.metric(name).unit)
+        assert accept == accepted(record.repeats(name), find("table3").metric(name).unit)

@@ -304,7 +304,7 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
 
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-ONE_RUN = ("--arms", "nvfp4_lora_aqn", "--set", "checkpoint_every=2")
+ONE_RUN = ("--arms", "nvfp4_lora_aqn", "--set", "checkpoint_every=2", "--steps", "8")
 
 
 @pytest.mark.nightly
@@ -326,13 +326,12 @@ def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, tor
 @pytest.mark.nightly
 @pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
 def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, fate):
-    line = (*ONE_RUN, "--steps", "8")
-    one = command(tmp_path, *line, launcher=TORCHRUN)
+    one = command(tmp_path, *ONE_RUN, launcher=TORCHRUN)
     until(lambda: list(tmp_path.rglob("metrics.jsonl")), one)
     (lock,) = tmp_path.rglob("seed-0.lock")
     holder = int(lock.read_text().split()[1])
     os.kill(holder, signal.SIGSTOP)
-    two = command(tmp_path, *line, "--stall-timeout", "3", launcher=TORCHRUN)
+    two = command(tmp_path, *ONE_RUN, "--stall-timeout", "3", launcher=TORCHRUN)
     assert any("Another start" in said for said in two.stdout)
     time.sleep(8)  # longer than the second rank waits for a first that says nothing
     os.kill(holder, fate)
@@ -362,11 +361,10 @@ def test_what_is_refused_on_one_rank_is_refused_on_all():
     ("then", "heard", "kinds"),
     [("elsewhere", "", ["elsewhere"]), ("claimed", "", ["started", "finished"]),
      ("busy", "stop", [])],
-    ids=["recorded by it", "left by it", "a signal to another rank alone"],
 )  # fmt: skip
 def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, heard, kinds):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
-    monkeypatch.setattr(rank_processes, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(InPlace, "look_seconds", 0.0)
     task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
     answers = iter([{"busy": task}, {then: task}])
     ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, heard])

@@ -15,13 +15,13 @@ from tests.repro.run.test_execute import arguments, command, until
 ROOT = Path(__file__).parents[3]
 ARMS = ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
 INSTALLED = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not INSTALLED, reason="needs ray, which is not installed")
+NEEDED = "needs ray, which is not installed"
 
 
 @pytest.fixture
 def cluster(monkeypatch):
     """Return a cluster whose head carries out one run at a time."""
-    import ray
+    ray = pytest.importorskip("ray", reason=NEEDED)
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -33,15 +33,13 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
-WORDS = ["--arms", ",".join(ARMS), "--steps", "8", "--set", "checkpoint_every=2"]
-WORDS += ["--executor", "ray"]
+WORDS = ["--arms", ",".join(ARMS), "--steps=8", "--set=checkpoint_every=2", "--executor=ray"]
 
 
 def line(runs, *more):
     return arguments(runs, *WORDS, *more)
 
 
-@needs_ray
 def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, capsys):
     second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
 
@@ -65,21 +63,16 @@ def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, 
     assert steps == [list(range(1, 9))] * 3
 
 
-@needs_ray
 def test_a_folder_that_a_host_does_not_see_is_named_before_anything_runs(
     cluster, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("repro.run.several_ranks.ray_pool._seen", sees_nothing)
+    unseen = False, {"place": "node-b"}
+    monkeypatch.setattr("repro.run.several_ranks.ray_pool._seen", lambda file: unseen)
     with pytest.raises(ValueError, match=r"--runs .*: .* does not see it; hosts need a shared"):
         join_cluster(tmp_path, {"num_cpus": 1})
     assert not list(tmp_path.iterdir())
 
 
-def sees_nothing(file):
-    return False, {"place": "node-b"}
-
-
-@needs_ray
 def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
     cluster.add_node(num_cpus=3, object_store_memory=10**8)
     assert join_cluster(tmp_path, {"num_cpus": 2}) == 1
@@ -89,7 +82,6 @@ def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
             join_cluster(tmp_path, {kind: needed})
 
 
-@needs_ray
 @pytest.mark.usefixtures("cluster")
 def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path):
     starts = [command(tmp_path, *WORDS) for _ in range(2)]
@@ -101,8 +93,8 @@ def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path)
     assert steps == [list(range(1, 9))] * 3
 
 
-@needs_ray
 def test_without_a_cluster_the_line_that_starts_one_is_said(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ray", reason=NEEDED)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert main(line(tmp_path)) != 0
     assert "ray start --head" in capsys.readouterr().err
