@@ -52,6 +52,7 @@ from repro.run.several_ranks.rank_processes import (
     idle_line,
     in_groups,
     join_torchrun,
+    leave_torchrun,
     ranks_of,
     refused_by_any,
     require_ranks,
@@ -112,9 +113,12 @@ def main_run(args: argparse.Namespace) -> int:
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
     refused = refused if joined is None else [refused_by_any(joined, "; ".join(refused))]
     require(not any(refused), "; ".join(refused))
-    return _carry_out(
+    status = _carry_out(
         batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
     )
+    if joined is not None:
+        leave_torchrun()
+    return status
 
 
 def _prepared(

@@ -328,6 +328,13 @@ def join_torchrun(stall: float) -> Ranks:
     return ranks
 
 
+def leave_torchrun() -> None:
+    """Leave the group; ended with the process instead, its threads now and then abort that."""
+    from torch import distributed
+
+    distributed.destroy_process_group()
+
+
 def refused_by_any(ranks: Ranks, own: str) -> str:
     """Return the first rank's sentence on why nothing starts, else the others'; empty for none."""
     texts = ranks.texts(own)

@@ -335,7 +335,7 @@ def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, f
     assert any("Another start" in said for said in two.stdout)
     time.sleep(8)  # longer than the second rank waits for a first that says nothing
     os.kill(holder, fate)
-    assert two.wait(120) == 0
+    assert two.wait(120) == 0, two.stdout.read()
     assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
     assert len(list(tmp_path.rglob("seed-0.json"))) == 1
     (lines,) = tmp_path.rglob("metrics.jsonl")
