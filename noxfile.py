@@ -117,14 +117,6 @@ for each in TARGETS:
         add_reproduction(each)
 
 
-@nox.session(name="reproduce", venv_backend="none", default=False)
-def reproduce_any(session: nox.Session) -> None:
-    """Any target by name: `nox -s reproduce -- table9 --tier systems` (`list --all` names them)."""
-    if not session.posargs:
-        session.error("name a target: nox -s reproduce -- table1 (python -m repro list --all)")
-    repro(session, "reproduce", *session.posargs)
-
-
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Every test but the nightly ones, two files at a time; those for a GPU say why they skip."""

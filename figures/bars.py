@@ -24,10 +24,6 @@ from repro.report.verdict_words import stated_bars
 _GB = 1e9
 
 
-def _size(point: Mapping[str, Any]) -> int:
-    return int(point["model"].rstrip("b"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
     """One arm at one point, in GB (10^9 bytes).
@@ -70,7 +66,7 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
                 most = None if bar is None else bar.accept[1]
                 row = MemoryRow(
                     arm=arm,
-                    size=_size(point),
+                    size=int(point["model"].rstrip("b")),
                     point=_point_text(point, rank),
                     measured=max(peaks) / _GB,
                     planned=planned and planned / _GB,

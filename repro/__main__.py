@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -21,6 +22,8 @@ from repro.runlog.log_flags import add_log_flags
 from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE, INTERRUPTED = 0, 1, 2, 130
+# torchrun ends all ranks with the first that ends, so the others leave that one time to speak.
+_SAYING_SECONDS = 3.0
 _TIERS = "smoke, systems, mini or paper"
 
 
@@ -43,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from repro.run.disk import sentence_of
 
         said = sentence_of(error) if isinstance(error, OSError) else str(error)
-        print(f"repro: {one_line(said)}", file=sys.stderr)
+        # What is refused is said by the first of torchrun's ranks on a host, a disk by whose it is.
+        if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
+            print(f"repro: {one_line(said)}", file=sys.stderr)
+        else:
+            time.sleep(_SAYING_SECONDS)
         return USAGE
     return status
 

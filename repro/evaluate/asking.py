@@ -122,8 +122,6 @@ class Evaluator:
     ----------
     seeds
         One per run; the seed of a completion derives from it, the problem and the sample.
-    stream
-        Name of the random numbers; see `seeds_of`.
 
     Attributes
     ----------
@@ -139,12 +137,11 @@ class Evaluator:
         tokenizer: PreTrainedTokenizerBase,
         pool: GraderPool,
         seeds: Sequence[int],
-        stream: str = "evaluation",
         reads: str = "tags",
     ) -> None:
         self.reads = reads
         self.asker, self.tokenizer, self.pool = asker, tokenizer, pool
-        self.seeds, self.stream = list(seeds), stream
+        self.seeds = list(seeds)
         self.on_part: Callable[[float], None] | None = None
         self.grades: list[Counter[str]] = [Counter() for _ in seeds]
 
@@ -197,7 +194,7 @@ class Evaluator:
         answered = 0
         for part in self._parts(asked, samples):
             seeds = [
-                seeds_of(part, samples=samples, seed=seed, stream=self.stream) if lives else None
+                seeds_of(part, samples=samples, seed=seed) if lives else None
                 for seed, lives in zip(self.seeds, alive, strict=True)
             ]
             prompts = [question.prompt for question in part]

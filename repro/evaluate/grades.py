@@ -14,7 +14,7 @@ Easy to get wrong: taking samples of one problem for independent ones. Intervals
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,26 +59,9 @@ class Graded:
         """Whether the strict reading is right."""
         return self.accuracy == 1.0
 
-    @property
-    def leniently_correct(self) -> bool:
-        """Whether the lenient reading is right."""
-        return self.lenient == 1.0
 
-
-def _strict(one: Graded) -> tuple[bool, str | None]:
-    return one.correct, one.answer
-
-
-def _lenient(one: Graded) -> tuple[bool, str | None]:
-    return one.leniently_correct, one.lenient_answer
-
-
-Reading = Callable[[Graded], tuple[bool, str | None]]
-# Ending of a metric's name -> what a completion counts as, and what it votes for.
-_READINGS: dict[str, Reading] = {
-    "": _strict,
-    "_lenient": _lenient,
-}
+# Ending of a metric's name -> the fields of `Graded`: the grade, and what votes.
+_READINGS = {"": ("accuracy", "answer"), "_lenient": ("lenient", "lenient_answer")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +140,8 @@ class Answers:
         if not 2 <= samples <= VOTING_SAMPLES:
             return {}
         tallies: dict[str, Any] = {}
-        for ending, reading in _READINGS.items():
-            ways = Counter(_votes(group, reading) for group in self.groups)
+        for ending, (grade, voting) in _READINGS.items():
+            ways = Counter(_votes(group, grade, voting) for group in self.groups)
             tallies[f"votes{ending}"] = [
                 {"problems": count, "right": list(right), "wrong": list(wrong)}
                 for (right, wrong), count in sorted(ways.items())
@@ -177,14 +160,17 @@ class Answers:
         ]
 
 
-def _votes(group: Sequence[Graded], reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _votes(
+    group: Sequence[Graded], grade: str, voting: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the votes for each right answer and for each wrong one, most votes first."""
     votes: Counter[str] = Counter()
     correct: dict[str, bool] = {}
-    for right, answer in map(reading, group):
+    for one in group:
+        answer = getattr(one, voting)
         if answer is not None:
             votes[answer] += 1
-            correct[answer] = right
+            correct[answer] = getattr(one, grade) == 1.0
     counts = {
         flag: tuple(sorted((votes[a] for a in votes if correct[a] is flag), reverse=True))
         for flag in (True, False)

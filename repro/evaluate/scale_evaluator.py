@@ -17,7 +17,7 @@ from repro.data.problem import Problem
 from repro.data.prompts import template_named
 from repro.evaluate.asking import Asker, Evaluator
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import Question, questions
+from repro.evaluate.questions import questions
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
@@ -140,7 +140,13 @@ class ScaleEvaluator:
         opening: str = "",
         max_prompt_tokens: int = 0,
     ) -> list[Answers | None]:
-        asked = self._questions(problems, opening=opening, max_prompt_tokens=max_prompt_tokens)
+        asked = questions(
+            problems,
+            self.scale.prompt_template,
+            self.evaluator.tokenizer,
+            max_prompt_tokens=max_prompt_tokens or self.scale.max_prompt_tokens,
+            opening=opening,
+        )
         return self.evaluator.ask(asked, sampling, samples=samples, alive=alive)
 
     @property
@@ -148,17 +154,6 @@ class ScaleEvaluator:
         """Longest prompt of the problems behind `accuracy`; 0 takes the scale's own limit."""
         # Where accuracy is over several sets, these are asked together.
         return self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
-
-    def _questions(
-        self, problems: Sequence[Problem], *, opening: str = "", max_prompt_tokens: int = 0
-    ) -> list[Question]:
-        return questions(
-            problems,
-            self.scale.prompt_template,
-            self.evaluator.tokenizer,
-            max_prompt_tokens=max_prompt_tokens or self.scale.max_prompt_tokens,
-            opening=opening,
-        )
 
 
 def final_tallies(

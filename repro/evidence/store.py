@@ -91,9 +91,6 @@ class Entry:
 class Source(Protocol):
     """A place that records are read from."""
 
-    def targets(self) -> list[tuple[str, str]]:
-        """Return (tier, target) of everything that has records, sorted."""
-
     def entries(self, tier: str, target: str) -> list[Entry]:
         """Return a target's records at a tier, failed ones included, by arm and name."""
 
@@ -188,10 +185,6 @@ class Joined:
     """
 
     sources: Sequence[Source]
-
-    def targets(self) -> list[tuple[str, str]]:
-        """Return (tier, target) of all sources, sorted."""
-        return sorted({item for source in self.sources for item in source.targets()})
 
     def entries(self, tier: str, target: str) -> list[Entry]:
         """Return the entries of all sources, without duplicates of a run.

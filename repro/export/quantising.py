@@ -53,7 +53,8 @@ def main_quantize(args: argparse.Namespace) -> int:
         When the folder exists.
     """
     source, device = resolve(args.source), device_named(args.device)
-    require_sixteen_bits(source)
+    stored = read_description(source).stored_format
+    require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
     with appearing(Path(args.out)) as folder:
         written = write_quantized(source, folder, args.format, device=device)
         checked = check_quantized(source, folder, args.format, device)
@@ -62,12 +63,6 @@ def main_quantize(args: argparse.Namespace) -> int:
         f"{written.bytes_written / 1e9:.3g} GB of {written.bytes_read / 1e9:.3g} GB\n{checked}\n"
     )
     return 0
-
-
-def require_sixteen_bits(source: Path) -> None:
-    """Raise unless a folder holds a checkpoint that is not quantised."""
-    stored = read_description(source).stored_format
-    require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
 
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:

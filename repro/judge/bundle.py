@@ -59,10 +59,6 @@ class Bundle:
     selection: Selection
     records: tuple[Record, ...]
 
-    def targets(self) -> list[tuple[str, str]]:
-        """Return (tier, target) of everything that it holds records of."""
-        return sorted({(record.tier, record.target) for record in self.records})
-
     def entries(self, tier: str, target: str) -> list[Entry]:
         """Return the entries of a target's records at a tier."""
         own = [item for item in self.records if (item.tier, item.target) == (tier, target)]

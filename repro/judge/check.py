@@ -166,7 +166,7 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
     for arm in selection.target.arms:
         if arm.name in absent or evidence.records.get(arm.name):
             continue
-        count = evidence.failed_arms.get(arm.name)
+        count = len(evidence.failed_seeds.get(arm.name, ()))
         if count:
             reasons = [why for path, why in evidence.failed if path.parent.name == arm.name]
             absent[arm.name] = f"all {count} run(s) of {arm.name} failed ({reasons[-1]})"

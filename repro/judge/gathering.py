@@ -63,11 +63,6 @@ class Evidence:
     planned: tuple[int, ...] = ()
     timed: bool = False
 
-    @property
-    def failed_arms(self) -> dict[str, int]:
-        """{arm: number of runs that failed}."""
-        return {arm: len(seeds) for arm, seeds in self.failed_seeds.items()}
-
     def every_record(self) -> list[Record]:
         """Return the usable records of all arms."""
         return [record for by_seed in self.records.values() for record in by_seed.values()]

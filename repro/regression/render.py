@@ -28,11 +28,6 @@ def headline(judgement: Judgement) -> str:
     return f"fine: none of {rows} values is shown to be worse by more than its threshold"
 
 
-def counts_text(judgement: Judgement) -> str:
-    """Return how many rows have each verdict."""
-    return ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
-
-
 def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES) -> list[str]:
     """Return lines without markup: verdict, counts, reasons, the worst rows.
 
@@ -43,7 +38,8 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     most
         How many lines there may be; None for all rows and reasons.
     """
-    first = [headline(judgement), counts_text(judgement)]
+    counts = ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
+    first = [headline(judgement), counts]
     last = [line for line in (provenance_text(judgement), files) if line]
     problems = judgement.every_problem
     if most is not None and len(problems) > _PROBLEMS_SHOWN:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.not_run import reason
-from repro.evidence.paper import PaperCell, paper_cells
+from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import span
@@ -150,14 +150,9 @@ def lora_rank_of(arm: str) -> int:
 
 def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], float]:
     """Return the paper's {(model, arm, batch or rank): tokens per second} of a target."""
-    return rates_of_cells(paper_cells(expected, target.paper_file))
-
-
-def rates_of_cells(cells: Iterable[PaperCell]) -> dict[tuple[str, str, int], float]:
-    """Return {(model, arm, batch or rank): tokens per second} of the paper's rollout cells."""
     return {
         (match[1].lower(), cell.arm, int(match[3])): cell.value
-        for cell in cells
+        for cell in paper_cells(expected, target.paper_file)
         if cell.quantity == "rollout" and cell.arm and (match := _CELL.fullmatch(cell.column))
     }
 

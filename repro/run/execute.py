@@ -49,9 +49,12 @@ from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     follow,
+    idle_line,
     in_groups,
     join_torchrun,
+    leave_torchrun,
     ranks_of,
+    refused_by_any,
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
@@ -59,7 +62,7 @@ from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.spec.arm import all_of, require
+from repro.spec.arm import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
@@ -90,13 +93,6 @@ class RunCounts:
         return self.failed == 0 and self.left == 0
 
 
-def default_workers(tier: Tier, ranks: int = 1) -> int:
-    """Return how many runs are carried out at once: one per core at the smoke tier, else one."""
-    if tier is Tier.SMOKE:
-        return max(1, len(os.sched_getaffinity(0)) // ranks)
-    return 1
-
-
 def main_run(args: argparse.Namespace) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
@@ -112,6 +108,23 @@ def main_run(args: argparse.Namespace) -> int:
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
+    prepare = partial(_prepared, args, folder, console, ranks, joined is not None)
+    (batches,), refused = tried(prepare)
+    # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
+    refused = refused if joined is None else [refused_by_any(joined, "; ".join(refused))]
+    require(not any(refused), "; ".join(refused))
+    status = _carry_out(
+        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
+    )
+    if joined is not None:
+        leave_torchrun()
+    return status
+
+
+def _prepared(
+    args: argparse.Namespace, folder: Path, console: Console, ranks: int, launched: bool
+) -> dict[Tier, _Batch]:
+    """Print the plan and return its runs; `launched` ranks are torchrun's."""
     expected = expected_folder(args.expected)
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
@@ -124,8 +137,9 @@ def main_run(args: argparse.Namespace) -> int:
             partial(data_lines, plan, args.data is not None),
         )
         require_ranks(ranks, selection.tier, devices, plan)
-        groups = devices if joined else in_groups(devices, ranks)
-        workers = args.workers or len(groups) or default_workers(selection.tier, ranks)
+        groups = devices if launched else in_groups(devices, ranks)
+        cores = len(os.sched_getaffinity(0)) if selection.tier is Tier.SMOKE else 1
+        workers = args.workers or len(groups) or max(1, cores // ranks)
         require_workers(selection.tier, workers, len(groups))
         threads = args.threads or default_threads(selection.tier, workers * ranks)
         needs: dict[str, int] = {}
@@ -138,7 +152,8 @@ def main_run(args: argparse.Namespace) -> int:
         full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         text = plan_text(selection, plan, folder, expected, workers, ranks)
-        for part in filter(None, (others, text, *notes)):
+        idle = None if launched or needs else idle_line(devices, ranks)
+        for part in filter(None, (others, text, idle, *notes)):
             console.print(part, highlight=False, markup=False)
         batch = batches.setdefault(
             selection.tier,
@@ -146,9 +161,7 @@ def main_run(args: argparse.Namespace) -> int:
         )
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
-    return _carry_out(
-        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
-    )
+    return batches
 
 
 def _room_on_cluster(
@@ -279,8 +292,10 @@ def execute(
     if max(ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    make = partial(RayPool, ray_needs) if ray_needs else WorkerPool
-    pool: WorkerPool | InPlace = make(
+    make: Callable[..., WorkerPool] = partial(RayPool, ray_needs) if ray_needs else WorkerPool
+    if joined is not None:
+        make = partial(InPlace, joined)
+    pool = make(
         workers,
         runs / "workers.log",
         threads,
@@ -291,8 +306,6 @@ def execute(
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,
     )
-    if joined is not None:
-        pool = InPlace(joined, threads, locks.take)
     with locks, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -319,7 +332,7 @@ def _retries(task: Task) -> int:
 
 
 def _follow(
-    pool: WorkerPool | InPlace,
+    pool: WorkerPool,
     tasks: Sequence[Task],
     locks: RunLocks,
     counts: dict[str, int],
@@ -380,7 +393,7 @@ def _shown(event: Event) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _stop_on_signals(pool: WorkerPool | InPlace, console: Console) -> Callable[[], None]:
+def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
     """Let Ctrl-C or SIGTERM stop workers after their current step, and a second signal at once."""
     asked: float | None = None
 

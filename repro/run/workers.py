@@ -65,6 +65,9 @@ class WorkerPool:
         What of a task may be begun now (`repro.run.shared_work`); None takes all of it.
     """
 
+    # Until what other starts are at is asked for again.
+    look_seconds = 0.5
+
     def __init__(
         self,
         count: int,
@@ -113,7 +116,7 @@ class WorkerPool:
                 if worker.task is None:
                     yield from self._feed(worker, waiting)
             pipes = {worker.pipe: worker for worker in self._workers}
-            for pipe in wait(list(pipes), timeout=0.5):
+            for pipe in wait(list(pipes), timeout=self.look_seconds):
                 yield from self._receive(pipes[pipe], waiting)  # type: ignore[index]
 
     def stop(self) -> None:
@@ -153,20 +156,30 @@ class WorkerPool:
 
         Where all that is left is with other starts the worker waits, to take it over if they die.
         """
-        busy: list[Task] = []
-        while waiting and worker.task is None and not self._stopping:
-            claim = self._claim(waiting.popleft())
-            if claim.elsewhere is not None:
-                yield Event(task=claim.elsewhere, kind="elsewhere")
-            if claim.busy is not None:
-                busy.append(claim.busy)
-            worker.task = claim.claimed
-        waiting.extendleft(reversed(busy))
+        if not self._stopping:
+            worker.task, elsewhere = self._next_free(waiting)
+            yield from elsewhere
         if worker.task is not None:
             send(worker.pipe, worker.task)
         elif self._stopping or not waiting:
             send(worker.pipe, None)
             self._retire(worker)
+
+    def _next_free(self, waiting: deque[Task]) -> tuple[Task | None, list[Event]]:
+        """Take the first task that no other start is at; say what others have recorded meanwhile.
+
+        What other starts are at stays in the queue, in its order, to be taken over if they die.
+        """
+        busy, elsewhere, claimed = [], [], None
+        while waiting and claimed is None:
+            reservation = self._claim(waiting.popleft())
+            if reservation.elsewhere is not None:
+                elsewhere.append(Event(task=reservation.elsewhere, kind="elsewhere"))
+            if reservation.busy is not None:
+                busy.append(reservation.busy)
+            claimed = reservation.claimed
+        waiting.extendleft(reversed(busy))
+        return claimed, elsewhere
 
     def _retire(self, worker: _Worker) -> None:
         """Let a worker end that has nothing left to do."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +44,6 @@ class Expectation:
         A better value than `accept` asks for, printed beside it; None where there is none.
     statistic
         `mean` compares the mean's interval; `every_seed` compares each seed's value.
-    values
-        Measured ones: the raw value of each seed.
     """
 
     arm: str
@@ -55,7 +53,6 @@ class Expectation:
     because: str
     statistic: Statistic = "mean"
     goal: float | None = None
-    values: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         low, high = self.accept

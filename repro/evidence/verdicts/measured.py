@@ -84,22 +84,18 @@ def measured_expectations(
 def _expectation(
     arm: str, metric: Metric, by_seed: Mapping[int, Record], *, timed: bool
 ) -> Expectation:
-    values = {str(seed): float(by_seed[seed].value(metric.name) or 0.0) for seed in sorted(by_seed)}
+    records = [by_seed[seed] for seed in sorted(by_seed)]
+    values = [record.value(metric.name) or 0.0 for record in records]
     what, rule = "seeds", RULE
     if timed:
-        values = {
-            f"{seed}.{number}": value
-            for seed in sorted(by_seed)
-            for number, value in enumerate(by_seed[seed].repeats(metric.name))
-        }
+        values = [value for record in records for value in record.repeats(metric.name)]
         what, rule = "timed repeats", RULE if len(values) >= MINIMUM_REPEATS else RULE_OF_FEW
     return Expectation(
         arm=arm,
         metric=metric.name,
-        accept=accepted(list(values.values()), metric.unit),
+        accept=accepted(values, metric.unit),
         source="measured",
         because=f"{len(values)} {what} of this suite; {rule}",
-        values=values,
     )
 
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -26,9 +27,8 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
-from repro.run.shared_work import Reservation
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
-from repro.run.workers import ending_of, send, start_process
+from repro.run.workers import WorkerPool, ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 _NAMING_SECONDS = 3.0
 # As `repro.rl.single_run.ranks` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
-# Sent by the first rank to the others instead of a run, if runs are left.
-LEFT = "left"
+# Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
+# at all that is left. A signal that reached one of the others alone is their answer.
+LEFT, _WAIT, _STOP = "left", "wait", "stop"
 # Procedures that several ranks can carry out.
 _DIVIDED = ("train", "evaluate")
 
@@ -90,6 +91,14 @@ def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
     """Return devices in groups of `ranks`, each as `CUDA_VISIBLE_DEVICES` names it."""
     full = len(devices) // ranks * ranks
     return tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+
+
+def idle_line(devices: Sequence[str], ranks: int) -> str | None:
+    """Return a line of the plan on devices that are in no group of `ranks`, None without any."""
+    left = len(devices) % ranks
+    if left == 0:
+        return None
+    return f"  idle      {left} of {len(devices)} devices: --ranks {ranks} takes {ranks} for a run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,53 +230,50 @@ def _work_as_rank(
     work(pipe, log, threads, device, True, body)
 
 
-class InPlace:
-    """Carries out tasks in this process, the first of torchrun's; has what `WorkerPool` has.
+class InPlace(WorkerPool):
+    """Carries out tasks in this process, the first of torchrun's, one at a time.
 
     A run that fails ends the job, because the ranks are then at different places; the same command
-    continues it. A run that another start has claimed is left to it.
+    continues it. Where all that is left is with other starts, all ranks wait, to take over from
+    one that dies.
     """
 
-    def __init__(self, ranks: Ranks, threads: int, claim: Callable[[Task], Reservation]) -> None:
-        self._ranks, self._threads, self._claim = ranks, threads, claim
-        self._stop = False
-
-    def __enter__(self) -> InPlace:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __init__(self, ranks: Ranks, *how: Any, **more: Any) -> None:
+        super().__init__(*how, **more)
+        self._ranks = ranks
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Yield the events of each task, in turn."""
-        for waiting in tasks:
-            if self._stop:
-                return
-            claim = self._claim(waiting)
-            if claim.elsewhere is not None:
-                yield Event(task=claim.elsewhere, kind="elsewhere")
-            if claim.claimed is None:
+        """Yield the events of each task, in turn; a signal lets all ranks stop after a step."""
+        waiting = deque(tasks)
+        while waiting and not self._asked_to_stop:
+            task, elsewhere = self._next_free(waiting)
+            yield from elsewhere
+            if task is None and waiting:
+                self._tell(_WAIT)
+                time.sleep(self.look_seconds)
+            if task is None:
                 continue
-            task = claim.claimed
-            self._ranks.texts(task.run.digest())
+            self._tell(task.run.digest())
             yield Event(task=task, kind="started")
-            kind, text = outcome_of(task, self._threads, _quietly, lambda: self._stop, None)
+            kind, text = outcome_of(
+                task, self._threads, _quietly, lambda: self._asked_to_stop, None
+            )
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
                 yield Event(task=task, kind="stopped", text=text)
                 raise SystemExit(text)
             # Where a signal reached another rank alone, all have stopped for it.
-            self._stop = self._stop or kind == "stopped"
+            self._asked_to_stop = self._asked_to_stop or kind == "stopped"
             yield Event(task=task, kind=kind, text=text)
             if kind not in ("finished", "stopped"):
                 raise SystemExit(f"rank 0: {text}")
 
-    def stop(self) -> None:
-        """Let all ranks stop after their next step."""
-        self._stop = True
-
-    def close(self) -> None:
-        """Do nothing: torchrun ends the other ranks."""
+    def _tell(self, text: str) -> None:
+        """Say to the other ranks what comes next, before they miss this one; hear if all stop."""
+        try:
+            self._asked_to_stop = _STOP in self._ranks.texts(text) or self._asked_to_stop
+        except PeerLostError as lost:
+            raise SystemExit(str(lost)) from lost
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
@@ -276,8 +282,10 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     previous = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in STOPPING}
     by_digest = {task.run.digest(): task for task in tasks}
     try:
-        while (digest := ranks.texts("")[0]) in by_digest:
-            kind, text = outcome_of(by_digest[digest], threads, _quietly, lambda: bool(asked), None)
+        while (told := ranks.texts(_STOP if asked else "")[0]) in by_digest or told == _WAIT:
+            if told == _WAIT:
+                continue
+            kind, text = outcome_of(by_digest[told], threads, _quietly, lambda: bool(asked), None)
             if kind == "lost":
                 time.sleep(_NAMING_SECONDS)
             if kind not in ("finished", "stopped"):
@@ -287,7 +295,7 @@ def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return digest == LEFT
+    return told == LEFT
 
 
 def _quietly(text: str, values: dict[str, float]) -> None:
@@ -318,6 +326,20 @@ def join_torchrun(stall: float) -> Ranks:
     own |= {"command line": " ".join(sys.argv[1:])}
     require_alike([json.loads(text) for text in ranks.texts(json.dumps(own))])
     return ranks
+
+
+def leave_torchrun() -> None:
+    """Leave the group; ended with the process instead, its threads now and then abort that."""
+    from torch import distributed
+
+    distributed.destroy_process_group()
+
+
+def refused_by_any(ranks: Ranks, own: str) -> str:
+    """Return the first rank's sentence on why nothing starts, else the others'; empty for none."""
+    texts = ranks.texts(own)
+    others = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+    return texts[0] or "; ".join(others)
 
 
 def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:

@@ -12,8 +12,10 @@ import importlib.util
 import os
 import socket
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ from repro.spec.arm import require
 def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     """Join the cluster and check its hosts; return how many runs it has room for at once.
 
-    A run takes `needs`, as Ray names them. Raises `ValueError` without ray, a cluster or room, and
-    where a host does not see the folder of records, or has another source or other packages.
+    A run takes `needs` of one host, as Ray names them. Raises `ValueError` without ray, a cluster
+    or room, and where a host does not see the folder of records, or has another source or packages.
     """
     installed = importlib.util.find_spec("ray") is not None
     require(installed, "--executor ray: ray is not installed: pip install 'qerl-repro[ray]'")
@@ -40,8 +42,11 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     name = "the cluster"
     try:
         ray.init("auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-        there = int(ray.cluster_resources().get({"num_gpus": "GPU", "num_cpus": "CPU"}[kind], 0))
-        require(there >= needed, f"--executor ray: {kind} is {there} in all; a run needs {needed}")
+        most = max(_each_has(kind))
+        require(
+            most >= needed,
+            f"--executor ray: {kind} is at most {most} on a host; a run needs {needed} on one",
+        )
         look = ray.remote(num_cpus=0, max_calls=1)(_seen)
         with tempfile.NamedTemporaryFile(prefix=".ray-", dir=runs.absolute()) as file:
             for host in filter(lambda host: host["Alive"], ray.nodes()):
@@ -60,14 +65,22 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-    return there // needed
+    return sum(there // needed for there in _each_has(kind))
+
+
+def _each_has(kind: str) -> list[int]:
+    """Return how many each live host has of what `ray.remote` names so."""
+    import ray
+
+    resource = {"num_gpus": "GPU", "num_cpus": "CPU"}[kind]
+    return [int(host["Resources"].get(resource, 0)) for host in ray.nodes() if host["Alive"]]
 
 
 def _seen(file: Path) -> tuple[bool, dict[str, Any]]:
     return file.exists(), identity_of(socket.gethostname())
 
 
-def _carried(task: Task, going: Path, settings: Mapping[str, str], how: Mapping[str, Any]) -> Event:
+def _carried(task: Task, going: Path, settings: Mapping[str, str], **how: Any) -> Event:
     """Carry out a task on this host as long as a file exists; return how it ended."""
     os.environ.update(settings)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -86,24 +99,30 @@ class RayPool(WorkerPool):
 
     def __init__(self, needs: Mapping[str, int], count: int, log: Path, *how: Any, **more: Any):
         super().__init__(count, log, *how, **more)
-        self._needs, self._running = needs, dict[Any, Task]()
-        # This file exists in the shared folder as long as runs may continue.
-        self._going = Path(tempfile.mkstemp(prefix=".ray-", dir=log.parent.absolute())[1])
-
-    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """Yield events until all tasks have ended; runs claimed by another start are left to it."""
         import ray
 
+        self._ray, self._running = ray, dict[Any, Task]()
+        ((self._kind, self._needed),) = needs.items()
+        # This file exists in the shared folder as long as runs may continue.
+        self._going = Path(tempfile.mkstemp(prefix=".ray-", dir=log.parent.absolute())[1])
+        self._submit = partial(
+            ray.remote(max_retries=0, max_calls=1, **needs)(_carried).remote,
+            going=self._going,
+            settings={key: text for key, text in os.environ.items() if key.startswith("REPRO_")},
+            threads=self._threads,
+            grace=self._grace,
+            retries=self._retries,
+            carry_out=self._work[1],
+        )
+
+    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Yield events until all tasks have ended; begin as many as there is room for."""
         waiting, steps = deque(tasks), dict[Path, int]()
-        while waiting or self._running:
-            while waiting:
-                claim = self._claim(waiting.popleft())
-                if claim.elsewhere is not None:
-                    yield Event(task=claim.elsewhere, kind="elsewhere")
-                if claim.claimed is not None:
-                    self._submit(claim.claimed)
-            ended = ray.wait([*self._running], timeout=0.5)[0] if self._running else []
-            for answer in ended:
+        while self._running or (waiting and not self._asked_to_stop):
+            yield from self._fill(waiting)
+            if not self._running:
+                time.sleep(self.look_seconds)
+            for answer in self._ray.wait([*self._running], timeout=self.look_seconds)[0]:
                 yield self._ending(answer, self._running.pop(answer), waiting)
             for task in self._running.values():
                 lines = read_lines(run_folder(task.run, task.runs) / "metrics.jsonl")
@@ -112,22 +131,21 @@ class RayPool(WorkerPool):
                     values = {"step": steps[task.folder], "steps": task.run.scale.steps}
                     yield Event(task=task, kind="progress", text="training", values=values)
 
-    def _submit(self, task: Task) -> None:
-        import ray
-
-        settings = {key: text for key, text in os.environ.items() if key.startswith("REPRO_")}
-        how = {"threads": self._threads, "grace": self._grace, "retries": self._retries}
-        how["carry_out"] = self._work[1]
-        run = ray.remote(max_retries=0, max_calls=1, **self._needs)(_carried)
-        self._running[run.remote(task, self._going, settings, how)] = task
+    def _fill(self, waiting: deque[Task]) -> Iterator[Event]:
+        """Submit tasks where there is room; those that wait for it any other start may claim."""
+        room = sum(there // self._needed for there in _each_has(self._kind))
+        while waiting and not self._asked_to_stop and len(self._running) < room:
+            task, elsewhere = self._next_free(waiting)
+            yield from elsewhere
+            if task is None:
+                return
+            self._running[self._submit(task)] = task
 
     def _ending(self, answer: Any, task: Task, waiting: deque[Task]) -> Event:
         """Return how a task ended; that of a lost host may go back into the queue."""
-        import ray
-
         try:
-            event: Event = ray.get(answer)
-        except ray.exceptions.RayError as error:
+            event: Event = self._ray.get(answer)
+        except self._ray.exceptions.RayError as error:
             event = self._dead(task, f"its host was lost: {str(error).splitlines()[0]}", waiting)
         if event.kind == "disk":
             self.stop()  # the other runs have the same disk
@@ -140,8 +158,6 @@ class RayPool(WorkerPool):
 
     def close(self) -> None:
         """End every run at once; those under way can be resumed from their checkpoints."""
-        import ray
-
         self._going.unlink(missing_ok=True)
         for answer in self._running:
-            ray.cancel(answer, force=True)
+            self._ray.cancel(answer, force=True)

@@ -32,7 +32,7 @@ from repro.evidence.store import (
     table_text,
     write_stored,
 )
-from repro.evidence.verdicts.measured import load_expectations
+from repro.evidence.verdicts.measured import accepted, load_expectations
 from repro.judge.blessing import compact
 from repro.judge.check import check_selection, checked_json
 from repro.judge.gathering import gather
@@ -128,7 +128,7 @@ def test_a_check_does_not_depend_on_where_the_records_come_from(
     assert {arm: list(by) for arm, by in again.records.items()} == {
         arm: list(by) for arm, by in evidence.records.items()
     }
-    assert again.failed_arms == evidence.failed_arms == {"bf16": 1}
+    assert again.failed_seeds == evidence.failed_seeds == {"bf16": {2}}
     assert [path.parts[-2:] for path, _ in again.failed] == [("bf16", "seed-2.failed-1.json")]
     empty = tmp_path / "nothing"
     sides = [checked_json(check_selection(SELECTION, source, empty)) for source in (runs, blessed)]
@@ -206,9 +206,10 @@ def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     (record,) = [record for record in records if record.arm == "nvfp4_lora"]
     items = load_expectations(expected, Tier.SYSTEMS, find("table3"), "nvidia_h200")
     measured = {
-        item.metric: list(item.values.values())
+        item.metric: item.accept
         for item in items
         if item.source == "measured" and item.arm == "nvfp4_lora"
     }
     assert len(measured) > 30
-    assert all(values == record.repeats(name) for name, values in measured.items())
+    for name, accept in measured.items():
+        assert accept == accepted(record.repeats(name), find("table3").metric(name).unit)

@@ -62,16 +62,26 @@ def arguments(runs, *more):
     return ["run", "table1", *where, *more]
 
 
-def command(runs, *more):
+def command(runs, *more, launcher=()):
     """Start a process of its own group on runs that ask few questions."""
     return subprocess.Popen(
-        [sys.executable, "-m", "repro", *arguments(runs, *more)],
+        [sys.executable, "-m", *launcher, "repro", *arguments(runs, *more)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
+
+
+def until(holds, process=None, seconds=180):
+    """Wait until something holds, as long as a process lives; return it."""
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert process is None or process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -151,12 +161,7 @@ def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tm
     flags += ("--threads", "1")  # the order of sums depends on them
     assert main(arguments(tmp_path / "whole", *flags)) == 0
     parts = command(tmp_path / "parts", *flags)
-    checkpoints = tmp_path / "parts"
-    deadline = time.monotonic() + 120
-    while not list(checkpoints.rglob("checkpoint/*")):
-        assert parts.poll() is None, parts.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: list((tmp_path / "parts").rglob("checkpoint/*")), parts)
     os.killpg(parts.pid, signal.SIGINT)
     printed = parts.communicate(timeout=60)[0]
     interrupted = parts.returncode == 130
@@ -171,11 +176,7 @@ def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tm
 def test_a_cancelled_group_of_processes_has_no_failed_run(tmp_path):
     """What a cluster's cancel and `timeout` do: SIGTERM for the parent and for its workers."""
     start = command(tmp_path / "runs", "--arms", "bf16,nf4,bf16_lora", "--workers", "2")
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "runs").rglob("seed-0.lock")):
-        assert start.poll() is None, start.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: list((tmp_path / "runs").rglob("seed-0.lock")), start)
     os.killpg(start.pid, signal.SIGTERM)
     printed = start.communicate(timeout=120)[0]
     assert start.returncode == 130, printed

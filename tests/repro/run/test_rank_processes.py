@@ -1,17 +1,16 @@
 """Whole runs by several processes, and what becomes of them when one is lost, late or wrong."""
 
 import dataclasses
+import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from repro.__main__ import build_parser
+from repro.__main__ import build_parser, main
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
 from repro.rl.single_run.ranks import ALONE
@@ -21,11 +20,13 @@ from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     device_of_rank,
+    refused_by_any,
     require_alike,
     require_ranks,
 )
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
+from repro.runlog.stream import read_lines
 from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -33,9 +34,7 @@ from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
-from tests.repro.run.test_execute import few, quiet
-
-ROOT = Path(__file__).parents[3]
+from tests.repro.run.test_execute import arguments, command, few, quiet, until
 
 # The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
 FAULTS = """
@@ -304,28 +303,81 @@ def test_the_queue_takes_a_run_up_again_whose_rank_was_killed(
     require_equal(alone(run), record_path(run, runs))
 
 
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+ONE_RUN = ("--arms", "nvfp4_lora_aqn", "--set", "checkpoint_every=2", "--steps", "8")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_signal_stops_all_ranks_after_one_step_with_a_checkpoint(tmp_path, torchrun):
-    line = ["repro", "run", "table1", "--tier", "smoke", "--runs", str(tmp_path), "--seeds", "1",
-            "--limit", "8", "--arms", "nvfp4_lora_aqn", "--steps", "400"]  # fmt: skip
-    if torchrun:
-        started = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *line]
-    else:
-        started = [*line, "--ranks", "2", "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *started], cwd=ROOT, stdout=subprocess.DEVNULL, text=True
-    )
+    more = [] if torchrun else ["--ranks", "2", "--workers", "1"]
+    launcher = TORCHRUN if torchrun else ()
+    process = command(tmp_path, *ONE_RUN, "--steps", "400", *more, launcher=launcher)
     try:
-        until = time.monotonic() + 180
-        while time.monotonic() < until and not list(tmp_path.rglob("metrics.jsonl")):
-            time.sleep(0.2)
+        until(lambda: list(tmp_path.rglob("metrics.jsonl")), process)
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
     finally:
         process.kill()
     assert status == (1 if torchrun else 130)  # torchrun has a status of its own
     assert list(tmp_path.rglob("step-*"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
+def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, fate):
+    one = command(tmp_path, *ONE_RUN, launcher=TORCHRUN)
+    until(lambda: list(tmp_path.rglob("metrics.jsonl")), one)
+    (lock,) = tmp_path.rglob("seed-0.lock")
+    holder = int(lock.read_text().split()[1])
+    os.kill(holder, signal.SIGSTOP)
+    two = command(tmp_path, *ONE_RUN, "--stall-timeout", "3", launcher=TORCHRUN)
+    assert any("Another start" in said for said in two.stdout)
+    time.sleep(8)  # longer than the second rank waits for a first that says nothing
+    os.kill(holder, fate)
+    assert two.wait(120) == 0, two.stdout.read()
+    assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
+    assert len(list(tmp_path.rglob("seed-0.json"))) == 1
+    (lines,) = tmp_path.rglob("metrics.jsonl")
+    assert [step["step"] for step in read_lines(lines)] == list(range(1, 9))
+
+
+@pytest.mark.nightly
+def test_of_torchruns_ranks_one_says_why_nothing_starts(tmp_path):
+    said, _ = command(tmp_path, "--template", "nowhere", launcher=TORCHRUN).communicate()
+    assert said.count("repro: ") == 1
+    assert "nowhere" in said
+
+
+def test_what_is_refused_on_one_rank_is_refused_on_all():
+    for own, others, sentence in (
+        ("", ("", ""), ""), ("", ("", "no GPU"), "rank 2: no GPU"), ("no x", ("no x", ""), "no x")
+    ):  # fmt: skip
+        ranks = SimpleNamespace(texts=lambda text, others=others: [text, *others])
+        assert refused_by_any(ranks, own) == sentence
+
+
+@pytest.mark.parametrize(
+    ("then", "heard", "kinds"),
+    [("elsewhere", "", ["elsewhere"]), ("claimed", "", ["started", "finished"]),
+     ("busy", "stop", [])],
+)  # fmt: skip
+def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, heard, kinds):
+    monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
+    monkeypatch.setattr(InPlace, "look_seconds", 0.0)
+    task, told = Task(run=run_of(), folder=tmp_path, runs=tmp_path), []
+    answers = iter([{"busy": task}, {then: task}])
+    ranks = SimpleNamespace(texts=lambda text: told.append(text) or [text, heard])
+    first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(**next(answers)))
+    assert [event.kind for event in first.execute([task])] == kinds
+    assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
+
+
+def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("repro.run.execute.devices_to_fill", lambda *args: ("0", "1", "2"))
+    monkeypatch.setattr("repro.run.execute._carry_out", lambda *args, **more: 0)
+    assert main(arguments(tmp_path, *ONE_RUN, "--ranks", "2")) == 0
+    assert "1 of 3 devices" in capsys.readouterr().out
 
 
 def test_bad_input_is_one_sentence():
@@ -372,5 +424,5 @@ def test_a_rank_sees_no_device_but_those_given_to_all(monkeypatch, visible, seen
 def test_a_stop_that_reached_another_rank_alone_begins_no_further_run(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("stopped", ""))
     tasks = [Task(run=run_of(steps=n), folder=tmp_path, runs=tmp_path) for n in (4, 6)]
-    first = InPlace(ALONE, 1, lambda task: Reservation(claimed=task))
+    first = InPlace(ALONE, 1, tmp_path)
     assert [event.kind for event in first.execute(tasks)] == ["started", "stopped"]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,18 @@ from repro.__main__ import main
 from repro.evidence.record import read_record
 from repro.run.several_ranks.ray_pool import join_cluster
 from repro.runlog.stream import read_lines
-from tests.repro.run.test_execute import arguments
+from tests.repro.run.test_execute import arguments, command, until
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
 INSTALLED = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not INSTALLED, reason="needs ray, which is not installed")
+NEEDED = "needs ray, which is not installed"
 
 
 @pytest.fixture
 def cluster(monkeypatch):
     """Return a cluster whose head carries out one run at a time."""
-    import ray
+    ray = pytest.importorskip("ray", reason=NEEDED)
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -34,22 +33,19 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
+WORDS = ["--arms", ",".join(ARMS), "--steps=8", "--set=checkpoint_every=2", "--executor=ray"]
+
+
 def line(runs, *more):
-    changes = ["--steps", "8", "--set", "checkpoint_every=2"]
-    return [*arguments(runs, "--arms", ",".join(ARMS), *changes), "--executor", "ray", *more]
+    return arguments(runs, *WORDS, *more)
 
 
-@needs_ray
 def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, capsys):
     second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
 
     def kill_once_both_have_a_checkpoint():
-        until = time.monotonic() + 240
-        while time.monotonic() < until:
-            if len({path.parent for path in tmp_path.rglob("checkpoint/step-*")}) == 2:
-                cluster.remove_node(second, allow_graceful=False)
-                return
-            time.sleep(0.05)
+        until(lambda: len({path.parent for path in tmp_path.rglob("checkpoint/step-*")}) == 2)
+        cluster.remove_node(second, allow_graceful=False)
 
     killer = threading.Thread(target=kill_once_both_have_a_checkpoint)
     killer.start()
@@ -67,28 +63,38 @@ def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, 
     assert steps == [list(range(1, 9))] * 3
 
 
-@needs_ray
 def test_a_folder_that_a_host_does_not_see_is_named_before_anything_runs(
     cluster, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("repro.run.several_ranks.ray_pool._seen", sees_nothing)
+    unseen = False, {"place": "node-b"}
+    monkeypatch.setattr("repro.run.several_ranks.ray_pool._seen", lambda file: unseen)
     with pytest.raises(ValueError, match=r"--runs .*: .* does not see it; hosts need a shared"):
         join_cluster(tmp_path, {"num_cpus": 1})
     assert not list(tmp_path.iterdir())
 
 
-def sees_nothing(file):
-    return False, {"place": "node-b"}
+def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
+    cluster.add_node(num_cpus=3, object_store_memory=10**8)
+    assert join_cluster(tmp_path, {"num_cpus": 2}) == 1
+    for kind, needed, most in (("num_cpus", 4, 3), ("num_gpus", 2, 0)):
+        sentence = f"{kind} is at most {most} on a host; a run needs {needed} on one"
+        with pytest.raises(ValueError, match=sentence):
+            join_cluster(tmp_path, {kind: needed})
 
 
-@needs_ray
-def test_more_than_the_cluster_has_is_refused(cluster, tmp_path):
-    with pytest.raises(ValueError, match=r"num_gpus is 0 in all; a run needs 2"):
-        join_cluster(tmp_path, {"num_gpus": 2})
+@pytest.mark.usefixtures("cluster")
+def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path):
+    starts = [command(tmp_path, *WORDS) for _ in range(2)]
+    for start in starts:
+        printed = start.communicate(timeout=300)[0]
+        assert start.returncode == 0, printed
+        assert "done" in printed, printed  # with room for one run, none begins all three
+    steps = [[own["step"] for own in read_lines(path)] for path in tmp_path.rglob("metrics.jsonl")]
+    assert steps == [list(range(1, 9))] * 3
 
 
-@needs_ray
 def test_without_a_cluster_the_line_that_starts_one_is_said(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ray", reason=NEEDED)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert main(line(tmp_path)) != 0
     assert "ray start --head" in capsys.readouterr().err
