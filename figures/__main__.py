@@ -39,6 +39,7 @@ _PAPERS_KINDS = (*_METADATA, "csv")
 _TRAINING = {
     "reward_curves": ("Right answers during training", "accuracy", "share of sampled completions"),
     "entropy_curves": ("Entropy during training", "entropy", "mean token entropy, nats"),
+    "length_curves": ("Completion length during training", "completion_tokens", "tokens"),
 }
 # Of several targets, by the last word of a picture's name on the systems page, where its first
 # names no table or figure.

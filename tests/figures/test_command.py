@@ -59,7 +59,8 @@ def test_curves_are_of_the_target_whose_records_they_are(
     assert len(checks) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"mini_table1_coder_0_5b_{name}.svg" for name in ("entropy_curves", "reward_curves")
+        f"mini_table1_coder_0_5b_{name}.svg"
+        for name in ("entropy_curves", "length_curves", "reward_curves")
     ]
 
 

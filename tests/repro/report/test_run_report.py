@@ -178,7 +178,7 @@ def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
     line = ["report", "table1", "--tier", "smoke", "--runs", str(tmp_path)]
     draw_reported(build_parser().parse_args(line))
     drawn = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    assert drawn == {f"smoke_table1_{name}_curves.png" for name in ("entropy", "reward")}
+    assert drawn == {f"smoke_table1_{name}_curves.png" for name in ("entropy", "length", "reward")}
     text = report(tmp_path)
     assert all(f"(figures/{name})" in text for name in drawn)
 
