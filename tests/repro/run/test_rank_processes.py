@@ -44,19 +44,35 @@ from repro.models.policy import trainable_parameters
 from repro.run.carry_out import carry_out
 
 def body(runs, folder, records, progress, should_stop, threads):
+    import repro.rl.snapshots as snapshots
     import repro.rl.step as step
     import repro.rl.training_checkpoint as checkpoint
 
     rank, fault = int(os.environ["RANK"]), os.environ.get("FAULT")
-    whole, idle, counted = step.carry_out, step._evaluated, [0]
+    whole, idle, put, counted = step.carry_out, step._evaluated, snapshots._put, [0]
+
+    def kill_once():
+        if not (records / "killed").exists():
+            (records / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def is_due():
+        counted[0] += 1
+        return counted[0] == int(os.environ["AT"])
+
+    def put_or_die(*args):
+        if is_due():
+            kill_once()
+        put(*args)
 
     def passes(policy, *args, **more):
-        counted[0] += 1
+        due = is_due()
+        if due and fault == "weight":
+            next(iter(trainable_parameters(policy).values())).data.view(-1)[0] = float("nan")
         output = whole(policy, *args, **more)
-        if counted[0] == int(os.environ["AT"]):
-            if fault == "kill" and not (records / "killed").exists():
-                (records / "killed").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        if due:
+            if fault == "kill":
+                kill_once()
             if fault == "stall":
                 os.kill(os.getpid(), signal.SIGSTOP)
             if fault == "raise":
@@ -84,6 +100,8 @@ def body(runs, folder, records, progress, should_stop, threads):
 
     if fault and rank == int(os.environ["FAULTY"]):
         step.carry_out = passes
+        if fault == "put":
+            step.carry_out, snapshots._put = whole, put_or_die
         if fault == "idle":
             step._evaluated = idle_rows
         if fault == "disk":
@@ -167,6 +185,22 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
     assert len(lines.read_text().splitlines()) == 4
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "rank", "at"), [("kill", 1, 1), ("kill", 0, 2), ("kill", 1, 4), ("put", 0, 2)]
+)
+def test_whenever_a_rank_is_killed_the_run_ends_in_ten_seconds_and_goes_on_the_same(
+    alone, with_fault, tmp_path, fault, rank, at
+):
+    # `put`: in the middle of writing its second checkpoint.
+    run = run_of()
+    with pytest.raises(EndedError, match=rf"rank {rank} .*SIGKILL"):
+        with_fault(run, fault, rank=rank, at=at)
+    (killed,) = tmp_path.rglob("killed")
+    assert time.time() - killed.stat().st_mtime < 10
+    require_equal(alone(run), with_fault(run))
+
+
 def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
     begun = time.monotonic()
     with pytest.raises(EndedError, match=r"[Rr]ank.* 1 failed to pass") as caught:
@@ -200,6 +234,7 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_w
     ("arm", "fault", "sentence"),
     [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 1"),
      ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities of rows .* not finite"),
+     ("nvfp4_lora_aqn", "weight", "rank 1: log-probabilities of rows .* not finite"),
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
      ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*\): ValueError: planted here"),
      ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 1"),
