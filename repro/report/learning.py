@@ -143,7 +143,8 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
             "rounding alone": ([arm for arm in arms if arm.temperature_factor == 1], ()),
             "temperature alone": (warm, ()),
         }
-        claims = [(claim, claim.dose, v) for claim, v in checked.statements() if claim.dose]
+        stated = [(claim, v) for claim, v in checked.statements() if v.effect is not None]
+        claims = [(claim, claim.dose, v) for claim, v in stated if claim.dose]
         planned = {given: [verdict for _, dose, verdict in claims if dose.given == given]
                    for given in dict.fromkeys(dose.given for _, dose, _ in claims)}  # fmt: skip
         others = {
@@ -151,7 +152,8 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
                     for claim, dose, v in claims if not dose.given]
             for words, (some, given) in looks.items()
         }  # fmt: skip
-        return rendered("slopes.md", planned=planned, others=others, dose=claims[0][1], arms=arms)
+        if claims:  # else no seed has all arms
+            return rendered("slopes.md", planned=planned, others=others, claims=claims, arms=arms)
     return NOTHING
 
 

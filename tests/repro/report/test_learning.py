@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -185,6 +186,11 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list
     ends = next(v for claim, v in judged.statements() if claim.name == "ends_higher")
     assert cells(lines, "all 6 arms")["verdicts"].endswith(labelled(ends))
     assert cells(lines, "the paper, if entropy's")["right at the end"] == "2.7 points"
+    few = [(claim, dataclasses.replace(v, paper=None)) for claim, v in judged.statements()]
+    made.statements = lambda: few
+    assert cells(slope_rows([made], name), "the paper, if entropy's")["right at the end"] == ""
+    made.statements = lambda: [(claim, dataclasses.replace(v, effect=None)) for claim, v in few]
+    assert slope_rows([made], name) == NOTHING
 
 
 def test_without_records_the_page_says_so() -> None:
