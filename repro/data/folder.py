@@ -25,15 +25,13 @@ _MOST_DEVELOPMENT = 5  # at most one training question in this many is held out
 def load_folder(path: str | Path, split: Split, development_problems: int) -> list[Problem]:
     """Return one split of a local folder, in file order.
 
+    Raises `DataError` if the folder or the split is missing, a line is broken, or a question stands
+    in both files.
+
     Parameters
     ----------
     development_problems
         How many training problems are held out for development; 0 holds out none.
-
-    Raises
-    ------
-    DataError
-        If the folder or the split is missing, a line is broken, or a question stands in both files.
     """
     train, test = _read_folder(Path(path).expanduser())
     if split == "test":

@@ -257,6 +257,8 @@ def generate_problems(
 ) -> list[Problem]:
     """Return `count` problems of a split, levels in turn.
 
+    Raises `ValueError` when an argument is out of range or the configuration has too few questions.
+
     Parameters
     ----------
     split
@@ -265,11 +267,6 @@ def generate_problems(
         How many; the first ones of a longer list are the same.
     levels
         Numbers of operations; empty takes all of the configuration.
-
-    Raises
-    ------
-    ValueError
-        When an argument is out of range or the configuration has too few questions.
     """
     require(count >= 1, f"count is {count}; it must be 1 or more")
     require(split in get_args(Split), f"split is {split!r}; it must be one of {get_args(Split)}")

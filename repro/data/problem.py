@@ -68,15 +68,12 @@ class Problem:
 def problem_from_row(row: Any, *, where: str) -> Problem:
     """Check one decoded JSON row and return its problem.
 
+    Raises `DataError` if a key is missing, empty or of another type.
+
     Parameters
     ----------
     row
         Any JSON value; only an object with the keys above passes.
-
-    Raises
-    ------
-    DataError
-        If a key is missing, empty or of another type.
     """
     if not isinstance(row, dict):
         raise DataError(

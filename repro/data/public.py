@@ -154,16 +154,14 @@ def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int
 def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Problem]:
     """Return a public set's own split, `train` or `test`, in its own order.
 
+    Raises `DataError` if the set has no such split or levels, or is not on this machine and cannot
+    be fetched.
+
     Parameters
     ----------
     levels
         Big-Math's quintiles, of which its folders hold certain combinations; MATH-500's levels;
         empty keeps all (Big-Math: 3 to 5).
-
-    Raises
-    ------
-    DataError
-        If the set has no such split or levels, or is not on this machine and cannot be fetched.
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)

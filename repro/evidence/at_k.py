@@ -27,17 +27,14 @@ VOTING_SAMPLES = 64
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the unbiased estimate of pass@k for one problem.
 
+    Raises `ValueError` unless 0 <= c <= n and 1 <= k <= n.
+
     Parameters
     ----------
     n, c
         Samples, and how many of them are right.
     k
         Samples that one attempt may use.
-
-    Raises
-    ------
-    ValueError
-        Unless 0 <= c <= n and 1 <= k <= n.
     """
     if not 0 <= c <= n:
         raise ValueError(f"c is {c} of n = {n} samples; it must lie in [0, n]")
@@ -50,6 +47,8 @@ def majority_at_k(
 ) -> float:
     """Return the unbiased estimate of maj@k for one problem, ties broken evenly.
 
+    Raises `ValueError` if k is not in [1, n].
+
     Parameters
     ----------
     counts
@@ -60,11 +59,6 @@ def majority_at_k(
         Samples that vote.
     abstentions
         Samples without an answer: they are drawn, and do not vote. If all abstain, the vote fails.
-
-    Raises
-    ------
-    ValueError
-        If k is not in [1, n].
     """
     n = sum(counts) + abstentions
     _require_k(k, n)

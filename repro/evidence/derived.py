@@ -64,11 +64,8 @@ def derive(
     They depend on tallies of answers, series, seconds and the scale of the configuration. Empty
     for procedures that measure their metrics.
 
-    Raises
-    ------
-    ValueError
-        If observations contradict each other: cumulative counts that fall, or more votes than
-        samples.
+    Raises `ValueError` if observations contradict each other: cumulative counts that fall, or more
+    votes than samples.
     """
     if procedure not in ("train", "evaluate"):
         return {}
@@ -168,17 +165,14 @@ def training_metrics(
 ) -> dict[str, Estimate]:
     """Return the metrics of a training run that summarise a series or an effect in one number.
 
+    Raises `ValueError` when the tokens sampled do not rise.
+
     Parameters
     ----------
     series
         `reward` and `entropy` (nats), one value per step.
     effects
         `seconds`, of rollouts and of updates.
-
-    Raises
-    ------
-    ValueError
-        When the tokens sampled do not rise.
     """
     first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
     more: dict[str, Estimate] = {}
@@ -209,6 +203,8 @@ def _start(series: Series) -> dict[str, Estimate]:
 def curve_metrics(series: Series, threshold: float) -> dict[str, Estimate]:
     """Return when the training curve reached the threshold, and whether the run collapsed.
 
+    Raises `ValueError` when the tokens sampled do not rise.
+
     Parameters
     ----------
     series
@@ -216,11 +212,6 @@ def curve_metrics(series: Series, threshold: float) -> dict[str, Estimate]:
         rollout repeat them.
     threshold
         Percent.
-
-    Raises
-    ------
-    ValueError
-        When the tokens sampled do not rise.
     """
     steps, heights = _training_curve(series)
     smooth = _moving_means(heights, MOVING_ROLLOUTS)
@@ -318,6 +309,9 @@ def _collapsed(series: Series, heights: Sequence[float]) -> Estimate:
 def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estimate]:
     """Return mean@n, and pass@k and maj@k of each k, by both readings, of n samples per problem.
 
+    Raises `KeyError` or `ValueError` if votes are missing or exceed the number of samples, or if k
+    is not in [1, n].
+
     Parameters
     ----------
     tally
@@ -325,11 +319,6 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
         correct samples; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
     ks
         Samples per attempt, each in [1, n]; there is no maj@k of n above `VOTING_SAMPLES`.
-
-    Raises
-    ------
-    KeyError, ValueError
-        If votes are missing or exceed the number of samples, or if k is not in [1, n].
     """
     metrics: dict[str, Estimate] = {}
     if not ks or not sum(tally["right"]):
@@ -429,15 +418,12 @@ def mean_of_problems(
 def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:
     """Return the mean height of a polyline over [0, end]; it is constant after its last place.
 
+    Raises `ValueError` if the places do not start at 0 or do not rise.
+
     Parameters
     ----------
     places
         Rising, from 0.
-
-    Raises
-    ------
-    ValueError
-        If the places do not start at 0 or do not rise.
     """
     if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
         raise ValueError(f"the curve's places must rise from 0; found {places}")

@@ -244,10 +244,7 @@ def run_folder(run: RunConfig, runs: Path) -> Path:
 def find_record(run: RunConfig, runs: Path) -> Path | None:
     """Return the path of the finished record of `run`, or None.
 
-    Raises
-    ------
-    RecordError
-        If the record at this path was made with another configuration.
+    Raises `RecordError` if the record at this path was made with another configuration.
     """
     path = record_path(run, runs)
     if not path.is_file():
@@ -278,11 +275,8 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
 def read_record(path: Path) -> Record:
     """Read one raw record and compute its derived metrics.
 
-    Raises
-    ------
-    RecordError
-        If the file cannot be read, is not a record of this schema, has a seal that does not match
-        its contents, or holds contradictory observations.
+    Raises `RecordError` if the file cannot be read, is not a record of this schema, has a seal that
+    does not match its contents, or holds contradictory observations.
     """
     if path.exists() and not path.is_file():
         raise RecordError(f"{path}: not a readable record: it is not a plain file")
@@ -323,11 +317,8 @@ def parse_record(raw: Any, where: str) -> Record:
 
     Only the types of the fields are checked, not the contents of effects and environment.
 
-    Raises
-    ------
-    RecordError
-        If the values have another schema, other fields than a record, one of another type, or a
-        wrong seal.
+    Raises `RecordError` if the values have another schema, other fields than a record, one of
+    another type, or a wrong seal.
     """
     if not isinstance(raw, dict):
         raise RecordError(f"{where}: it holds a {type(raw).__name__}; needs an object")

@@ -175,6 +175,8 @@ def require_same(
 ) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
+    Raises `DifferentError` with both numbers.
+
     Parameters
     ----------
     what
@@ -183,11 +185,6 @@ def require_same(
         Mean KL that one more rounding of each layer's output costs, nats (`rounding_of`).
     effect
         Mean KL of what training changed, nats, where the weights were rounded.
-
-    Raises
-    ------
-    DifferentError
-        With both numbers.
     """
     bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * (effect or 0.0))
     trained = "" if effect is None else f", and training moved it by {effect:.2e}"
@@ -204,10 +201,7 @@ def stock_logits(
 ) -> Tensor:
     """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V).
 
-    Raises
-    ------
-    DifferentError
-        When it cannot read the folder.
+    Raises `DifferentError` when it cannot read the folder.
     """
     disable_progress_bar()
     with released():

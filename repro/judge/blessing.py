@@ -193,6 +193,8 @@ def bless(
 ) -> list[Path]:
     """Write the records to their place in the store, with rounded series; return the paths.
 
+    Raises `BlessError` if the records do not qualify.
+
     Parameters
     ----------
     records
@@ -200,11 +202,6 @@ def bless(
         that ran them.
     unfinished
         Whether planned seeds or arms may still be missing.
-
-    Raises
-    ------
-    BlessError
-        If the records do not qualify.
     """
     compared = [record for by_seed in records.values() for record in by_seed.values()]
     records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}

@@ -46,10 +46,7 @@ def recorded_selections(tier: str | None, runs: Path) -> list[Selection]:
 def as_recorded(entries: Sequence[Entry]) -> Selection:
     """Return the variant of a target that records are of, its settings read from one of each arm.
 
-    Raises
-    ------
-    ValueError
-        If a record cannot be read, or no such variant can be made.
+    Raises `ValueError` if a record cannot be read, or no such variant can be made.
     """
     name, tier = entries[0].target, parse_tier(entries[0].tier)
     bases = [item for item in TARGETS if name.startswith(f"{item.name}_") and tier in item.scales]

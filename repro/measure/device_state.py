@@ -199,15 +199,13 @@ def _card() -> dict[str, str]:
 def slowed_us() -> dict[str, int]:
     """Return how long each reason has lowered the clocks since the driver was loaded.
 
+    Raises `Exception` where no driver counts it; `repro.evidence.environment.probe` turns that into
+    a value.
+
     Returns
     -------
     dict
         Microseconds by reason.
-
-    Raises
-    ------
-    Exception
-        Where no driver counts it; `repro.evidence.environment.probe` turns that into a value.
     """
     prefix = "clocks_event_reasons_counters"
     (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _SLOWED], device=_device())

@@ -51,10 +51,8 @@ _FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
 def main_tune_steps(args: argparse.Namespace) -> int:
     """Choose the layers that this device's table lacks for the models and rows; return 0.
 
-    Raises
-    ------
-    ValueError
-        Without a Hopper GPU or a table of it made with these versions, or for unknown names.
+    Raises `ValueError` without a Hopper GPU or a table of it made with these versions, or for
+    unknown names.
     """
     models = _listed(args.models, "--models", MODELS)
     rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]

@@ -69,6 +69,8 @@ def train_together(
 ) -> list[RunOutcome]:
     """Carry out runs of the procedures `train` and `evaluate`, as many at once as fit in memory.
 
+    Raises `Stopped` if `should_stop` returned true; the current ensemble has written a checkpoint.
+
     Parameters
     ----------
     runs
@@ -88,11 +90,6 @@ def train_together(
     -------
     list
         The outcome of each run, in the order of `runs`.
-
-    Raises
-    ------
-    Stopped
-        If `should_stop` returned true; the current ensemble has written a checkpoint.
     """
     torch.set_num_threads(threads)
     target, memory = torch.device(device), _HOST_BYTES

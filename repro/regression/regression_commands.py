@@ -65,10 +65,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
     Where nothing is blessed all seeds are measured, as with `--baseline`: the records can then be
     blessed, which is what the verdict says.
 
-    Raises
-    ------
-    ValueError
-        Without a GPU, or for a target that has no systems tier.
+    Raises `ValueError` without a GPU, or for a target that has no systems tier.
     """
     missing = Tier.SYSTEMS.missing()
     require(missing is None, f"regress measures on a GPU: {missing}")

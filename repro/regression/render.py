@@ -45,13 +45,10 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     if most is not None and len(problems) > _PROBLEMS_SHOWN:
         more = len(problems) - (_PROBLEMS_SHOWN - 1)
         problems = [*problems[: _PROBLEMS_SHOWN - 1], f"and {more} more reasons"]
-    middle = [*problems, *(row_text(row) for row in _remarkable(judgement))]
+    changed = [row for row in judgement.rows if row.verdict != "unchanged"]
+    middle = [*problems, *map(row_text, changed)]
     room = None if most is None else most - len(first) - len(last)
     return [one_line(line) for line in (*first, *middle[:room], *last)]
-
-
-def _remarkable(judgement: Judgement) -> list[MetricRow]:
-    return [row for row in judgement.rows if row.verdict != "unchanged"]
 
 
 def row_text(row: MetricRow) -> str:

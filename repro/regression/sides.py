@@ -31,6 +31,8 @@ def judgement_of(
 ) -> Judgement:
     """Compare the records of two folders.
 
+    Raises `ValueError` if a folder does not exist, or a name is no target's or no tier's.
+
     Parameters
     ----------
     old
@@ -39,11 +41,6 @@ def judgement_of(
         Targets; with none, all that either folder has records of.
     tier
         Its name; None for every tier at which there are records.
-
-    Raises
-    ------
-    ValueError
-        If a folder does not exist, or a name is no target's or no tier's.
     """
     folders = [new] if old == BLESSED else [Path(old), new]
     for folder in folders:

@@ -49,15 +49,13 @@ def side_by_side(
 ) -> list[str]:
     """Return one table of the lines of each device, joined where their shared cells agree.
 
+    Raises `ValueError` if two lines of a device have the same shared cells: one would hide the
+    other.
+
     Parameters
     ----------
     own_heads
         Heads of a device's own columns, which of several devices name it.
-
-    Raises
-    ------
-    ValueError
-        If two lines of a device have the same shared cells: one would hide the other.
     """
     rows: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
     for device, lines in parts.items():

@@ -43,16 +43,13 @@ _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7"
 def reward_named(named: str) -> RewardFunction:
     """Return a user's reward as a value of the configuration, after a trial of it.
 
+    Raises `ValueError`, saying what is missing or wrong: the form, the module, the function (with
+    the nearest name), its signature, or what it returns for two completions.
+
     Parameters
     ----------
     named
         `module:function`.
-
-    Raises
-    ------
-    ValueError
-        Saying what is missing or wrong: the form, the module, the function (with the nearest name),
-        its signature, or what it returns for two completions.
     """
     module_name, colon, function_name = named.partition(":")
     require(

@@ -76,6 +76,8 @@ def score(
 ) -> Rewards:
     """Score B completions.
 
+    Raises `ValueError` if the kind is unknown, or lengths differ.
+
     Parameters
     ----------
     texts
@@ -88,11 +90,6 @@ def score(
         A user's function that pays instead of `kind`.
     truncated
         Whether each completion was cut at the length limit; needed for `finished`.
-
-    Raises
-    ------
-    ValueError
-        If the kind is unknown, or lengths differ.
     """
     require_choice("reward", kind, RewardKind)
     reading = READINGS[reads]

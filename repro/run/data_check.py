@@ -63,15 +63,13 @@ def problems_of(data: DataConfig, split: Split) -> tuple[Problem, ...]:
 def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     """Open the problems of a plan and return what there is to say of them, a line each.
 
+    Raises `DataError` if they are missing or broken, or no gold of a split can be paid; it names
+    file and line.
+
     Parameters
     ----------
     named
         Whether a user named the data, so that public sets are opened as well as folders.
-
-    Raises
-    ------
-    DataError
-        If they are missing or broken, or no gold of a split can be paid; it names file and line.
     """
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
     every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}

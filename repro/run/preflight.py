@@ -209,10 +209,7 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
 def _format_refusal(folder: Path, arm: Arm) -> str | None:
     """Return why a checkpoint does not load in an arm's format, or None; reads its config alone.
 
-    Raises
-    ------
-    ValueError
-        When the config is not one of a checkpoint that is built here.
+    Raises `ValueError` when the config is not one of a checkpoint that is built here.
     """
     from repro.models.loading import read_description
 
@@ -226,10 +223,8 @@ def _format_refusal(folder: Path, arm: Arm) -> str | None:
 def _checked_files(scale: TrainScale) -> Path:
     """Return a checkpoint's folder, whose tokenizer fits it and the problems.
 
-    Raises
-    ------
-    ValueError
-        When tokenizer or problems cannot be read, prompts are too long or problems too few.
+    Raises `ValueError` when tokenizer or problems cannot be read, prompts are too long or problems
+    too few.
     """
     from repro.data.prompts import render
     from repro.models.checkpoint import resolve

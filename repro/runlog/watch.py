@@ -60,15 +60,12 @@ class Watch:
     def rollout(self, rollout: Rollout, steps: int, texts: Sequence[str]) -> str | None:
         """Take a rollout of so many steps; return a warning if one is due.
 
+        Raises `ValueError` when the run is to end here.
+
         Parameters
         ----------
         texts
             Of the rollout's examples.
-
-        Raises
-        ------
-        ValueError
-            When the run is to end here.
         """
         self.idle = 0 if rollout.mixed else self.idle + steps
         if self.stop_idle and self.idle >= self.stop_idle:

@@ -220,17 +220,15 @@ def plan(
 ) -> list[RunConfig]:
     """Return the runs of `target` at `tier`, all arms of one seed before the next seed.
 
+    Raises `ValueError` if the target has no scale at the tier, an arm is unknown, or there is no
+    seed.
+
     Parameters
     ----------
     seeds
         A number of seeds, counted from the scale's first, or a list; None takes the planned ones.
     arms
         Names of the arms to run; None takes all, including controls.
-
-    Raises
-    ------
-    ValueError
-        If the target has no scale at the tier, an arm is unknown, or there is no seed.
     """
     if tier not in target.scales:
         offered = _names(target.scales) or "none"

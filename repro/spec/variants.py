@@ -65,6 +65,8 @@ def with_overrides(
 ) -> Target:
     """Return `target` at one tier with settings of its scale or its arms replaced.
 
+    Raises `ValueError` as `with_settings` does, or if the target cannot be so changed.
+
     Parameters
     ----------
     settings
@@ -77,11 +79,6 @@ def with_overrides(
     -------
     Target
         The target itself where nothing changes.
-
-    Raises
-    ------
-    ValueError
-        As `with_settings`; or if the target cannot be so changed.
     """
     require(tier in target.scales, f"{target.name} has no scale at the {tier.value} tier to change")
     own = {key: value for key, value in settings.items() if key not in ("arm", "scale")}

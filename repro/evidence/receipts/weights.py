@@ -116,11 +116,8 @@ def precision(record: Record) -> Iterator[str]:
     needed, done = record.config["scale"]["compute_dtype"], record.effects.get("compute")
     if (done or "").split(" ")[0] != needed:
         yield f"effects.compute is {done}; the scale has {needed}"
-    error, stored = record.effects.get("relative_weight_error_mean"), _is_stored(record)
+    error = record.effects.get("relative_weight_error_mean")
+    # Another checkpoint may hold codes: then there is nothing to compare them with.
+    stored = record.config["scale"]["checkpoint"] != TINY.name
     if record.config["arm"]["weight_format"] != "bf16" and error is None and not stored:
         yield "effects.relative_weight_error_mean is missing: nothing shows the rounding"
-
-
-def _is_stored(record: Record) -> bool:
-    """Whether the checkpoint may hold codes, so that there is nothing to compare them with."""
-    return bool(record.config["scale"]["checkpoint"] != TINY.name)

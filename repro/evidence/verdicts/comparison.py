@@ -65,15 +65,13 @@ class Compared:
 def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
     """Return the comparison of a claim.
 
+    Raises `ValueError` for a quotient of values that are not positive, or a slope over what hardly
+    differs.
+
     Parameters
     ----------
     blocks : sequence of (arms,) sequences
         As `blocks_of` returns them, two or more.
-
-    Raises
-    ------
-    ValueError
-        For a quotient of values that are not positive, or a slope over what hardly differs.
     """
     values, bound = contrasts(claim, blocks), bound_of(claim)
     effect = st.paired(values).mean

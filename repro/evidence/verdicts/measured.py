@@ -45,15 +45,12 @@ def load_expectations(
 ) -> list[Expectation]:
     """Return the bars of a target at a tier, then what its blessed records lead to expect.
 
+    Raises `ExpectationError` or `RecordError` if a file cannot be read.
+
     Parameters
     ----------
     device
         Kind of device that is judged. Records blessed without a device count on every one.
-
-    Raises
-    ------
-    ExpectationError, RecordError
-        If a file cannot be read.
     """
     expectations = load_bars(expected, tier.value, target.name, device)
     for kind in dict.fromkeys((None, device)):
@@ -75,7 +72,7 @@ def measured_expectations(
         _expectation(arm, metric, by_seed, timed=target.timed_repeats > 0)
         for arm, by_seed in sorted(records.items())
         for metric in metrics
-        if metric.applies(_tier_of(by_seed))
+        if metric.applies(Tier(next(iter(by_seed.values())).tier))
         if (target.timed_repeats or len(by_seed) >= MINIMUM_SEEDS)
         and all(record.value(metric.name) is not None for record in by_seed.values())
     ]
@@ -109,7 +106,3 @@ def accepted(values: Sequence[float], unit: str) -> tuple[float, float]:
     floor = 3.0 if unit in ("percent", "points") else 0.02 * abs(mean)
     half = max(half, floor)
     return round(mean - half, 6), round(mean + half, 6)
-
-
-def _tier_of(by_seed: Mapping[int, Record]) -> Tier:
-    return Tier(next(iter(by_seed.values())).tier)

@@ -150,10 +150,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     The pair is the narrowest whose exact confidence (the sign test's) is at least the one asked;
     of few values not even the whole range has it, and the range is returned with what it has.
 
-    Raises
-    ------
-    ValueError
-        If there are no values.
+    Raises `ValueError` if there are no values.
     """
     from scipy.special import bdtr
 
