@@ -12,9 +12,10 @@ time over the arm's, repeat by repeat. Spread rows with an equal twin have `roll
 `update_over_equal_p` and `step_over_equal_p`, the arm's own time over that with equal rows. Each
 metric is the median over the repeats, which the record has as a series of the metric's name. A
 point of several GPUs has `efficiency_p`, the tokens a second and GPU of all repeats together over
-those of its twin on one GPU: repeats draw rows of their own, so they are added up, not paired. A
-point that samples part of its rows' tokens has no metric in which the rollout's time takes part;
-one that measures memory only has the last three.
+those of its twin on one GPU: repeats draw rows of their own, so they are added up, not paired; and
+`exchange_share_p`, the first rank's seconds of exchanges but of grades, once all had come, over the
+step's. A point that samples part of its rows' tokens has no metric in which the rollout's time
+takes part; one that measures memory only has the last three.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def series_of(
     series = {"step_seconds": [repeat["total"] for repeat in repeats]}
     for part in PHASES:
         series[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
+    if point.ranks > 1:
+        series["exchange_share"] = _quotients(repeats, repeats, "exchange", "total")
     series["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
     if base is not None:
         for name, phase in _RATIOS.items():
@@ -96,8 +99,10 @@ def series_of(
     return {f"{name}_{point.name}": list(values) for name, values in series.items()}
 
 
-def _quotients(above: Sequence[StepTimes], below: Sequence[StepTimes], phase: str) -> list[float]:
-    return [a[phase] / b[phase] for a, b in zip(above, below, strict=False)]
+def _quotients(
+    above: Sequence[StepTimes], below: Sequence[StepTimes], phase: str, of: str = ""
+) -> list[float]:
+    return [a[phase] / b[of or phase] for a, b in zip(above, below, strict=False)]
 
 
 def metrics_of(
@@ -178,6 +183,8 @@ def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: Mapping[str,
 def _unit(metric: str) -> str:
     if metric.startswith("tokens_per_second"):
         return "tokens per second"
+    if metric.startswith("exchange_share"):
+        return "share"
     is_ratio = metric.startswith(tuple(_RATIOS)) or "_over_equal_" in metric
     return "ratio" if is_ratio else "seconds"
 

@@ -36,7 +36,7 @@ from repro.rl.collect import GradingRequest, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.rl.single_run.ranks import ALONE, EXCHANGE, Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
@@ -151,14 +151,16 @@ def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> d
     Returns
     -------
     dict
-        Seconds by phase and in `total`, the step's `grad_norm` and `completion_tokens`; where every
-        token was sampled, also `sampler_trainer_abs_diff_mean`.
+        Seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
+        `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
     (run,) = state.runs
     before = run.effects.get("rows", {}).get("tokens_sampled", 0)
-    clock = EventClock()
+    spent = t.policies.ranks.spent
+    clock, exchanged = EventClock(), spent.get(EXCHANGE, 0.0)
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
+    measured["exchange"] = spent.get(EXCHANGE, 0.0) - exchanged
     measured["completion_tokens"] = run.effects["rows"]["tokens_sampled"] - before
     measured = {name: waves * value for name, value in measured.items()}
     names = ["grad_norm"]

@@ -10,9 +10,11 @@ the same numbers as without the interruption.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -42,7 +44,7 @@ from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
-from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.runs import BatchError, FailedRun, TrainResult
 from repro.rl.single_run.divide import shard
 from repro.rl.single_run.for_policy import CopySampler, sampler_for
 from repro.rl.single_run.ranks import Ranks
@@ -50,6 +52,7 @@ from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.rollout.vllm_sampler import VllmSampler
+from repro.runlog.kept_batch import keep_batches
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
@@ -62,21 +65,25 @@ def train_runs(
     problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
     prompts = dict[str, list[int]]()
     sources = [PromptSource(problems, tokenizer, run, prompts) for run in loaded_runs.runs]
-    score = _alike_on_ranks(loaded_runs.evaluation.score, Ranks.joined())
-    return train(policies, sources, score, hooks, folder=folder)
+    ranks = Ranks.joined()
+    score = _alike_on_ranks(loaded_runs.evaluation.score, ranks)
+    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batches, folder.parent, ranks))
+    return train(policies, sources, score, hooks, folder=folder, within=ranks.spent)
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
-    """Return a score that raises `ValueError` if ranks give one completion different rewards."""
-    if ranks.world == 1:
-        return score
+    """Return a score that raises `BatchError` on all ranks where one gives no or other rewards."""
 
     def checked(asked: Sequence[GradingRequest | None]) -> Sequence[Rewards | None]:
-        rewards = score(asked)
+        try:
+            rewards = score(asked)
+        except ValueError as error:
+            ranks.agree(str(error))  # raises
+        ranks.agree(None)
         digests = ranks.texts(digest_of([None if own is None else own.total for own in rewards]))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
-            raise ValueError(
+            raise BatchError(
                 f"rank {other[0]} rewards the same completions otherwise than rank 0; several "
                 "ranks need a reward that depends on text and gold alone"
             )
@@ -278,10 +285,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
 def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
     """Return the result of the single run.
 
-    Raises
-    ------
-    Stopped
-        If it was stopped before its last step.
+    Raises `Stopped` if it was stopped before its last step.
     """
     (result,) = results
     assert isinstance(result, TrainResult)  # a failure of the one run has raised

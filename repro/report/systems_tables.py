@@ -135,11 +135,13 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
 
 def scaling_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point of one GPU or several, and what the bars say."""
-    heads = ["point", "GPUs", "rows", "step", "rollout", "update", "tokens/s and GPU, over one's"]
+    heads = ["point", "GPUs", "rows", "step", "rollout", "update", "tokens/s and GPU, over one's",
+             "in exchanges"]  # fmt: skip
     target, rows = checked.selection.target, []
     (arm,) = target.arms
     for point in target.scales[checked.selection.tier].points:
         efficiency = checked.evidence.values(f"efficiency_{point.name}").get(arm.name, {})
+        exchange = checked.evidence.values(f"exchange_share_{point.name}").get(arm.name, {})
         rows.append([
             _point_text(point.name),
             f"{point.ranks}",
@@ -147,6 +149,7 @@ def scaling_table(checked: Checked, expected: Path) -> list[str]:
             *(_seconds(checked, f"{phase}_seconds_{point.name}", arm.name)
               for phase in ("step", "rollout", "update")),
             _middle(efficiency.values()),
+            f"{100 * median(exchange.values()):.2g} %" if exchange else "",
         ])  # fmt: skip
     return [*table(heads, rows), *bars_table([checked], expected)]
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from repro.rl.runs import BatchError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Advantages:
@@ -58,23 +60,20 @@ def group_advantages(
 ) -> Advantages:
     """Subtract the group's mean from rewards and optionally divide by its standard deviation.
 
+    Raises `ValueError` when a reward is not finite.
+
     Parameters
     ----------
     rewards
         B rewards; None where none could be computed.
     group_ids
         (B,) int; rows of equal id form a group, in any order.
-
-    Raises
-    ------
-    ValueError
-        When a reward is not finite.
     """
     ids = torch.as_tensor(group_ids, dtype=torch.long)
     scored = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
     values = torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float64)
     if not bool(torch.isfinite(values).all()):
-        raise ValueError("a reward is not finite; mark what could not be computed with None")
+        raise BatchError("a reward is not finite; mark what could not be computed with None")
     _, group = torch.unique(ids, return_inverse=True)
     groups = int(group.max()) + 1 if len(rewards) else 0
 

@@ -16,6 +16,7 @@ Easy to get wrong: a host that does not wait for the device ends a phase when it
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import torch
@@ -50,23 +51,31 @@ class NoClock:
 
 
 class WallClock:
-    """Adds up the wall time of each phase, waiting for the device where one is in use."""
+    """Adds up the wall time of each phase, waiting for the device where one is in use.
 
-    def __init__(self) -> None:
+    `within` are totals, by column, of seconds that are parts of phases, and may grow: they are
+    told apart beside them, as far as they passed in a phase.
+    """
+
+    def __init__(self, within: Mapping[str, float] | None = None) -> None:
         self._seconds = dict.fromkeys(_COLUMNS.values(), 0.0)
+        self._within: Mapping[str, float] = {} if within is None else within
         self.leave_out()
 
     def mark(self, phase: Phase) -> None:
         """End the phase that began at the last mark."""
-        began = self._last
+        began, before = self._last, self._parts
         self.leave_out()
         self._seconds[_COLUMNS[phase]] += self._last - began
+        for name, total in self._parts.items():
+            part = total - before.get(name, 0.0)
+            self._seconds[name] = self._seconds.get(name, 0.0) + part
 
     def leave_out(self) -> None:
         """Let the next phase begin now: what passed since the last mark belongs to none."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        self._last = time.perf_counter()
+        self._last, self._parts = time.perf_counter(), dict(self._within)
 
     def take(self, steps: int) -> dict[str, float]:
         """Return the seconds since the last call by column, as the share of each of `steps`."""

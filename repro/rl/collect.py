@@ -16,8 +16,10 @@ run that needs no further batch idles and draws no random numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -95,9 +97,10 @@ class Rollout:
 
 @dataclass(slots=True, kw_only=True)
 class _Drawn:
-    """Growing columns of a rollout, one entry per row, and its prompts by group."""
+    """A rollout's prompts by group, and growing columns of it, one entry per row."""
 
     prompts: list[list[int]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     reward: list[float | None] = field(default_factory=list)
     paid: list[float | None] = field(default_factory=list)  # before any shaping
@@ -210,7 +213,8 @@ class GrowingRollout:
         self._accuracy: list[float | None] = []
         self._lenient: list[float | None] = []
         self._examples: list[tuple[int, ...]] = []
-        self._collected = _Drawn()
+        # The batch asked for last, with what is known of it, until `add` takes it.
+        self._collected, self.latest = _Drawn(), _Drawn()
 
     @property
     def complete(self) -> bool:
@@ -224,7 +228,7 @@ class GrowingRollout:
         group_size = self.run.scale.group_size
         problems = self.source.draw(self._draws)
         again = () if self._batches == 0 else ("again", self._batches)
-        return BatchRequest(
+        request = BatchRequest(
             prompts=[self.source.prompt(problem) for problem in problems],
             golds=[problem.answer for problem in problems for _ in range(group_size)],
             seeds=[
@@ -233,6 +237,8 @@ class GrowingRollout:
                 for k in range(group_size)
             ],
         )
+        self.latest = _Drawn(prompts=request.prompts, seeds=request.seeds)
+        return request
 
     def add(
         self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
@@ -251,6 +257,7 @@ class GrowingRollout:
         ]
         drawn = _Drawn(
             prompts=request.prompts,
+            seeds=request.seeds,
             completions=list(completions),
             reward=reward,
             paid=list(rewards.total),
@@ -273,6 +280,31 @@ class GrowingRollout:
         room = scale.prompts_per_rollout - len(self._collected.prompts)
         groups = (informative if loss.dynamic_sampling else every)[:room]
         _append(self._collected, drawn, groups, scale.group_size)
+        self.latest = _Drawn()
+
+    def batch(self) -> dict[str, Tensor]:
+        """Return the rows taken so far, in their order, then those not sampled or scored yet.
+
+        `prompts`, `completions` (int64) and `sampled_logprobs` (float64) are those of P prompts and
+        B rows one after another, `prompt_tokens` (P,) and `completion_tokens` (B,) how many are
+        whose; `seeds` (B,) int64; `rewards` (B,) float64, NaN where there is none. Of rows not
+        sampled there are seeds alone.
+        """
+        both = (self._collected, self.latest)
+        prompts = [prompt for drawn in both for prompt in drawn.prompts]
+        rows = [row for drawn in both for row in drawn.completions]
+        rewards = self._collected.reward + [None] * len(self.latest.completions)
+        whole = partial(torch.tensor, dtype=torch.int64)
+        real = partial(torch.tensor, dtype=torch.float64)
+        return {
+            "prompts": whole([token for prompt in prompts for token in prompt]),
+            "prompt_tokens": whole([len(prompt) for prompt in prompts]),
+            "completions": whole([token for row in rows for token in row.token_ids]),
+            "completion_tokens": whole([len(row.token_ids) for row in rows]),
+            "sampled_logprobs": real([value for row in rows for value in row.sampled_logprobs]),
+            "seeds": whole([seed for drawn in both for seed in drawn.seeds]),
+            "rewards": real([math.nan if reward is None else reward for reward in rewards]),
+        }
 
     def rollout(self) -> Rollout:
         """Return the complete rollout, with advantages."""
@@ -352,6 +384,7 @@ def _asked(
 ) -> GradingRequest | None:
     if request is None or completions is None:
         return None
+    growing.latest.completions = list(completions)
     cut = [completion.finish_reason == "length" for completion in completions]
     return growing.source.texts(completions, request.prompts), request.golds, request.seeds, cut
 
@@ -371,8 +404,8 @@ def _append(collected: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size:
     for group in groups:
         rows = slice(group * group_size, (group + 1) * group_size)
         collected.prompts.append(drawn.prompts[group])
-        for name in ("completions", "reward", "paid", "accuracy", "lenient", "format", "golds"):
-            getattr(collected, name).extend(getattr(drawn, name)[rows])
+        for column in fields(_Drawn)[1:]:
+            getattr(collected, column.name).extend(getattr(drawn, column.name)[rows])
 
 
 def _group_ids(groups: int, group_size: int) -> list[int]:

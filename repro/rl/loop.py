@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.rl.clock import WallClock
-from repro.rl.collect import Rollout
+from repro.rl.collect import GrowingRollout, Rollout
 from repro.rl.policies import Policies
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy
 from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
@@ -40,6 +40,9 @@ class Hooks:
     on_rollout
         Takes the number of steps done and the scored rollout of each run, before the updates on
         it; may return runs that have to fail, each with its error.
+    on_fault
+        Takes the number of steps done and each run's rollout, as far as it came, where no step can
+        be made on it; returns what the error is to say of it.
     should_stop
         Called before each iteration; True writes a checkpoint and returns.
     tallies
@@ -50,6 +53,7 @@ class Hooks:
     evaluate: Callable[[int, Sequence[bool]], Sequence[float | None]] | None = None
     on_step: Callable[[int, StepValues], None] | None = None
     on_rollout: OnRollout | None = None
+    on_fault: Callable[[int, Sequence[GrowingRollout]], str] | None = None
     should_stop: Callable[[], bool] | None = None
     tallies: Sequence[Tally] = ()
 
@@ -59,15 +63,12 @@ def run_steps(
 ) -> list[TrainResult | FailedRun]:
     """Iterate from the last checkpoint in `folder` until the last step, or until asked to stop.
 
+    Raises `ValueError` when a checkpoint belongs to other runs.
+
     Parameters
     ----------
     clock
         Marked by `iterate` at the end of each phase of its own.
-
-    Raises
-    ------
-    ValueError
-        When a checkpoint belongs to other runs.
     """
     scale: TrainScale = policies.runs[0].scale
     state = _load_or_begin(policies, hooks, folder)

@@ -110,6 +110,8 @@ def policy_loss(
 ) -> LossResult:
     """Return one micro-batch's share of the loss of an optimiser step.
 
+    Raises `ValueError` if the log-probabilities for a configured term are missing.
+
     Parameters
     ----------
     logprobs
@@ -124,11 +126,6 @@ def policy_loss(
         (B, T), the behaviour policy's; needed by `importance_cap`.
     ref_logprobs
         (B, T), the reference policy's; needed by `beta`.
-
-    Raises
-    ------
-    ValueError
-        If the log-probabilities for a configured term are missing.
     """
     check_loss(config)
     old = logprobs.detach() if old_logprobs is None else old_logprobs
@@ -177,15 +174,12 @@ def aggregate(
 ) -> Tensor:
     """Return the micro-batch's share of the step's average of per-token values.
 
+    Raises `ValueError` if no token of the step counts.
+
     Parameters
     ----------
     per_token, mask
         (B, T) float; (B, T) bool.
-
-    Raises
-    ------
-    ValueError
-        If no token of the step counts.
     """
     if counts.rows < 1 or counts.tokens < 1:
         raise ValueError(

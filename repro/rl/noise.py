@@ -113,6 +113,9 @@ def perturbed(
 ) -> Iterator[NoiseReceipt]:
     """Add the step's noise to the policy's norms for the length of the block.
 
+    Raises `ValueError` when noise was asked for and no norm was touched (but for `as_published`),
+    or when a norm already carries noise.
+
     Parameters
     ----------
     policy
@@ -125,12 +128,6 @@ def perturbed(
     Yields
     ------
     NoiseReceipt
-
-    Raises
-    ------
-    ValueError
-        When noise was asked for and no norm was touched (but for `as_published`), or when a norm
-        already carries noise.
     """
     stage = 0 if config is None else stage_of_step(config, step, total_steps)
     sigma = 0.0 if config is None else sigma_of_stage(config, stage)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from repro.rl.runs import BatchError
+
 if TYPE_CHECKING:
     from repro.rollout.sampler import Completion
 
@@ -102,7 +104,7 @@ def make_rows(
     )
     token_ids = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, tokens)
     if not bool(torch.isfinite(sampled).all()):
-        raise ValueError("a sampled log-probability is not finite; every sampled token needs one")
+        raise BatchError("a sampled log-probability is not finite; every sampled token needs one")
     return Rows(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         prompt_of_row=torch.arange(len(prompts)).repeat_interleave(group_size),

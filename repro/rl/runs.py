@@ -20,6 +20,10 @@ RUN_FAILURES = (ValueError, ArithmeticError)
 Result = TypeVar("Result")
 
 
+class BatchError(ValueError):
+    """No step can be made on a batch: something is not finite, or not rewarded; on all ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
     """The result of a training run.

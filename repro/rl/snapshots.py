@@ -96,6 +96,8 @@ def write_snapshot(
 def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, list[str]] | None:
     """Use the newest good snapshot of a folder.
 
+    Raises `SnapshotError` when there are snapshots and none can be used; the message names each.
+
     Parameters
     ----------
     use
@@ -107,11 +109,6 @@ def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, li
     tuple or None
         What `use` returned, and a sentence per newer snapshot that was refused; None where the
         folder holds no snapshot.
-
-    Raises
-    ------
-    SnapshotError
-        When there are snapshots and none can be used; the message names each.
     """
     refused: dict[Path, str] = {}
     for path in reversed(snapshots_in(folder)):
@@ -148,13 +145,10 @@ def _write_files(
         sums[name] = write_tensors(folder / name, values)
     (folder / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     sums[STATE] = sha256_of(folder / STATE)
-    (folder / SUMS).write_text(_sums_text(sums), encoding="utf-8")
+    listed = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+    (folder / SUMS).write_text(listed, encoding="utf-8")
     for path in (*folder.iterdir(), folder):
         _flush(path)
-
-
-def _sums_text(sums: Mapping[str, str]) -> str:
-    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 
 def _put(partial: Path, final: Path) -> None:

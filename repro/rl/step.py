@@ -69,6 +69,8 @@ def within_memory(
 ) -> tuple[Result, int]:
     """Run all passes; whenever memory runs out, start over with passes of half the size.
 
+    Raises `torch.OutOfMemoryError` when the smallest passes do not fit.
+
     Parameters
     ----------
     attempt
@@ -88,11 +90,6 @@ def within_memory(
         Of the attempt that fitted.
     size
         Of that attempt.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        When the smallest passes do not fit.
     """
     while True:
         result, lacking = None, None
@@ -142,6 +139,8 @@ def accumulate_step(
     With several ranks each runs its share of the passes and has its share of the gradient; the
     output includes the passes of all ranks.
 
+    Raises `torch.OutOfMemoryError` when a single row does not fit.
+
     Parameters
     ----------
     old_logprobs
@@ -159,11 +158,6 @@ def accumulate_step(
         Of the step.
     micro_tokens
         That of the attempt that fitted.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        When a single row does not fit.
     """
     scale: TrainScale = run.scale
     counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
@@ -253,11 +247,11 @@ def _share(pieces: Sequence[Tensor], sizes: Tensor, ranks: Ranks) -> list[Tensor
 
 def _of_all(output: StepOutput, ranks: Ranks) -> StepOutput:
     """Return a step's output with the results of all ranks, in the plan's order."""
-    if ranks.world == 1:
-        return output
     # Checked here, because rows without advantage contribute no gradient in which it would show.
     bad = (~output.logprobs.isfinite().all(1)).nonzero().flatten().tolist()
     ranks.agree(f"log-probabilities of rows {bad} are not finite" if bad else None)
+    if ranks.world == 1:
+        return output
     ranks.add(output.logprobs, output.entropy, of="log-probabilities")
     rows = [torch.stack([r.loss.cpu().double(), *r.sums.cpu().double()]) for r in output.results]
     every = torch.stack(rows) if rows else torch.zeros(0, 1 + len(SUMS), dtype=torch.float64)
@@ -321,10 +315,7 @@ def evaluate_rows(
     With several ranks each evaluates its share of the rows and receives the values of all. Beside
     them stand the packed tokens per pass that fitted in memory, `micro_tokens` or fewer.
 
-    Raises
-    ------
-    torch.OutOfMemoryError
-        When a single row does not fit.
+    Raises `torch.OutOfMemoryError` when a single row does not fit.
     """
 
     def pieces(micro_tokens: int) -> list[Tensor]:

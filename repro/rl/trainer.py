@@ -37,7 +37,7 @@ Sources: arXiv 2510.11696 sections 3.2 to 4.1, Algorithm 1, Table 4, App. E.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,13 +48,13 @@ from torch import Tensor
 
 from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
-from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
+from repro.rl.loop import Hooks, StepValues, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import Policies, StepInputs
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
-from repro.rl.runs import FailedRun, RunStates, TrainResult
+from repro.rl.runs import BatchError, FailedRun, RunStates, TrainResult
 from repro.rl.step import StepOutput, step_metrics
 from repro.spec.config import RunConfig, TrainScale
 
@@ -67,18 +67,25 @@ Logprobs = Sequence[Tensor | None]
 
 
 def train(
-    policies: Policies, sources: Sequence[Prompts], score: Score, hooks: Hooks, *, folder: Path
+    policies: Policies,
+    sources: Sequence[Prompts],
+    score: Score,
+    hooks: Hooks,
+    *,
+    folder: Path,
+    within: Mapping[str, float] | None = None,
 ) -> list[TrainResult | FailedRun]:
     """Train freshly loaded policies in place, or resume from the last checkpoint in `folder`.
 
-    `sources` yield the prompts of each run, and `score` rewards the completions of all runs.
+    `sources` yield the prompts of each run, `score` rewards the completions of all runs, and
+    `within` are seconds to tell apart (`WallClock`).
     Returns the result of each run; a `FailedRun` only from policies that freeze failed runs.
 
     Raises `ValueError` if a configuration cannot be trained as it says, or if the checkpoint
     belongs to other runs.
     """
-    clock = WallClock()
-    training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout, clock=clock)
+    clock = WallClock(within)
+    training = replace(prepare(policies, sources, score), hooks=hooks, clock=clock)
     return run_steps(policies, partial(iterate, training), hooks, folder=folder, clock=clock)
 
 
@@ -99,8 +106,8 @@ class Training(Generic[Trained]):
         Returns the indices of the rows of a rollout that are trained on.
     clock
         Marked at the end of each phase.
-    on_rollout
-        See `Hooks`.
+    hooks
+        Those on a rollout and on a fault are called.
     """
 
     policies: Trained
@@ -108,7 +115,7 @@ class Training(Generic[Trained]):
     score: Score
     taking_part: Callable[[Rows], Tensor] = everything
     clock: Clock = field(default_factory=NoClock)
-    on_rollout: OnRollout | None = None
+    hooks: Hooks = field(default_factory=Hooks)
 
     @property
     def scale(self) -> TrainScale:
@@ -136,14 +143,31 @@ def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
     -------
     list
         The logged values of each step, per run.
+
+    Raises `BatchError` where a value that is not finite stops the steps before their optimiser.
     """
+    growing = [
+        GrowingRollout(run, source, step=state.step, draws=own.draws)
+        for run, source, own in zip(t.policies.runs, t.sources, state.runs, strict=True)
+    ]
+    try:
+        return _iterate(t, state, growing)
+    except (BatchError, FloatingPointError) as error:
+        kept = "" if t.hooks.on_fault is None else t.hooks.on_fault(state.step, growing)
+        raise BatchError(f"{error} (rollout of step {state.step + 1}{kept})") from error
+
+
+def _iterate(
+    t: Training[Trained], state: RunStates, growing: Sequence[GrowingRollout]
+) -> list[StepValues]:
     step, scale = state.step, t.scale
     started = time.perf_counter()
     with t.policies.perturbed(step, "rollout") as receipts:
-        rollouts = _collect(t, state)
+        # A run whose rollout cannot be sampled or scored has failed.
+        rollouts = collect(growing, state, t.policies.sample, t.score, t.clock)
     state.count_seconds("rollout_seconds", started)
-    if t.on_rollout is not None:
-        for run, error in (t.on_rollout(step, rollouts) or {}).items():
+    if t.hooks.on_rollout is not None:
+        for run, error in (t.hooks.on_rollout(step, rollouts) or {}).items():
             state.fail(run, error)
             rollouts[run] = None
 
@@ -161,15 +185,6 @@ def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
     state.step += updates
     t.clock.mark("idle")
     return steps
-
-
-def _collect(t: Training[Trained], state: RunStates) -> list[Rollout | None]:
-    """Sample and score the rollout of every live run; a run for which that fails has failed."""
-    growing = [
-        GrowingRollout(run, source, step=state.step, draws=own.draws)
-        for run, source, own in zip(t.policies.runs, t.sources, state.runs, strict=True)
-    ]
-    return collect(growing, state, t.policies.sample, t.score, t.clock)
 
 
 def _parts(t: Training[Trained], rollout: Rollout | None) -> Sequence[Tensor]:

@@ -71,6 +71,9 @@ def load_checkpoint(
 
     Newer ones that were refused are named in `effects["checkpoints_refused"]` of every run.
 
+    Raises `ValueError` when every checkpoint is damaged, or of other configurations or parameters;
+    the message names each.
+
     Parameters
     ----------
     digests
@@ -79,12 +82,6 @@ def load_checkpoint(
         As of `RunStates`.
     shards
         This rank's, where ranks divide what is trained.
-
-    Raises
-    ------
-    ValueError
-        When every checkpoint is damaged, or of other configurations or parameters; the message
-        names each.
     """
 
     def restore(snapshot: Snapshot) -> RunStates:

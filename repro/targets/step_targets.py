@@ -57,6 +57,9 @@ def _of_point(point: StepPoint, points: Sequence[StepPoint], *, ratios: bool) ->
     for name in _OVER_EQUAL if equal_twin(point, points) else ():
         title = f"{name}, over that of equal lengths, {at}"
         yield metric(f"{name}_over_equal_{at}", "ratio", title, "lower")
+    if point.ranks > 1:
+        title = f"share of a step in exchanges, {at}"
+        yield metric(f"exchange_share_{at}", "share", title, "lower")
     if alone_twin(point, points):
         title = f"tokens a second and GPU, {point.ranks} GPUs over one, {at}"
         yield metric(f"efficiency_{at}", "ratio", title, "higher")

@@ -107,12 +107,14 @@ def hooks_of_run(
     evaluate: Callable[[int], float] | None = None,
     on_step: Callable[[int, Values | None], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    on_fault: Callable[..., str] | None = None,
 ) -> Hooks:
     """Return hooks for a list of one run."""
     return Hooks(
         on_step=None if on_step is None else lambda step, values: on_step(step, values[0]),
         evaluate=None if evaluate is None else lambda step, alive: [evaluate(step)],
         should_stop=should_stop,
+        on_fault=on_fault,
     )
 
 

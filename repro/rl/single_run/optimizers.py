@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.models.sharding import Shards
+from repro.rl.runs import BatchError
 from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
@@ -94,9 +95,9 @@ def gradient_step(
 
 
 def require_finite(norm: float) -> None:
-    """Raise `ValueError` for a gradient norm that is not finite: an update destroys the weights."""
+    """Raise `BatchError` for a gradient norm that is not finite: an update destroys the weights."""
     if not math.isfinite(norm):
-        raise ValueError(f"the gradient norm is {norm}; it must be finite")
+        raise BatchError(f"the gradient norm is {norm}; it must be finite")
 
 
 def scheduled_step(

@@ -55,6 +55,8 @@ def packed_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
+    Raises `ValueError` when the temperature is not positive, or there are no rows.
+
     Parameters
     ----------
     policy
@@ -70,11 +72,6 @@ def packed_logprobs(
     -------
     logprobs : Tensor, (B, T), float32, with gradient; 0 where the mask is False.
     entropy : Tensor, (B, T), float32, nats; 0 where the mask is False.
-
-    Raises
-    ------
-    ValueError
-        When the temperature is not positive, or there are no rows.
     """
     if temperature <= 0:
         raise ValueError(

@@ -21,9 +21,11 @@ import functools
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.evidence.procedure import PeerLostError
+from repro.rl.runs import BatchError
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 
@@ -40,6 +43,8 @@ Item = TypeVar("Item")
 # `repro.run.several_ranks.rank_processes`, which imports no torch.
 STALL_VARIABLE, MEETING_VARIABLE = "REPRO_STALL_TIMEOUT", "REPRO_RANKS_MEET"
 STALL_SECONDS = 600.0
+# Seconds of exchanges, as a step's line has them: until all ranks had come, and from there.
+MEETING, EXCHANGE = "seconds_meeting", "seconds_exchange"
 _TEXT_BYTES = 65_536
 _FINISH = ("stop", "length")
 
@@ -56,6 +61,9 @@ class Ranks:
         The group of what lies on GPUs; ranks meet, and exchange the rest, by gloo.
     abreast
         Whether each pass is one of all ranks: they gather weights in it, so all make as many.
+    spent
+        `MEETING` and `EXCHANGE` of all exchanges but of grades; empty before the first. What ranks
+        that divide weights gather in a pass is not in it.
     """
 
     rank: int = 0
@@ -63,6 +71,7 @@ class Ranks:
     stall: float = STALL_SECONDS
     devices: dist.ProcessGroup | None = None
     abreast: bool = False
+    spent: dict[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
     def joined(cls) -> Ranks:
@@ -103,8 +112,10 @@ class Ranks:
         def add_each() -> None:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self.devices if tensor.is_cuda else None)
+            _wait_for_device(tensors)
 
         if self.world > 1:
+            _wait_for_device(tensors)  # what makes them is no part of the exchange
             self._exchange(of, add_each)
 
     def add_numbers(self, numbers: Sequence[int]) -> list[int]:
@@ -137,11 +148,11 @@ class Ranks:
             gradient.copy_(part.view_as(gradient))
 
     def agree(self, problem: str | None) -> None:
-        """Raise `ValueError` on all ranks alike where one has a problem; all must ask."""
+        """Raise `BatchError` on all ranks alike where one has a problem; all must ask."""
         if self.any(problem is not None):
             texts = self.texts(problem or "")
             found = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-            raise ValueError("; ".join(found))
+            raise BatchError("; ".join(found) if self.world > 1 else problem)
 
     def any(self, mine: bool) -> bool:
         """Return whether it is so on any rank; all must ask."""
@@ -192,8 +203,10 @@ class Ranks:
         The first rank alone knows who is missing; the others leave it the time to say so.
         """
         patience = self.stall if self.first else 2 * self.stall
+        times = [time.perf_counter()]
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=patience), wait_all_ranks=True)
+            times.append(time.perf_counter())
             act()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
@@ -201,6 +214,9 @@ class Ranks:
                 f"rank {self.rank} on {socket.gethostname()} waited up to {patience:g} s to "
                 f"exchange {of}: {reason}"
             ) from error
+        times.append(time.perf_counter())
+        for name, (begun, ended) in zip((MEETING, EXCHANGE), pairwise(times), strict=True):
+            self.spent[name] = self.spent.get(name, 0.0) + (ended - begun) * (of != "grades")
 
 
 @functools.cache
@@ -217,6 +233,12 @@ def _joined(world: int) -> Ranks:
     )
     on_gpus = dist.new_group(backend="nccl", timeout=longer) if torch.cuda.is_available() else None
     return Ranks(dist.get_rank(), world, stall, on_gpus)
+
+
+def _wait_for_device(tensors: Sequence[Tensor]) -> None:
+    """Wait where tensors are on a GPU, whose work goes on behind the host's clock."""
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.synchronize()
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -257,14 +279,18 @@ class SharedSampler:
         rows = [p * group_size + g for p in own for g in range(group_size)]
         more: dict[str, Any] = {} if limits is None else {"limits": [limits[row] for row in rows]}
         completions: list[Completion] = []
-        if own:
-            completions = self.sampler.sample(
-                [prompts[p] for p in own],
-                sampling,
-                group_size=group_size,
-                seeds=[seeds[row] for row in rows],
-                **more,
-            ).completions
+        try:
+            if own:
+                completions = self.sampler.sample(
+                    [prompts[p] for p in own],
+                    sampling,
+                    group_size=group_size,
+                    seeds=[seeds[row] for row in rows],
+                    **more,
+                ).completions
+        except FloatingPointError as error:
+            self.ranks.agree(str(error))  # raises
+        self.ranks.agree(None)
         every = _exchanged(dict(zip(rows, completions, strict=True)), self.ranks)
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],

@@ -28,6 +28,8 @@ def plain_name(name: str) -> str:
 class Masters:
     """Stacked float32 parameters of S runs, by plain name, the same names in each.
 
+    Raises `ValueError` when two runs train different tensors.
+
     Attributes
     ----------
     values, gradients : Tensor, (S, n), float32
@@ -36,11 +38,6 @@ class Masters:
         Require gradients, which accumulate in `gradients`.
     shapes
         One dictionary per run: the shape of each parameter without padding.
-
-    Raises
-    ------
-    ValueError
-        When two runs train different tensors.
     """
 
     def __init__(self, starts: Sequence[Mapping[str, Tensor]], device: torch.device | str) -> None:
@@ -65,12 +62,8 @@ class Masters:
             begin += counts[name]
             view = self.values[:, columns].view(len(starts), *widest[name])  # (S, ...)
             for run, start in enumerate(starts):
-                _corner(view[run], self.shapes[run][name]).copy_(start[name].detach())
+                leading = tuple(slice(size) for size in self.shapes[run][name])
+                view[run][leading].copy_(start[name].detach())
             leaf = view.detach().requires_grad_()
             leaf.grad = self.gradients[:, columns].view(len(starts), *widest[name])  # (S, ...)
             self.leaves[name] = leaf
-
-
-def _corner(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the leading part of a tensor, as a view."""
-    return tensor[tuple(slice(size) for size in shape)]

@@ -286,16 +286,13 @@ def stack_policies(
 ) -> Stack:
     """Return freshly loaded policies as one stack; the policies can be dropped afterwards.
 
+    Raises `ValueError` when they differ in more than an ensemble can hold.
+
     Parameters
     ----------
     policies
         Of one shape, one kind of training and one compute dtype. Adapters must be at their start
         (B zero).
-
-    Raises
-    ------
-    ValueError
-        When they differ in more than an ensemble can hold.
     """
     first = policies[0]
     full, dtype = first.training == "full", first.compute_dtype

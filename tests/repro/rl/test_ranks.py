@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from repro.models.policy import Policy
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
 from repro.rl.collect import GrowingRollout, PromptSource
-from repro.rl.single_run.ranks import ALONE, Ranks, SharedSampler
+from repro.rl.single_run import ranks as ranks_module
+from repro.rl.single_run.ranks import ALONE, EXCHANGE, MEETING, Ranks, SharedSampler
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
 from repro.spec.config import DataConfig, RunConfig
@@ -178,6 +180,9 @@ class Exchanging(Ranks):
             return [own]
         return [*SENT[kind], own]
 
+    def agree(self, problem: str | None) -> None:
+        """Neither has a problem."""
+
 
 SENT: dict[str, list[Tensor]] = {}
 
@@ -201,10 +206,35 @@ def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
         assert other.sampled_logprobs == pytest.approx(one.sampled_logprobs, abs=1e-5)
 
 
+def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_grades(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def passes(seconds: float) -> Callable[..., None]:
+        return lambda *args, **more: now.__setitem__(0, now[0] + seconds)
+
+    there = SimpleNamespace(monitored_barrier=passes(5.0), all_reduce=passes(1.0))
+    monkeypatch.setattr(ranks_module, "dist", there)
+    monkeypatch.setattr(ranks_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    ranks = Ranks(0, 2)
+    ranks.any(False)
+    assert ranks.spent == {MEETING: 5.0, EXCHANGE: 1.0}
+    ranks.add(torch.zeros(2), torch.zeros(3), of="gradients")
+    ranks.add_numbers([1, 2])
+    assert ranks.spent == {MEETING: 10.0, EXCHANGE: 3.0}
+    assert dataclasses.replace(ranks, abreast=True).spent is ranks.spent
+    ALONE.any(False)
+    assert ALONE.spent == {}
+
+
 def test_rewards_that_differ_between_ranks_are_refused() -> None:
     class OtherPays(Ranks):
         def texts(self, own: str) -> list[str]:
             return [own, own if same else "another digest"]
+
+        def any(self, mine: bool) -> bool:
+            return mine
 
     def score(asked: Any) -> list[Any]:
         return [Rewards(accuracy=[1.0], format=[1.0], total=[asked], lenient_accuracy=[1.0],

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from repro.models.norms import block_norms
+from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
+from repro.rl.runs import BatchError
+from repro.rl.single_run.ranks import ALONE
 from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.runlog.kept_batch import keep_batches
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
 from tests.repro.rl.conftest import score_by_text
@@ -243,6 +250,40 @@ def test_rollouts_that_the_trainer_cannot_score_raise(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         go(rollout=dataclasses.replace(make_run().scale.rollout, **changes))
+
+
+@pytest.mark.parametrize("fault", ["weight", "reward", "sampler"])
+def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, fault: str) -> None:
+    held: dict[str, Any] = {}
+
+    def plant(due: bool) -> None:
+        if due and held["sampler"].calls == 2:
+            next(iter(trainable_parameters(held["policy"]).values())).data.view(-1)[0] = torch.nan
+
+    def prepare(policy: Any, sampler: Any) -> None:
+        held.update(policy=policy, sampler=sampler)
+        sampler.before = lambda: plant(fault == "sampler")
+
+    def score(texts: Any, *more: Any) -> Any:
+        plant(fault == "weight")
+        rewards = score_by_text(texts, *more)
+        if fault == "reward" and held["sampler"].calls == 2:
+            rewards.total[0] = math.nan
+        return rewards
+
+    call = {"on_fault": partial(keep_batches, tmp_path / "run", ALONE)}
+    with pytest.raises(BatchError, match=r"not finite.*\(rollout of step 2, kept in ") as caught:
+        go(prepare=prepare, score=score, call=call)
+    (path,) = (tmp_path / "run").iterdir()
+    assert str(path) in str(caught.value)
+    batch = load_file(path)
+    count = len(batch["seeds"])
+    assert batch["seeds"].tolist() == held["sampler"].seeds[-count:]
+    assert int(batch["prompt_tokens"].sum()) == len(batch["prompts"]) > 0
+    assert len(batch["completion_tokens"]) == (0 if fault == "sampler" else count)
+    assert len(batch["completions"]) == len(batch["sampled_logprobs"])
+    missing = {"reward": [True], "weight": [False]}.get(fault, [])
+    assert batch["rewards"].isnan().tolist()[:1] == missing
 
 
 def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:

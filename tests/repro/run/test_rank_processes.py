@@ -44,6 +44,7 @@ from repro.models.policy import trainable_parameters
 from repro.run.carry_out import carry_out
 
 def body(runs, folder, records, progress, should_stop, threads):
+    import repro.reward.score as scoring
     import repro.rl.snapshots as snapshots
     import repro.rl.step as step
     import repro.rl.training_checkpoint as checkpoint
@@ -71,6 +72,8 @@ def body(runs, folder, records, progress, should_stop, threads):
             next(iter(trainable_parameters(policy).values())).data.view(-1)[0] = float("nan")
         output = whole(policy, *args, **more)
         if due:
+            if fault == "next rollout":
+                next(iter(trainable_parameters(policy).values())).data.view(-1)[0] = float("nan")
             if fault == "kill":
                 kill_once()
             if fault == "stall":
@@ -104,6 +107,10 @@ def body(runs, folder, records, progress, should_stop, threads):
             step.carry_out, snapshots._put = whole, put_or_die
         if fault == "idle":
             step._evaluated = idle_rows
+        if fault == "reward":
+            scoring._paid = lambda kind, right, *more: scoring.pay(
+                lambda completions, answers: [float("nan")] * len(right), right, right, "planted"
+            )
         if fault == "disk":
             checkpoint.write_snapshot = full
     return carry_out(runs, folder, records, progress, should_stop, threads)
@@ -182,7 +189,12 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
     require_equal(alone(run), again)
     assert read_record(again).effects["ranks"] == 2
     (lines,) = again.parents[3].rglob("metrics.jsonl")
-    assert len(lines.read_text().splitlines()) == 4
+    seconds = [{k: v for k, v in one.items() if k.startswith("seconds")} for one in read_lines(lines)]
+    assert len(seconds) == 4
+    for step in seconds:
+        parts = step.pop("seconds_exchange"), step.pop("seconds_meeting")
+        assert min(parts) > 0
+        assert sum(parts) < sum(step.values())
 
 
 @pytest.mark.nightly
@@ -235,6 +247,8 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_w
     [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 1"),
      ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities of rows .* not finite"),
      ("nvfp4_lora_aqn", "weight", "rank 1: log-probabilities of rows .* not finite"),
+     ("nvfp4_lora_aqn", "next rollout", "rank 1: logits after .* not finite"),
+     ("nvfp4_lora_aqn", "reward", "rank 1: reward planted returned nan"),
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
      ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*\): ValueError: planted here"),
      ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 1"),
@@ -245,11 +259,21 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_w
 def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
     with_fault, tmp_path, arm, fault, sentence
 ):
-    run = run_of(arm)
+    run = run_of(arm, every=4)
     with pytest.raises(EndedError, match=sentence) as caught:
         with_fault(run, fault, at=2)
     assert caught.value.kind == "failed"
     assert not list(tmp_path.rglob("step-*"))
+    kept = list(tmp_path.rglob("batch-of-step-*.safetensors"))
+    assert len(kept) == ("rank 1: " in sentence)
+    for path in kept:
+        step = {"reward": 1, "idle": 1, "next rollout": 3}.get(fault, 2)
+        assert f"(rollout of step {step}, kept in {path})" in str(caught.value)
+        batch, rows = load_file(path), run.scale.prompts_per_rollout * run.scale.group_size
+        assert len(set(batch["seeds"].tolist())) == rows
+        sampled = 0 if fault == "next rollout" else rows
+        assert len(batch["completion_tokens"]) == sampled
+        assert len(batch["sampled_logprobs"]) == batch["completion_tokens"].sum()
 
 
 @pytest.mark.gpu
