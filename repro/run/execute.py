@@ -128,14 +128,17 @@ def _prepared(
     expected = expected_folder(args.expected)
     options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
+    on_hosts = args.executor == "ray"
     for selection in selections:
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         _, devices, notes = all_of(
-            partial(require_ready, selection),
+            partial(require_ready, selection, here=not on_hosts),
             partial(devices_to_fill, selection.tier, args.devices),
             partial(data_lines, plan, args.data is not None),
         )
+        # A cluster's hosts have the devices, as many to a run as `join_cluster` finds on one.
+        devices = ("",) * ranks if on_hosts else devices
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if launched else in_groups(devices, ranks)
         cores = len(os.sched_getaffinity(0)) if selection.tier is Tier.SMOKE else 1
@@ -143,7 +146,7 @@ def _prepared(
         require_workers(selection.tier, workers, len(groups))
         threads = args.threads or default_threads(selection.tier, workers * ranks)
         needs: dict[str, int] = {}
-        if args.executor == "ray":
+        if on_hosts:
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
             workers = _room_on_cluster(args, selection.tier, folder, needs)
         left = [
@@ -176,9 +179,10 @@ def _room_on_cluster(
     return join_cluster(runs, needs)
 
 
-def require_ready(selection: Selection) -> None:
-    """Raise `ValueError` unless this machine can run the selection."""
-    missing = selection.source.not_runnable(selection.tier)
+def require_ready(selection: Selection, *, here: bool = True) -> None:
+    """Raise `ValueError` unless the selection can run, `here` or on machines not looked at."""
+    has_scale = selection.tier in selection.source.scales
+    missing = None if has_scale and not here else selection.source.not_runnable(selection.tier)
     at = f", {selection.tier.value} tier" if selection.source.scales else ""
     require(missing is None, f"{selection.target.name}{at}: {missing}")
 

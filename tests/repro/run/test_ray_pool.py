@@ -82,6 +82,16 @@ def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
             join_cluster(tmp_path, {kind: needed})
 
 
+def test_the_hosts_have_the_devices_that_a_run_needs_not_the_head(cluster, tmp_path, monkeypatch):
+    cluster.add_node(num_cpus=1, num_gpus=4, object_store_memory=10**8)
+    asked = []
+    monkeypatch.setattr("repro.run.execute._carry_out", lambda *a, **m: asked.append(a[0]) or 0)
+    assert main(line(tmp_path, "--tier=paper", "--ranks=2", "--set=optimizer.name=adamw_8bit")) == 0
+    ((batch,),) = (batches.values() for batches in asked)
+    assert (batch.workers, batch.ray_needs) == (2, {"num_gpus": 2})
+    assert main(line(tmp_path, "--tier=paper", "--ranks=5")) != 0
+
+
 @pytest.mark.usefixtures("cluster")
 def test_two_starts_share_the_runs_and_both_know_that_all_are_recorded(tmp_path):
     starts = [command(tmp_path, *WORDS) for _ in range(2)]
