@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.record import Record
 from repro.judge import blessing as bless_command
 from repro.run.places import expected_folder
 from tests.repro.made_up import on_device
@@ -18,16 +17,12 @@ CARD = "NVIDIA H100 80GB HBM3"
 Printed = pytest.CaptureFixture[str]
 
 
-def on_card(record: Record) -> Record:
-    return on_device(record, CARD)
-
-
 @pytest.fixture
 def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the command on a folder with records of one new card, on a machine without a GPU."""
     monkeypatch.setattr(bless_command, "capture_environment", lambda: {"gpu": []})
     shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
-    write_steps(tmp_path / "runs", spoil=on_card)
+    write_steps(tmp_path / "runs", spoil=lambda record: on_device(record, CARD))
     where = ["--runs", str(tmp_path / "runs"), "--expected", str(tmp_path / "expected")]
     return ["bless", "--device", *where]
 

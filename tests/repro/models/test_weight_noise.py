@@ -9,7 +9,6 @@ from torch import Tensor
 from repro.models import weight_noise
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import (
-    MatchedNoise,
     PlantedNoise,
     base_projections,
     last_hidden,
@@ -34,11 +33,6 @@ def policy(weight_format: WeightFormat = "bf16", order: int | None = None) -> Po
     )
 
 
-def matched(of: Policy, order: int | None = None) -> MatchedNoise:
-    rounded = policy("nvfp4", order)
-    return plant_matched_noise(of, rounded, ROWS, PROMPT_TOKENS, matched_to="nvfp4", seed=3)
-
-
 @torch.no_grad()
 def distributions(of: Policy) -> Tensor:
     """Return those that predict the completions' tokens, one row at a time by the model's head."""
@@ -57,7 +51,8 @@ def test_the_planted_noise_moves_completions_as_far_as_the_format(
     monkeypatch.setattr(weight_noise, "_SLICE", 3)
     noisy = policy(order=order)
     clean = distributions(noisy)
-    receipt = matched(noisy, order)
+    rounded = policy("nvfp4", order)
+    receipt = plant_matched_noise(noisy, rounded, ROWS, PROMPT_TOKENS, matched_to="nvfp4", seed=3)
     assert receipt.kl_noise == pytest.approx(receipt.kl_format, rel=0.011)
     assert receipt.projections == len(base_projections(noisy))
     for changed, kl in ((policy("nvfp4", order), receipt.kl_format), (noisy, receipt.kl_noise)):

@@ -180,8 +180,7 @@ class Exchanging(Ranks):
             return [own]
         return [*SENT[kind], own]
 
-    def agree(self, problem: str | None) -> None:
-        """Neither has a problem."""
+    any = staticmethod(bool)  # neither has a problem
 
 
 SENT: dict[str, list[Tensor]] = {}
@@ -233,8 +232,7 @@ def test_rewards_that_differ_between_ranks_are_refused() -> None:
         def texts(self, own: str) -> list[str]:
             return [own, own if same else "another digest"]
 
-        def any(self, mine: bool) -> bool:
-            return mine
+        any = staticmethod(bool)
 
     def score(asked: Any) -> list[Any]:
         return [Rewards(accuracy=[1.0], format=[1.0], total=[asked], lenient_accuracy=[1.0],

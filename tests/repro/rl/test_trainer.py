@@ -272,18 +272,15 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, f
         return rewards
 
     call = {"on_fault": partial(keep_batches, tmp_path / "run", ALONE)}
-    with pytest.raises(BatchError, match=r"not finite.*\(rollout of step 2, kept in ") as caught:
+    with pytest.raises(BatchError, match=r"not finite.*\(rollout of step 2, kept in "):
         go(prepare=prepare, score=score, call=call)
     (path,) = (tmp_path / "run").iterdir()
-    assert str(path) in str(caught.value)
-    batch = load_file(path)
-    count = len(batch["seeds"])
+    batch, count = load_file(path), len(load_file(path)["seeds"])
     assert batch["seeds"].tolist() == held["sampler"].seeds[-count:]
     assert int(batch["prompt_tokens"].sum()) == len(batch["prompts"]) > 0
     assert len(batch["completion_tokens"]) == (0 if fault == "sampler" else count)
     assert len(batch["completions"]) == len(batch["sampled_logprobs"])
-    missing = {"reward": [True], "weight": [False]}.get(fault, [])
-    assert batch["rewards"].isnan().tolist()[:1] == missing
+    assert bool(batch["rewards"].isnan().any()) == (fault == "reward")
 
 
 def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:

@@ -95,7 +95,8 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     written = json.loads(paths[0].read_text(encoding="utf-8"))
     assert written["digest"][:12] in paths[0].name
     assert written["plan"]["statistics"]["alpha"] == 0.05
-    assert plans.write_plans(find_smoke(), tmp_path) == []
+    (smoke,) = select(["table1"], tier="smoke")
+    assert plans.write_plans(smoke.plan(1), tmp_path) == []
 
 
 def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
@@ -141,11 +142,6 @@ def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
         record = failed_record(run, "-", {}, datetime.now(UTC))
         record = dataclasses.replace(record, inputs={"plan:study": earlier_plan.digest})
         assert bool(plan.post_hoc(claim, [record])) is late
-
-
-def find_smoke() -> list:  # type: ignore[type-arg]
-    (selection,) = select(["table1"], tier="smoke")
-    return selection.plan(1)
 
 
 def test_shared_runs_count_for_each_target_that_names_them(

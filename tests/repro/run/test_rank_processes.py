@@ -189,12 +189,11 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
     require_equal(alone(run), again)
     assert read_record(again).effects["ranks"] == 2
     (lines,) = again.parents[3].rglob("metrics.jsonl")
-    seconds = [{k: v for k, v in one.items() if k.startswith("seconds")} for one in read_lines(lines)]
+    seconds = [{k: v for k, v in own.items() if k[:7] == "seconds"} for own in read_lines(lines)]
     assert len(seconds) == 4
     for step in seconds:
         parts = step.pop("seconds_exchange"), step.pop("seconds_meeting")
-        assert min(parts) > 0
-        assert sum(parts) < sum(step.values())
+        assert 0 < parts[0] < sum(parts) < sum(step.values())
 
 
 @pytest.mark.nightly
@@ -271,9 +270,7 @@ def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
         assert f"(rollout of step {step}, kept in {path})" in str(caught.value)
         batch, rows = load_file(path), run.scale.prompts_per_rollout * run.scale.group_size
         assert len(set(batch["seeds"].tolist())) == rows
-        sampled = 0 if fault == "next rollout" else rows
-        assert len(batch["completion_tokens"]) == sampled
-        assert len(batch["sampled_logprobs"]) == batch["completion_tokens"].sum()
+        assert len(batch["completion_tokens"]) == (0 if fault == "next rollout" else rows)
 
 
 @pytest.mark.gpu

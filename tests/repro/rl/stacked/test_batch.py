@@ -27,10 +27,6 @@ def rows_of(longest: Sequence[int]) -> Rows:
     return make_rows([[1] * PROMPT] * len(longest), completions, group_size=SIZE)
 
 
-def in_order(pieces: Sequence[Sequence[Sequence[int]]], run: int) -> list[int]:
-    return list(itertools.chain.from_iterable(piece[run] for piece in pieces))
-
-
 def test_a_few_long_completions_go_apart_from_the_short() -> None:
     rows = [rows_of([9] * 7 + [1]), rows_of([9] * 8)]
     every = [list(range(8))] * 2
@@ -46,7 +42,8 @@ def test_every_group_goes_once_in_its_order_and_within_the_limit(most: int) -> N
     rows = [rows_of([90, 60, 30, 9, 5]), None, rows_of([128, 7, 7, 7, 7, 7])]
     groups = [[0, 1, 2, 3, 4], [], [5, 0, 3, 2]]
     pieces = cut(rows, groups, SIZE, most)
-    assert [in_order(pieces, run) for run in range(3)] == groups
+    in_order = [list(itertools.chain(*(piece[run] for piece in pieces))) for run in range(3)]
+    assert in_order == groups
     for piece in pieces:
         batch = make_batch(rows, piece, SIZE)
         assert batch.prompt_ids.shape[2] % 8 == batch.token_ids.shape[3] % 8 == 0
