@@ -138,7 +138,7 @@ def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_
 def test_measurements_do_not_go_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repro.run.execute.require_ready", lambda selection: None)
+    monkeypatch.setattr("repro.run.execute.require_ready", lambda *a, **m: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
     assert "--workers 2: measurements on one device run one at a time" in capsys.readouterr().err

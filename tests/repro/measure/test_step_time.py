@@ -138,7 +138,7 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
 
 def measured_entry(peak: int = 100) -> PointResult:
     repeats = [
-        dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) | {"completion_tokens": 100}
+        dict.fromkeys((*PHASES, "total", "exchange"), 2.0 + i / 10) | {"completion_tokens": 100}
         for i in range(3)
     ]
     facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
