@@ -28,6 +28,7 @@ from repro.measure.step_training import begin, timed_step, training_of, warm_up
 from repro.models.memory_plan import StepShape, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.loop import Hooks
 from repro.rl.runs import RunStates
 from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rl.trainer import Training
@@ -61,7 +62,8 @@ def peaks_of(part: str) -> dict[str, float]:
 def observed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, float]:
     """Make a step under the clock; return its seconds by phase and its bytes by part."""
     peaks: dict[str, float] = {}
-    noting = dataclasses.replace(t, on_rollout=lambda *_: peaks.update(peaks_of("rollout")))
+    hooks = Hooks(on_rollout=lambda *_: peaks.update(peaks_of("rollout")))
+    noting = dataclasses.replace(t, hooks=hooks)
     reset_peak()
     seconds = timed_step(noting, state)
     return seconds | peaks | peaks_of("update")
