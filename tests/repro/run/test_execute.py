@@ -62,10 +62,10 @@ def arguments(runs, *more):
     return ["run", "table1", *where, *more]
 
 
-def command(runs, *more, launcher=()):
+def command(runs, *more, launcher=(), before=()):
     """Start a process of its own group on runs that ask few questions."""
     return subprocess.Popen(
-        [sys.executable, "-m", *launcher, "repro", *arguments(runs, *more)],
+        [*before, sys.executable, "-m", *launcher, "repro", *arguments(runs, *more)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
