@@ -40,7 +40,8 @@ if not os.access(ROOT, os.W_OK):
 
 GPU_TESTS = ROOT / "runs" / "gpu-tests"
 # With blocks that are written from blessed records.
-PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
+_DOCS = ("ci", "claims", "learning", "related", "systems")
+PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in _DOCS))
 SUITE_GROUPS = ("test", "lint", "types", "build")
 
 

@@ -189,13 +189,13 @@ PICTURES: dict[str, tuple[int, tuple[Panel, ...]]] = {
         for size, model in _SIZES[2:]
     )),
     "figure12": (1, (
-        _reward("Problem level: 3~5", _7B, (_QERL, _PLAIN), 600, _WIDE, "figure12", *_MINI),
+        _reward("Problem level: 3~5", _7B, (_QERL, _PLAIN), 600, _WIDE, "figure12"),
     )),
     "figure13": (1, (
         _reward("Problem level: 4~5", _32B, (_QERL, _PLAIN), 250, _WIDE, "figure13"),
     )),
     "figure14": (1, (
-        _reward("Entropy", _14B, (_QERL, _PLAIN), 600, (0.2, 0.5), "figure14", *_MINI,
+        _reward("Entropy", _14B, (_QERL, _PLAIN), 600, (0.2, 0.5), "figure14",
                 metric="entropy", unit="entropy, nats"),
     )),
     "figure15": (1, (

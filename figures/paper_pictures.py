@@ -276,6 +276,8 @@ def draw(name: str, found: Found, expected: Path) -> tuple[Figure, list[Mark]]:
     shown = [found[target].evidence.records[arm] for target, arm in sorted(arms)]
     records = [record for by_seed in shown for record in by_seed.values()]
     note = f"{captions.origin(records)}; " if records else ""
+    if curved and records:
+        note += f"moving average over {curves.WINDOW} steps; "
     if any("random weights" in mark.model for mark in every):
         note += "products by this project's kernels, QLoRA's by bitsandbytes; "
     title = read_paper(expected / "paper" / f"{name}.json")[0]["title"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from repro.evidence.verdicts.verdict import Verdict
@@ -124,13 +125,7 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 
 def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
-    """Return the answers in one sentence: what holds, what does not, what is undecided.
-
-    Parameters
-    ----------
-    absent
-        The words for a question without records.
-    """
+    """Return the answers in one sentence, questions without records by the words `absent`."""
     parts = []
     for word in WORDS:
         subjects = [item.said for item in found if item.word.split(",")[0] == word]
@@ -181,8 +176,8 @@ def _worth(checks: Checks, expected: Path) -> Measured:
     return _on_checkpoints(checks, claims | given)
 
 
-def _accuracy(checks: Checks, expected: Path) -> Measured:
-    said, verdicts = _on_checkpoints(checks, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"})
+def _trained(claims: Mapping[str, str], checks: Checks, expected: Path) -> Measured:
+    said, verdicts = _on_checkpoints(checks, claims)
     return said and f"{said}; treatment {treatment_given(checks.values(), expected)}", verdicts
 
 
@@ -214,6 +209,7 @@ _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
     "memory": _memory,
     "entropy": _entropy,
     "worth": _worth,
-    "accuracy": _accuracy,
+    "sooner": partial(_trained, {"NVFP4": "nvfp4_sooner", "QeRL": "qerl_sooner"}),
+    "accuracy": partial(_trained, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"}),
     "papers_number": _papers_number,
 }

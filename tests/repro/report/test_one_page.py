@@ -28,7 +28,8 @@ from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE, expected_folder
 
 EXPECTED = expected_folder(None)
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+BROWSERS = "chromium", "chromium-browser", "google-chrome", "chrome"
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 # Writes into the page's title how wide it is, how many rows are seen, and what failed.
 PROBE = """<script>
 document.querySelectorAll(".row:not([hidden])").forEach(row => { row.open = true; });

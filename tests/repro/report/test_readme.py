@@ -37,13 +37,13 @@ def word(cell: str) -> str:
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell)
 
 
-def test_eight_questions_have_a_line_for_each_device_that_answers_them(
+def test_nine_questions_have_a_line_for_each_device_that_answers_them(
     blessed: list[Checked], every_blessed: list[Checked]
 ) -> None:
     heads, *alone = rows(blessed)
     _, *both = rows(every_blessed)
     assert heads == ["question", "paper", "run with", "measured", "verdict"]
-    assert len(alone) == len(both) == 8
+    assert len(alone) == len(both) == 9
     for one, two in zip(alone, both, strict=True):
         assert one[:3] == two[:3]
         assert one[3] in two[3].split("<br>") or not one[3]
@@ -183,7 +183,7 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
         if item.name in ("aqn_helps", "qerl_beats_lora")
     ]
     selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
-    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[7]
+    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[8]
     assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
     assert row[3].endswith(
         "QeRL +1.5 points (-1 to +4), AQN +1.5 points (-1 to +4); treatment not measured"
@@ -192,7 +192,7 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
 
 
 def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) -> None:
-    small, _, _, _, entropy, worth, accuracy, last = (
+    small, _, _, _, entropy, worth, sooner, accuracy, last = (
         item.asked["paper"] for item in answers(every_blessed, EXPECTED)
     )
     ratios = [p.paper for c in every_blessed if c.selection.target.name in "table5 table6 table7 "
@@ -204,6 +204,7 @@ def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) 
     qerl = of["nvfp4_lora_aqn"]
     steps = paper_effects.FORMAT_TAKE_OFF["bf16"].paper
     assert worth == f"{steps:.2f} x speed, {qerl - of['bf16_lora']:+.1f} points (7B)"
+    assert sooner == f"NVFP4 {steps:.2f} x, QeRL {paper_effects.QERL_TAKE_OFF.paper:.2f} x (7B)"
     gains = f"QeRL {qerl - of['bf16_lora']:+.1f}, AQN {qerl - of['nvfp4_lora']:+.1f} points (7B)"
     assert (accuracy, last) == (gains, f"{qerl:g} %")
 
