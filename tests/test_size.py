@@ -26,7 +26,7 @@ BUDGET = {
     "lines of tests": 29_962,
     "words of docs": 29_301,
     "pictures in docs": 13,
-    "bytes of expected/": 982_300,
+    "bytes of expected/": 982_500,
 }
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
