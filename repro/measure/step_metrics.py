@@ -118,13 +118,14 @@ def metrics_of(
     metrics = {}
     for name in series:
         values = [value for value in series[name] if value is not None]
+        clock = "the host's clock" if name.startswith("exchange_share") else "device events"
         metrics[name] = Estimate(
             value=median(values),
             unit=_unit(name),
             low=min(values),
             high=max(values),
             n=len(values),
-            method="median of timed steps after a warm-up, device events; from least to most",
+            method=f"median of timed steps after a warm-up, {clock}; from least to most",
         )
     facts = entry.facts
     peak, predicted = facts["peak_bytes"], facts.get("predicted_bytes")

@@ -141,14 +141,18 @@ def _prepared(
         devices = ("",) * ranks if on_hosts else devices
         require_ranks(ranks, selection.tier, devices, plan)
         groups = devices if launched else in_groups(devices, ranks)
-        cores = len(os.sched_getaffinity(0)) if selection.tier is Tier.SMOKE else 1
-        workers = args.workers or len(groups) or max(1, cores // ranks)
-        require_workers(selection.tier, workers, len(groups))
-        threads = args.threads or default_threads(selection.tier, workers * ranks)
+        cores = len(os.sched_getaffinity(0))
+        at_once = max(1, cores // ranks) if selection.tier is Tier.SMOKE else 1
+        hosts = [(args.workers or len(groups) or at_once, cores)]
+        require_workers(selection.tier, hosts[0][0], len(groups))
         needs: dict[str, int] = {}
         if on_hosts:
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
-            workers = _room_on_cluster(args, selection.tier, folder, needs)
+            hosts = _room_on_cluster(args, selection.tier, folder, needs)
+        workers = sum(room for room, _ in hosts)
+        shares = [max(1, has // max(2, room * ranks)) for room, has in hosts if room]
+        # One thread at the smoke tier, so that sums have one order.
+        threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))
         left = [
             run for run in plan if find_record(run, folder) is None and refusal(run, ranks) is None
         ]
@@ -169,8 +173,8 @@ def _prepared(
 
 def _room_on_cluster(
     args: argparse.Namespace, tier: Tier, runs: Path, needs: Mapping[str, int]
-) -> int:
-    """Return how many runs a Ray cluster has room for at once, joined and looked at."""
+) -> list[tuple[int, int]]:
+    """Join a Ray cluster and look at it; see `join_cluster`."""
     for name, value in (("--workers", args.workers), ("--devices", args.devices)):
         require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
     require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
@@ -234,12 +238,6 @@ def _carry_out(
         if outcome.left:
             break
     return worst
-
-
-def default_threads(tier: Tier, workers: int = 1) -> int:
-    """Return the threads per run: 1 at the smoke tier, so that sums have one order."""
-    shared = max(2, workers)
-    return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // shared)
 
 
 def execute(

@@ -82,7 +82,7 @@ def missing_package(run: RunConfig) -> str | None:
                 "'qerl-repro[bitsandbytes]', or --set optimizer.name=adamw"
             )
         if run.tier == "smoke":
-            return "optimizer adamw_8bit needs a CUDA device; the smoke tier has none (see adamw)"
+            return "optimizer adamw_8bit needs a CUDA device; the smoke tier has none: use adamw"
     return None
 
 

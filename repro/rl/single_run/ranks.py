@@ -140,7 +140,7 @@ class Ranks:
         problem = None
         if not all(bool(own.isfinite().all()) for own in (flat, *(gradients[n] for n in cut))):
             name = next(name for name, own in gradients.items() if not bool(own.isfinite().all()))
-            problem = f"the gradient of {name} is not finite at step {step}"
+            problem = f"the gradient of {name} is not finite at step {step + 1}"
         self.agree(problem)
         self.add(flat, of="gradients")
         sizes = [gradient.numel() for gradient in added]

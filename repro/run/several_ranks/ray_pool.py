@@ -27,8 +27,8 @@ from repro.runlog.stream import read_lines
 from repro.spec.arm import require
 
 
-def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
-    """Join the cluster and check its hosts; return how many runs it has room for at once.
+def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Join the cluster and check its hosts; return each one's room for runs at once, and its CPUs.
 
     A run takes `needs` of one host, as Ray names them. Raises `ValueError` without ray, a cluster
     or room, and where a host does not see the folder of records, or has another source or packages.
@@ -65,7 +65,8 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> int:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-    return sum(there // needed for there in _each_has(kind))
+    rooms = [there // needed for there in _each_has(kind)]
+    return list(zip(rooms, _each_has("num_cpus"), strict=True))
 
 
 def _each_has(kind: str) -> list[int]:

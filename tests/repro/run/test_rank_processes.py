@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -41,7 +42,7 @@ from tests.repro.run.test_execute import arguments, command, few, quiet, until
 
 # The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
 FAULTS = """
-import errno, os, signal, time
+import errno, os, signal, threading, time
 import torch
 from repro.models.policy import trainable_parameters
 from repro.run.carry_out import carry_out
@@ -52,7 +53,7 @@ def body(runs, folder, records, progress, should_stop, threads):
     import repro.rl.step as step
     import repro.rl.training_checkpoint as checkpoint
 
-    rank, fault = int(os.environ["RANK"]), os.environ.get("FAULT")
+    rank, fault = int(os.environ.get("RANK", 0)), os.environ.get("FAULT")
     whole, idle, put, counted = step.carry_out, step._evaluated, snapshots._put, [0]
 
     def kill_once():
@@ -106,6 +107,9 @@ def body(runs, folder, records, progress, should_stop, threads):
 
     if fault and rank == int(os.environ["FAULTY"]):
         step.carry_out = passes
+        if fault == "any moment":
+            step.carry_out = whole
+            threading.Timer(int(os.environ["AT"]) / 1000, kill_once).start()
         if fault == "put":
             step.carry_out, snapshots._put = whole, put_or_die
         if fault == "idle":
@@ -201,13 +205,15 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("fault", "rank", "at"), [("kill", 1, 1), ("kill", 0, 2), ("kill", 1, 4), ("put", 0, 2)]
-)
+    ("fault", "rank", "at"),
+    [("kill", 1, 1), ("kill", 0, 2), ("kill", 1, 4), ("put", 0, 2),
+     *(("any moment", n % 2, random.Random(n).randrange(1500)) for n in range(20))],
+)  # fmt: skip
 def test_whenever_a_rank_is_killed_the_run_ends_in_ten_seconds_and_goes_on_the_same(
     alone, with_fault, tmp_path, fault, rank, at
 ):
-    # `put`: in the middle of writing its second checkpoint.
-    run = run_of()
+    # `put`: in the middle of writing its second checkpoint; `any moment`: after so many ms.
+    run = run_of(steps=8)
     with pytest.raises(EndedError, match=rf"rank {rank} .*SIGKILL"):
         with_fault(run, fault, rank=rank, at=at)
     (killed,) = tmp_path.rglob("killed")
@@ -246,14 +252,14 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_w
 
 @pytest.mark.parametrize(
     ("arm", "fault", "sentence"),
-    [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 1"),
+    [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 2"),
      ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities of rows .* not finite"),
      ("nvfp4_lora_aqn", "weight", "rank 1: log-probabilities of rows .* not finite"),
      ("nvfp4_lora_aqn", "next rollout", "rank 1: logits after .* not finite"),
      ("nvfp4_lora_aqn", "reward", "rank 1: reward planted returned nan"),
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
      ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*\): ValueError: planted here"),
-     ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 1"),
+     ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 2"),
      ("bf16_full", "idle", "rank 1: log-probabilities of rows .* not finite"),
      # The other waits in the middle of a pass: nothing can begin again.
      ("bf16_full", "memory", "rank 1 .*OutOfMemoryError: planted")],
@@ -327,10 +333,11 @@ def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
 @pytest.mark.parametrize(
     ("changes", "ranks"),
     [({"reach": "shared"}, 4),
+     ({}, 1),
      ({"updates_per_rollout": 2, "dynamic_sampling": 2, "aggregation": "token_mean"}, 3),
      ({"arm": "bf16_lora", "ratio": "sequence"}, 3),
      ({"arm": "bf16_full", "updates_per_rollout": 2, "beta": 0.05}, 3)],
-    ids=["noise that both see", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
+    ids=["noise that both see", "one process", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
 )  # fmt: skip
 def test_a_run_stopped_on_two_ranks_goes_on_with_others(
     alone, with_fault, tmp_path, changes, ranks

@@ -75,7 +75,7 @@ def test_a_folder_that_a_host_does_not_see_is_named_before_anything_runs(
 
 def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
     cluster.add_node(num_cpus=3, object_store_memory=10**8)
-    assert join_cluster(tmp_path, {"num_cpus": 2}) == 1
+    assert join_cluster(tmp_path, {"num_cpus": 2}) == [(0, 1), (1, 3)]
     for kind, needed, most in (("num_cpus", 4, 3), ("num_gpus", 2, 0)):
         sentence = f"{kind} is at most {most} on a host; a run needs {needed} on one"
         with pytest.raises(ValueError, match=sentence):
