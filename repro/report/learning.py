@@ -109,9 +109,8 @@ def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> li
         for arm in checked.selection.target.arms
         if checked.evidence.values(_ACCURACY).get(arm.name)
     ]
-    if not arms:
-        return NOTHING
-    return rendered("untrained.md", arms=arms, paper=paper, interval=interval_text)
+    found = {"arms": arms, "paper": paper, "interval": interval_text}
+    return rendered("untrained.md", **found) if arms else NOTHING
 
 
 def training_rows(checks: Sequence[Checked], expected: Path, name: str) -> list[str]:

@@ -46,6 +46,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     def judged() -> list[Checked]:
         return blessed_checks(expected)
 
+    untrained = [f"untrained_coder_{size}{of}" for size in ("0_5b", "1_5b") for of in ("", "_tags")]
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
@@ -53,9 +54,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
-        "untrained": lambda: untrained_rows(
-            judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
-        ),
+        "untrained": lambda: untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -108,7 +107,6 @@ def body(runs, folder, records, progress, should_stop, threads):
     if fault and rank == int(os.environ["FAULTY"]):
         step.carry_out = passes
         if fault == "any moment":
-            step.carry_out = whole
             threading.Timer(int(os.environ["AT"]) / 1000, kill_once).start()
         if fault == "put":
             step.carry_out, snapshots._put = whole, put_or_die
@@ -207,7 +205,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
 @pytest.mark.parametrize(
     ("fault", "rank", "at"),
     [("kill", 1, 1), ("kill", 0, 2), ("kill", 1, 4), ("put", 0, 2),
-     *(("any moment", n % 2, random.Random(n).randrange(1500)) for n in range(20))],
+     *(("any moment", n % 2, 75 * n) for n in range(20))],
 )  # fmt: skip
 def test_whenever_a_rank_is_killed_the_run_ends_in_ten_seconds_and_goes_on_the_same(
     alone, with_fault, tmp_path, fault, rank, at
@@ -337,7 +335,7 @@ def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
      ({"updates_per_rollout": 2, "dynamic_sampling": 2, "aggregation": "token_mean"}, 3),
      ({"arm": "bf16_lora", "ratio": "sequence"}, 3),
      ({"arm": "bf16_full", "updates_per_rollout": 2, "beta": 0.05}, 3)],
-    ids=["noise that both see", "one process", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
+    ids=["noise that both see", "one rank", "DAPO, two updates", "GSPO, bf16", "full training, KL"],
 )  # fmt: skip
 def test_a_run_stopped_on_two_ranks_goes_on_with_others(
     alone, with_fault, tmp_path, changes, ranks

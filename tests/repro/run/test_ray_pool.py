@@ -83,12 +83,12 @@ def test_a_run_has_its_room_on_one_host(cluster, tmp_path):
 
 
 def test_the_hosts_have_the_devices_that_a_run_needs_not_the_head(cluster, tmp_path, monkeypatch):
-    cluster.add_node(num_cpus=1, num_gpus=4, object_store_memory=10**8)
+    cluster.add_node(num_cpus=12, num_gpus=4, object_store_memory=10**8)
     asked = []
     monkeypatch.setattr("repro.run.execute._carry_out", lambda *a, **m: asked.append(a[0]) or 0)
     assert main(line(tmp_path, "--tier=paper", "--ranks=2", "--set=optimizer.name=adamw_8bit")) == 0
     ((batch,),) = (batches.values() for batches in asked)
-    assert (batch.workers, batch.ray_needs) == (2, {"num_gpus": 2})
+    assert (batch.workers, batch.threads, batch.ray_needs) == (2, 3, {"num_gpus": 2})
     assert main(line(tmp_path, "--tier=paper", "--ranks=5")) != 0
 
 
@@ -116,13 +116,7 @@ def test_without_ray_its_package_is_named(tmp_path, capsys):
     assert "pip install 'qerl-repro[ray]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--workers", "1"], "--workers 1: a Ray cluster has its own room"),
-        (["--devices", "1"], "--devices 1: a Ray cluster has its own room"),
-    ],
-)
-def test_what_a_cluster_decides_is_left_out(tmp_path, capsys, words, reason):
-    assert main(line(tmp_path, *words)) != 0
-    assert reason in capsys.readouterr().err
+@pytest.mark.parametrize("flag", ["--workers", "--devices"])
+def test_what_a_cluster_decides_is_left_out(tmp_path, capsys, flag):
+    assert main(line(tmp_path, flag, "1")) != 0
+    assert f"{flag} 1: a Ray cluster has its own room" in capsys.readouterr().err
