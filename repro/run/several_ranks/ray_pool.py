@@ -42,7 +42,7 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:
     name = "the cluster"
     try:
         ray.init("auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-        most = max(_each_has(kind))
+        most = max(_each_has(kind))[0]
         require(
             most >= needed,
             f"--executor ray: {kind} is at most {most} on a host; a run needs {needed} on one",
@@ -65,16 +65,16 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-    rooms = [there // needed for there in _each_has(kind)]
-    return list(zip(rooms, _each_has("num_cpus"), strict=True))
+    return sorted((there // needed, cpus) for there, cpus in _each_has(kind))
 
 
-def _each_has(kind: str) -> list[int]:
-    """Return how many each live host has of what `ray.remote` names so."""
+def _each_has(kind: str) -> list[tuple[int, int]]:
+    """Return how many each live host has of what `ray.remote` names so, and of CPUs."""
     import ray
 
     resource = {"num_gpus": "GPU", "num_cpus": "CPU"}[kind]
-    return [int(host["Resources"].get(resource, 0)) for host in ray.nodes() if host["Alive"]]
+    live = [host["Resources"] for host in ray.nodes() if host["Alive"]]
+    return [(int(has.get(resource, 0)), int(has.get("CPU", 0))) for has in live]
 
 
 def _seen(file: Path) -> tuple[bool, dict[str, Any]]:
@@ -134,7 +134,7 @@ class RayPool(WorkerPool):
 
     def _fill(self, waiting: deque[Task]) -> Iterator[Event]:
         """Submit tasks where there is room; those that wait for it any other start may claim."""
-        room = sum(there // self._needed for there in _each_has(self._kind))
+        room = sum(there // self._needed for there, _ in _each_has(self._kind))
         while waiting and not self._asked_to_stop and len(self._running) < room:
             task, elsewhere = self._next_free(waiting)
             yield from elsewhere
