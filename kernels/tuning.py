@@ -137,11 +137,14 @@ def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=4096)
-def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
-    """Return choice and joining for x (M, K) W^T with its adapter in one launch, M up to 16."""
+def choose_adapted(device: int, N: int, K: int, M: int, rank: int, steps: bool = True) -> Way:
+    """Return choice and joining for x (M, K) W^T with its adapter in one launch, M up to 16.
+
+    Without `steps`, which were NVFP4's, it is the layer's in isolation: NF4's at one row, faster.
+    """
     if (N, K, M) in _tried:
         return _tried[N, K, M]
-    in_steps = step_table(device).get((N, K), {})
+    in_steps = step_table(device).get((N, K), {}) if steps else {}
     at_least = [rows for rows in in_steps if rows >= M]
     if at_least:
         largest, way = in_steps[min(at_least)]

@@ -81,8 +81,8 @@ def _dispatch(
         hopper.narrow(x, weight, bias, out, choice)
         add_adapter(x, adapter, out)
     else:
-        rank = adapter.b.shape[1]
-        choice, joining = tuning.choose_adapted(x.device.index, N, K, M, rank)
+        rank, steps = adapter.b.shape[1], weight.format != "nf4" or M > 1
+        choice, joining = tuning.choose_adapted(x.device.index, N, K, M, rank, steps)
         fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
 
 
