@@ -87,6 +87,7 @@ def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, An
     alone = tuning.adapted_table(0)[4608, 3584][1]
     assert alone not in (SMALL, LARGE)
     assert tuning.choose_adapted(0, 4608, 3584, 1, 64) == alone
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 32, steps=False) == alone
     assert tuning.choose_adapted(0, 4600, 3584, 1, 32) == alone
 
 
