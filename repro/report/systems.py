@@ -196,7 +196,7 @@ def _short(blocks: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]
     for name, checks in blocks.items():
         for device, items in by_device(checks).items():
             parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, items, expected))
-    heads, own = ["question", "ratio in the paper"], ["measured", "claims", "bars"]
+    heads, own = ["question", "ratio in the paper"], ["measured", "claims, open questions", "bars"]
     written: list[str] = []
     for device in sorted(parts, key=_papers_card_first):
         lines = side_by_side(heads, own, {device: parts[device]})

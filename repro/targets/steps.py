@@ -169,12 +169,12 @@ TABLE3_32B = _against_lora(
 TABLE3_RL = _against_lora(
     "table3_rl", "A GRPO step of 16 prompts with 8 completions each, 7B",
     "with as many completions as RL really samples, a step of QeRL still takes less time",
-    RL_POINTS, 2, _SIZED,
+    RL_POINTS, 2, _SIZED, _OWN,
 )  # fmt: skip
 TABLE3_RL_LARGE = _against_lora(
     "table3_rl_large", "A GRPO step of 32 prompts with 8 completions each, 7B",
     "with 256 completions, where arithmetic dominates, a step of QeRL still takes less time",
-    RL_LARGE_POINTS, 3, _SIZED,
+    RL_LARGE_POINTS, 3, _SIZED, _OWN,
 )  # fmt: skip
 TABLE3_32B_RL = _against_lora(
     "table3_32b_rl", "A GRPO step of 16 prompts with 8 completions each, 32B",

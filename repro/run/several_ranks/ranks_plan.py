@@ -6,9 +6,9 @@ lengths). A decode step has a fixed cost and a cost per row::
     rollout = per_step * longest row + per_token * tokens of all rows
 
 The two points of a model have the same tokens and different longest rows, which gives both rates.
-The update is in proportion to tokens. Ranks meet after sampling, so each waits for the longest row
-of all. No record has the time on links by itself, so it is left out; the target `scaling` measures
-whole steps on two GPUs.
+The update is in proportion to tokens. Both are raised to the level of the one GPU of `scaling`,
+which has noise, a second process beside it, and rows of spread lengths alone. Ranks meet after
+sampling, so each waits for the longest row of all. Time on links is left out.
 """
 
 from __future__ import annotations
@@ -109,13 +109,21 @@ def measured_rates(model: str, arm: Arm, expected: Path, device: str | None = No
     for record in sorted(records, key=lambda item: device_of(item.environment) != device):
         measured = all(f"step_seconds_{name}" in record.metrics for name in names)
         if arm.training == "lora" and record.arm == f"{arm.weight_format}_lora" and measured:
-            return _rates_of(record, model, *names)
+            here = device_of(record.environment)
+            beside = blessed_records(expected, Tier.SYSTEMS, "scaling", here)
+            own = [r for r in beside if r.arm.startswith(record.arm)]
+            level = [r for r in own if f"step_seconds_{names[0]}" in r.metrics]
+            return _rates_of(record, [*level, record][0], model, *names)
     return None
 
 
-def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
+def _rates_of(record: Record, level: Record, model: str, spread: str, equal: str) -> Rates:
     def seconds(phase: str, name: str) -> float:
-        return record.value(f"{phase}_seconds_{name}") or 0.0
+        own, beside, there = (
+            one.value(f"{phase}_seconds_{of}") or 1.0
+            for one, of in ((record, name), (record, spread), (level, spread))
+        )
+        return own / beside * there
 
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
     point = StepPoint.recorded(values)
@@ -130,7 +138,8 @@ def _rates_of(record: Record, model: str, spread: str, equal: str) -> Rates:
         per_token=max(0.0, (seconds("rollout", equal) - per_step * mean) / tokens),
         per_update_token=update / (tokens + point.rows * point.prompt_tokens),
         fixed=max(0.0, seconds("step", spread) - seconds("rollout", spread) - update),
-        basis=f"{record.target} of {model} on {device_of(record.environment)}, one GPU",
+        basis=f"{record.target} of {model} on {device_of(record.environment)}, one GPU"
+        + (f", at the level of {level.target}'s" if level is not record else ""),
     )
 
 
