@@ -66,7 +66,7 @@ def _median(records: Sequence[Record], metric: str) -> float:
 
 
 def _floor(records: Sequence[Record], block: str, count: int) -> float:
-    timing = [record.effects["timing"] for record in records]
+    timing = [record.facts["timing"] for record in records]
     copy = median(float(item["bytes_per_second"]) for item in timing)
     matmul = median(float(item["flops_per_second"]) for item in timing)
     weights = _WEIGHTS[block]

@@ -230,7 +230,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
     optimizer.step()
-    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, effects={})
+    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, facts={})
     state = RunStates(step=1, runs=[run], failures=[None])
     final = save_checkpoint(tmp_path, state, parameters, optimizer)
     files = {path.name: path.read_bytes() for path in sorted(final.iterdir())}

@@ -57,7 +57,7 @@ _ROUNDING = 1e-4
 
 
 def derive(
-    procedure: str, scale: Mapping[str, Any], series: Series, effects: Mapping[str, Any]
+    procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
 ) -> dict[str, Estimate]:
     """Return all metrics that can be computed from the observations of a run.
 
@@ -71,10 +71,10 @@ def derive(
         return {}
     evaluation = scale["evaluation"]
     try:
-        metrics = _answered(effects.get("answers") or {}, scale)
+        metrics = _answered(facts.get("answers") or {}, scale)
         metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
         if procedure == "train":
-            metrics |= training_metrics(series, effects, evaluation)
+            metrics |= training_metrics(series, facts, evaluation)
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
@@ -161,7 +161,7 @@ def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
 
 
 def training_metrics(
-    series: Series, effects: Mapping[str, Any], evaluation: Mapping[str, Any]
+    series: Series, facts: Mapping[str, Any], evaluation: Mapping[str, Any]
 ) -> dict[str, Estimate]:
     """Return the metrics of a training run that summarise a series or an effect in one number.
 
@@ -171,7 +171,7 @@ def training_metrics(
     ----------
     series
         `reward` and `entropy` (nats), one value per step.
-    effects
+    facts
         `seconds`, of rollouts and of updates.
     """
     first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
@@ -183,7 +183,7 @@ def training_metrics(
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
         "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
         "train_seconds": _seconds(
-            effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
+            facts, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
         ),
     }
 
@@ -374,8 +374,8 @@ def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Esti
     )
 
 
-def _seconds(effects: Mapping[str, Any], names: Sequence[str], method: str) -> Estimate:
-    seconds = effects.get("seconds", {})
+def _seconds(facts: Mapping[str, Any], names: Sequence[str], method: str) -> Estimate:
+    seconds = facts.get("seconds", {})
     known = all(name in seconds for name in names)
     total = sum(seconds[name] for name in names) if known else None
     return Estimate(value=total, unit="seconds", method=method)

@@ -3,9 +3,9 @@
 An arm is measured at several points, of which some may not fit the device. Its record has the
 metrics of the others, and
 
-    effects["not_run"]          {part: sentence}; a part is a point, a point and batch (`32b_256`),
+    facts["not_run"]          {part: sentence}; a part is a point, a point and batch (`32b_256`),
                                 or a check, and begins or ends the names of its metrics
-    effects["out_of_memory"]    of measured steps: sentences "<point> <way>: why"
+    facts["out_of_memory"]    of measured steps: sentences "<point> <way>: why"
 
 A claim or a bar on an absent metric is then `not run`, with that sentence: neither an error nor
 silence.
@@ -24,12 +24,12 @@ def needs(needed_bytes: float, total_bytes: float, source: str) -> str:
 
 def reason(record: Record, metric: str) -> str | None:
     """Return why a record has no such metric, or None where it does not say."""
-    for part, sentence in record.effects.get("not_run", {}).items():
+    for part, sentence in record.facts.get("not_run", {}).items():
         if metric == part or metric.endswith(f"_{part}") or metric.startswith(f"{part}_"):
             return f"{part}: {sentence}"
     lines = [
         line
-        for line in record.effects.get("out_of_memory", ())
+        for line in record.facts.get("out_of_memory", ())
         if metric.endswith(f"_{line.split(' ', 1)[0]}")
     ]
     return "; ".join(lines) or None

@@ -35,7 +35,7 @@ class Measured:
     ----------
     series
         One value per step, None where a step has none.
-    effects
+    facts
         Facts about what the run did; receipts use them to show that no step was skipped.
     inputs
         SHA-256 of the inputs: checkpoint, problems, prompt template.
@@ -43,7 +43,7 @@ class Measured:
 
     metrics: dict[str, Estimate]
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    effects: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
 
 

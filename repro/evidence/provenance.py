@@ -99,9 +99,9 @@ def _distinct(states: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(by_digest.values())
 
 
-def note_source(effects: dict[str, Any]) -> None:
-    """Add the source that this process started with to effects that travel in a checkpoint."""
-    effects["sources"] = _distinct([*effects.get("sources", ()), source_at_start()])
+def note_source(facts: dict[str, Any]) -> None:
+    """Add the source that this process started with to facts that travel in a checkpoint."""
+    facts["sources"] = _distinct([*facts.get("sources", ()), source_at_start()])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Records: the configuration, effects and results of one run, as one JSON file.
+"""Records: the configuration, facts and results of one run, as one JSON file.
 
 The path is `<runs>/<tier>/<target>/<arm>/seed-<seed>.json`. The file is written under a temporary
 name and then renamed, so it is never incomplete, and it is never overwritten. A failed run writes
@@ -9,7 +9,7 @@ Every record has a seal, the SHA-256 of its other contents in a canonical form. 
 damage and manual edits. It is not a signature: anyone can compute it. Against forged results there
 is the review before blessing, and repeating the run.
 
-A record holds observations: configuration, digests, series, tallies, seconds, effects, and the
+A record holds observations: configuration, digests, series, tallies, seconds, facts, and the
 metrics that only the run itself can measure. All other metrics are computed when it is read
 (`repro.evidence.derived`).
 
@@ -39,7 +39,7 @@ from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import write_new
 
-SCHEMA = 2
+SCHEMA = 3
 SEAL = "seal"
 # A commit of git, or the value of `REPRO_COMMIT`: no leading dash, no control characters.
 _COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
@@ -69,8 +69,8 @@ class Record:
     metrics, series
         Numbers by name, including derived metrics once the record is read; and lists with one
         value per step (None where not finite).
-    effects
-        Facts about what the run did; `repro.evidence.receipts` lists those that are required.
+    facts
+        What the run did; `repro.evidence.receipts` lists what is required.
     outcome
         `{"status": "ok"}` or `{"status": "failed", "reason": ...}`.
     started, finished
@@ -93,7 +93,7 @@ class Record:
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    effects: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     outcome: dict[str, str] = field(default_factory=lambda: {"status": "ok"})
     started: str
     finished: str
@@ -129,7 +129,7 @@ class Record:
 
     def derived(self) -> dict[str, Estimate]:
         """Return the derived metrics; raise `ValueError` if the observations are contradictory."""
-        return derive(self.procedure, self.config["scale"], self.series, self.effects)
+        return derive(self.procedure, self.config["scale"], self.series, self.facts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its seal."""
@@ -174,7 +174,7 @@ def record_of(
     environment: Mapping[str, Any],
     started: datetime,
     series: Mapping[str, list[float | None]] | None = None,
-    effects: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
     inputs: Mapping[str, str] | None = None,
     outcome: Mapping[str, str] | None = None,
     sources: Sequence[Mapping[str, Any]] = (),
@@ -203,7 +203,7 @@ def record_of(
         inputs=dict(inputs or {}),
         metrics=dict(metrics),
         series={name: list(values) for name, values in (series or {}).items()},
-        effects=dict(effects or {}),
+        facts=dict(facts or {}),
         outcome=dict(outcome or {"status": "ok"}),
         started=started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -315,7 +315,7 @@ def _finite_number(digits: str) -> float:
 def parse_record(raw: Any, where: str) -> Record:
     """Convert JSON values to a record; `where` names their origin in errors.
 
-    Only the types of the fields are checked, not the contents of effects and environment.
+    Only the types of the fields are checked, not the contents of facts and environment.
 
     Raises `RecordError` if the values have another schema, other fields than a record, one of
     another type, or a wrong seal.

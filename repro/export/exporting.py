@@ -128,7 +128,7 @@ def _adapter(
     policy: Policy, trained: TrainedWeights, folder: Path, args: argparse.Namespace, device: str
 ) -> list[str]:
     """Write PEFT's files and compare them as peft and this project read them."""
-    changed = [name for name in ("order", "rounding") if policy.effects.get(name) is not None]
+    changed = [name for name in ("order", "rounding") if policy.facts.get(name) is not None]
     if changed:
         raise ValueError(
             f"{args.adapter} was trained on weights with another {' and '.join(changed)} than "

@@ -131,7 +131,7 @@ def carry_through(
         )
         for name, value in values.items()
     }
-    effects = {
+    facts = {
         "linears": loaded["linears"],
         "linears_quantised": made["linears"],
         "source_shards": built["shards"],
@@ -139,7 +139,7 @@ def carry_through(
         "trained_change_l2": loaded["step"]["moved"],
         "stages": {"build": built, "quantise": made, "first_load": first, "load": loaded},
     }
-    return Measured(metrics=metrics, effects=effects)
+    return Measured(metrics=metrics, facts=facts)
 
 
 def build(*, source: str, shape: dict[str, Any], seed: int, device: str, held: int = 0) -> Report:

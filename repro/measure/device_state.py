@@ -1,7 +1,7 @@
 """The state of the device before and after a measurement, and the demand that its memory is free.
 
 A measurement is worth no more than the device was free for it. `device_state` describes the device
-in JSON values for the record (`effects["device"]`); `repro.evidence.receipts` refuses a record
+in JSON values for the record (`facts["device"]`); `repro.evidence.receipts` refuses a record
 whose device was shared, or too hot. `require_clean` runs before a model is loaded, so that memory
 in use by others, or left by an earlier model, is found before anything is timed.
 

@@ -111,7 +111,7 @@ def measure_operations(
         for block in scale.blocks:
             metrics |= _block(block, run.arm.weight_format, scale, totals, progress, should_stop)
     measured_copy_rate = timing.copy_rate()
-    effects = {
+    facts = {
         "largest_relative_difference": totals.difference,
         "tuned_table": tuning.device_slug(torch.cuda.get_device_name()),
         "timing": {
@@ -123,7 +123,7 @@ def measure_operations(
             "flops_per_second": timing.matmul_rate(),
         },
     }
-    return Measured(metrics=metrics, effects=effects)
+    return Measured(metrics=metrics, facts=facts)
 
 
 def _block(

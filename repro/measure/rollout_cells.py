@@ -169,7 +169,7 @@ class Cell:
         multiplied by all projections.
         """
         policy = self.engine.policy
-        weight_bytes = policy.effects["base_bytes"] - _embedding_bytes(policy.decoder)
+        weight_bytes = policy.facts["base_bytes"] - _embedding_bytes(policy.decoder)
         tokens = self.batch * (self.point.prompt_tokens + steps - 1)
         self.repeat.seconds += seconds
         self.repeat.nbytes += (steps + 1) * weight_bytes

@@ -335,10 +335,10 @@ def _facts(
     waves: int,
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    fallbacks, policy = state.effects.get("micro_batch_fallbacks", []), policies.policy
+    fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), policies.policy
     (generated,) = policies.ranks.add_numbers([statistics.generated_tokens])
     facts = {
-        "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
+        "micro_tokens": state.facts.get("micro_tokens", planned.micro_tokens),
         "kept_blocks": planned.kept_blocks,
         "fallbacks": [asked for _, asked, _ in fallbacks],
         "slots": planned.slots,

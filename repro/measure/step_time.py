@@ -5,8 +5,8 @@ and once with the arm's; every point gets an engine on those same weights and an
 up, and is timed as often as the scale says. Only a finished run is kept, as a record; one that was
 stopped is measured again from its beginning. The metrics: `repro.measure.step_metrics`.
 
-A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
-another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.
+A point that does not fit has no metrics; `facts["out_of_memory"]` says so. One that fails in
+another way costs its own metrics alone: `facts["failed"]` says how, and the log has a traceback.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def measure_steps(
     measured = measured_steps(own, ways, scale.points, bench.results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    measured.facts.update(failed=bench.failures, timed_retries=bench.timed_retries)
     if ranks.world > 1:
-        measured.effects["ranks"] = ranks.world
+        measured.facts["ranks"] = ranks.world
     return measured
 
 
@@ -88,18 +88,18 @@ def measured_steps(
     """Return what the results come to."""
     metrics: dict[str, Estimate] = {}
     series: dict[str, list[float | None]] = {}
-    effects: dict[str, Any] = {"points": {}, "out_of_memory": []}
+    facts: dict[str, Any] = {"points": {}, "out_of_memory": []}
     names = [way_of(way) for way in ways]
     slowed = []
     for point in points:
         entries = {name: results[point.name, name] for name in names}
-        effects["out_of_memory"] += [
+        facts["out_of_memory"] += [
             f"{point.name} {name}: {entry.out_of_memory}"
             for name, entry in entries.items()
             if entry.out_of_memory
         ]
         timed = {name: entry for name, entry in entries.items() if entry.repeats}
-        effects["points"][point.name] = {name: entry.facts for name, entry in timed.items()}
+        facts["points"][point.name] = {name: entry.facts for name, entry in timed.items()}
         if not point.memory_only:
             slowed += [repeat["slowed"] for entry in timed.values() for repeat in entry.repeats]
         entry = timed.get(way_of(own))
@@ -113,10 +113,8 @@ def measured_steps(
         timed_series = series_of(point, entry, base, equal)
         metrics |= metrics_of(point, entry, timed_series, alone)
         series |= timed_series
-    effects |= summary(own, points, results)
+    facts |= summary(own, points, results)
     # Where the driver counted around every repeat, its own and the baseline's.
     if slowed and all(slowed):
-        effects["timed_slowed"] = {
-            name: max(shares[name] for shares in slowed) for name in slowed[0]
-        }
-    return Measured(metrics=metrics, series=series, effects=effects)
+        facts["timed_slowed"] = {name: max(shares[name] for shares in slowed) for name in slowed[0]}
+    return Measured(metrics=metrics, series=series, facts=facts)

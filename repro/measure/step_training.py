@@ -155,13 +155,13 @@ def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> d
         `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
     (run,) = state.runs
-    before = run.effects.get("rows", {}).get("tokens_sampled", 0)
+    before = run.facts.get("rows", {}).get("tokens_sampled", 0)
     spent = t.policies.ranks.spent
     clock, exchanged = EventClock(), spent.get(EXCHANGE, 0.0)
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
     measured["exchange"] = spent.get(EXCHANGE, 0.0) - exchanged
-    measured["completion_tokens"] = run.effects["rows"]["tokens_sampled"] - before
+    measured["completion_tokens"] = run.facts["rows"]["tokens_sampled"] - before
     measured = {name: waves * value for name, value in measured.items()}
     names = ["grad_norm"]
     sampler = t.policies.sampler

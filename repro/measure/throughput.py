@@ -15,9 +15,9 @@ prompt shared, prefill counted.
 A point with windows is not rolled out whole (`rollout_cells`); vLLM's engine has no host share.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
-`effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
+`facts["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
 after; the other batches are measured all the same. Only finished runs are kept, as records; those
-that were stopped are measured again from the beginning. `effects["timed_retries"]` counts how often
+that were stopped are measured again from the beginning. `facts["timed_retries"]` counts how often
 the allocator retried under the clock.
 
 Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
@@ -95,7 +95,7 @@ def measure_seeds(
     arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
     return [
-        Measured(metrics=repeat.metrics, effects=arm.effects | _receipt(repeat, rates))
+        Measured(metrics=repeat.metrics, facts=arm.facts | _receipt(repeat, rates))
         for repeat in arm.repeats
     ]
 
@@ -107,7 +107,7 @@ class _ArmAtHand:
     run: RunConfig
     products: Literal["own", "bitsandbytes", "vllm"]
     repeats: list[Repeat]
-    effects: dict[str, Any]
+    facts: dict[str, Any]
     not_run: dict[str, str]
 
     @contextmanager
@@ -141,7 +141,7 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     run = runs[0]
     products = run.scale.products(run.arm.name)
     not_run = not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1])
-    effects = {
+    facts = {
         "linears": {},
         "adapter_modules": 0,
         "products": products,
@@ -150,7 +150,7 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
         "timed_retries": {},
     }
     repeats = [Repeat(seed=run.seed) for run in runs]
-    return _ArmAtHand(run=run, products=products, repeats=repeats, effects=effects, not_run=not_run)
+    return _ArmAtHand(run=run, products=products, repeats=repeats, facts=facts, not_run=not_run)
 
 
 def _measure_shape(
@@ -167,7 +167,7 @@ def _measure_shape(
         policy = _policy(arm.run, shape)
     if policy is None:
         return
-    _count(policy, arm.effects)
+    _count(policy, arm.facts)
     for point in points:
         numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
         progress(f"{point.name}: {arm.run.arm.label}", numbers)
@@ -208,7 +208,7 @@ def _point(
         with arm.fit_or_left_out(cell_of(point, max(batches))):
             if arm.products == "vllm":
                 engine = VllmEngine(policy, point, batches)
-                arm.effects["vllm"] = engine.receipt
+                arm.facts["vllm"] = engine.receipt
             else:
                 engine = _engine(point, max(batches), policy, arm.products)
             if point.windows:
@@ -226,10 +226,10 @@ def _point(
         if cell in arm.not_run:
             _forget(repeats, cell)
         else:
-            arm.effects["timed_retries"][cell] = 0
+            arm.facts["timed_retries"][cell] = 0
     smallest = cell_of(point, min(point.batches))
     stepwise = arm.products != "vllm" and not point.windows and point.new_tokens > 1
-    if stepwise and smallest in arm.effects["timed_retries"]:
+    if stepwise and smallest in arm.facts["timed_retries"]:
         with arm.fit_or_left_out(f"host_share_{point.name}"):
             time_host_share(point, engine, repeats)
     engine.close()
@@ -262,9 +262,9 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
     return engine
 
 
-def _count(policy: Policy, effects: dict[str, Any]) -> None:
+def _count(policy: Policy, facts: dict[str, Any]) -> None:
     """Count the model's linear layers, and those that an adapter changes: B is not zero."""
     for kind, count in linears_of(policy).items():
-        effects["linears"][kind] = effects["linears"].get(kind, 0) + count
+        facts["linears"][kind] = facts["linears"].get(kind, 0) + count
     adapters = [layer.adapter() for _, layer in adapter_layers(policy.model)]
-    effects["adapter_modules"] += sum(bool(B.any()) for _, B, _ in adapters)
+    facts["adapter_modules"] += sum(bool(B.any()) for _, B, _ in adapters)

@@ -41,7 +41,7 @@ class VllmEngine(VllmSampler):
         with tempfile.TemporaryDirectory() as name:
             digest = {"checkpoint_sha256": write_base(policy, Path(name))}
             super().__init__(
-                replace(policy, folder=Path(name), effects=policy.effects | digest),
+                replace(policy, folder=Path(name), facts=policy.facts | digest),
                 max_positions=point.prompt_tokens + point.new_tokens,
                 memory_share=_MEMORY_SHARE,
                 max_num_seqs=max(batches),

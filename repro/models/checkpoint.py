@@ -396,22 +396,22 @@ def digests_of_read(folder: Path) -> dict[str, str]:
     return {name: sums[name] for name in sorted(names)}
 
 
-def weights_digest(effects: Mapping[str, Any]) -> str:
-    """Return the digest of a checkpoint's weights, by the effects of having loaded it."""
-    return str(effects["checkpoint_sha256"] or _digest(effects["checkpoint_files"], weights=True))
+def weights_digest(facts: Mapping[str, Any]) -> str:
+    """Return the digest of a checkpoint's weights, by the facts of having loaded it."""
+    return str(facts["checkpoint_sha256"] or _digest(facts["checkpoint_files"], weights=True))
 
 
-def checkpoint_inputs(effects: Mapping[str, Any]) -> dict[str, str]:
-    """Return a record's digests of a checkpoint, by the effects of having loaded it.
+def checkpoint_inputs(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return a record's digests of a checkpoint, by the facts of having loaded it.
 
     They are of its weights, of what else was read, such as its template, and of the GGUF file that
     it was made of, where there is one.
     """
     inputs = {
-        "checkpoint": weights_digest(effects),
-        "checkpoint_files": _digest(effects["checkpoint_files"], weights=False),
+        "checkpoint": weights_digest(facts),
+        "checkpoint_files": _digest(facts["checkpoint_files"], weights=False),
     }
-    return inputs | ({"gguf": effects["gguf"]["gguf_sha256"]} if "gguf" in effects else {})
+    return inputs | ({"gguf": facts["gguf"]["gguf_sha256"]} if "gguf" in facts else {})
 
 
 def _digest(sums: Mapping[str, str], *, weights: bool) -> str:

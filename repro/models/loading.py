@@ -74,7 +74,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What loading did: the receipts behind `Policy.effects`.
+    """What loading did: the receipts behind `Policy.facts`.
 
     Attributes
     ----------

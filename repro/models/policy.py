@@ -14,7 +14,7 @@ training        base projections                        trainable
 Everything trainable is a float32 master. Frozen 16-bit parts hold bfloat16's values in the compute
 dtype: float32 on a CPU (so no accuracy is lost in arithmetic), bfloat16 on a GPU. Under full
 training with 16-bit compute the decoder runs in autocast: matrices are cast at use, the residual
-stream and the norms stay float32. `effects["compute"]` says which it was.
+stream and the norms stay float32. `facts["compute"]` says which it was.
 
 Easy mistakes
 -------------
@@ -80,7 +80,7 @@ class Policy:
     checkpoint, folder
         What `load_policy` was asked for, and the local folder that it read; empty and None for a
         policy made otherwise.
-    effects
+    facts
         What was really done: `linears` (count by format), `recipe` (the arithmetic of scales) and
         `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
@@ -98,7 +98,7 @@ class Policy:
     compute_dtype: torch.dtype
     checkpoint: str = ""
     folder: Path | None = None
-    effects: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     shards: Shards | None = None
 
     @property
@@ -184,13 +184,13 @@ def load_policy(
         rounding_recipe = default_recipe(folder, rounding.format)
         source = rounded = RoundedSource(source, rounding, device, rounding_recipe)
     recipe = default_recipe(folder, weight_format)
-    model, effects = _load_base(
+    model, facts = _load_base(
         description, source, weight_format, base_dtype, torch.device(device), recipe
     )
     if rounded is not None:
-        effects["rounding"] = rounded.receipt()
+        facts["rounding"] = rounded.receipt()
     if order is not None:
-        effects["order"] = order
+        facts["order"] = order
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
@@ -202,9 +202,9 @@ def load_policy(
         compute_dtype=dtype,
         checkpoint=str(checkpoint),
         folder=folder,
-        effects=effects | {"checkpoint_sha256": digest} | read,
+        facts=facts | {"checkpoint_sha256": digest} | read,
     )
-    policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
+    policy.facts["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)
     return policy
 
@@ -217,7 +217,7 @@ def _load_base(
     device: torch.device,
     recipe: str,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the filled decoder with wrapped norms, all frozen, and the effects so far."""
+    """Return the filled decoder with wrapped norms, all frozen, and the facts so far."""
     model = build_on_meta(description.config)
     if description.end_token_ids is not None:
         cast(Any, model).generation_config.eos_token_id = description.end_token_ids
@@ -231,7 +231,7 @@ def _load_base(
         recipe=recipe,
     )
     _require_all_projections(model, filled, weight_format)
-    effects = {
+    facts = {
         "linears": {name: len(projections) for name, projections in filled.linears.items()},
         "recipe": recipe if filled.relative_errors else None,
         "relative_weight_error_mean": _mean(filled),
@@ -239,7 +239,7 @@ def _load_base(
         "base_bytes": base_bytes(model),
     }
     pack_projections(model, dtype)
-    return model, effects
+    return model, facts
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
@@ -378,11 +378,11 @@ def _mean(filled: Filled) -> float | None:
 
 
 def set_trainable(policy: Policy, *, norms_trained: bool) -> None:
-    """Make trainable what the policy's kind of training says, and note it in its effects."""
+    """Make trainable what the policy's kind of training says, and note it in its facts."""
     adapters = dict(adapter_layers(policy.model))
-    policy.effects["adapter_modules"] = len(adapters)
-    policy.effects["norms_trained"] = 0
-    policy.effects["compute"] = str(policy.compute_dtype).removeprefix("torch.")
+    policy.facts["adapter_modules"] = len(adapters)
+    policy.facts["norms_trained"] = 0
+    policy.facts["compute"] = str(policy.compute_dtype).removeprefix("torch.")
     if policy.training == "full":
         for parameter in policy.model.parameters():
             parameter.requires_grad_(True)
@@ -391,13 +391,13 @@ def set_trainable(policy: Policy, *, norms_trained: bool) -> None:
     if norms_trained:
         for norm in block_norms(policy.model).values():
             norm.weight = nn.Parameter(norm.weight.detach().to(torch.float32))
-            policy.effects["norms_trained"] += 1
+            policy.facts["norms_trained"] += 1
     trainable = trainable_parameters(policy)
-    policy.effects["parameters_trainable"] = sum(p.numel() for p in trainable.values())
+    policy.facts["parameters_trainable"] = sum(p.numel() for p in trainable.values())
 
 
 def _run_in_autocast(policy: Policy) -> None:
     inner = policy.decoder.get_submodule("model")
     autocast = torch.autocast(policy.device.type, dtype=policy.compute_dtype)
     setattr(inner, "forward", autocast(inner.forward))  # noqa: B010 (a method, to mypy)
-    policy.effects["compute"] += " by autocast; float32 masters, residual stream and norms"
+    policy.facts["compute"] += " by autocast; float32 masters, residual stream and norms"

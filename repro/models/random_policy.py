@@ -111,7 +111,7 @@ def random_policy(
         model.lm_head.weight = model.model.embed_tokens.weight
     model.model.rotary_emb.to(target)
     wrap_norms(model)
-    effects: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
+    facts: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
     pack_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:
@@ -123,7 +123,7 @@ def random_policy(
         weight_format=weight_format,
         training="full" if full else "lora" if lora_rank else "none",
         compute_dtype=dtype,
-        effects=effects,
+        facts=facts,
     )
     if full:
         set_trainable(policy, norms_trained=False)

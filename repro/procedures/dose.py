@@ -127,14 +127,14 @@ def measure_dose(
             f"{name}_by_prompt": [None if math.isnan(value) else value for value in values]
             for name, values in by_prompt.items()
         },
-        effects=dict(policy.effects)
+        facts=dict(policy.facts)
         | {
-            "noise_at_start": _noise_effects(receipt),
+            "noise_at_start": _noise_facts(receipt),
             "temperature": temperature,
             "answers": {"accuracy": answers.tallies()},
         },
         inputs={
-            **checkpoint_inputs(policy.effects),
+            **checkpoint_inputs(policy.facts),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },
@@ -296,7 +296,7 @@ def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceip
     return perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
 
 
-def _noise_effects(receipt: NoiseReceipt) -> dict[str, Any]:
+def _noise_facts(receipt: NoiseReceipt) -> dict[str, Any]:
     return {
         "sigma": receipt.sigma,
         "sigma_realised": receipt.sigma_realised,

@@ -111,10 +111,10 @@ class LoadedRuns:
         The policy of a single run, or the stack of an ensemble.
     evaluation, tallies
         For all runs, in their order.
-    effects
-        What loading did, per run: `Policy.effects`.
+    facts
+        What loading did, per run: `Policy.facts`.
     receipts
-        Further effects, the same for every run.
+        Further facts, the same for every run.
     during
         What the process was doing while its peak memory was measured, for the record.
     """
@@ -125,7 +125,7 @@ class LoadedRuns:
     problems: ProblemSets
     evaluation: ScaleEvaluator
     tallies: Sequence[RunTally]
-    effects: Sequence[Mapping[str, Any]]
+    facts: Sequence[Mapping[str, Any]]
     receipts: Mapping[str, Any] = field(default_factory=dict)
     during: str = "the run"
 
@@ -168,10 +168,10 @@ class LoadedRuns:
             unit="bytes",
             method=f"peak of the process during {self.during}",
         )
-        effects = {**self.effects[number], **self.receipts}
+        facts = {**self.facts[number], **self.receipts}
         if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
-            effects["sampler"] = type(self.sampler).__name__
-        effects |= {
+            facts["sampler"] = type(self.sampler).__name__
+        facts |= {
             "test_sets_left_out": [
                 item.name for item in run.scale.test_sets if item.name not in problems.further
             ],
@@ -181,28 +181,28 @@ class LoadedRuns:
         answers = final_tallies(final, number)
         inputs = self._inputs(number)
         if trained is None:
-            return Measured(metrics=metrics, effects=effects | {"answers": answers}, inputs=inputs)
-        effects |= trained.result.effects
-        effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
-        effects["trained_change_l2"] = trained.change_l2
-        effects["optimizer_steps"] = trained.result.step
+            return Measured(metrics=metrics, facts=facts | {"answers": answers}, inputs=inputs)
+        facts |= trained.result.facts
+        facts["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
+        facts["trained_change_l2"] = trained.change_l2
+        facts["optimizer_steps"] = trained.result.step
         inputs["train_problems"] = problems.train_digest
         series = {name: list(values) for name, values in trained.result.series.items()}
-        return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
+        return Measured(metrics=metrics, series=series, facts=facts, inputs=inputs)
 
     def _inputs(self, number: int) -> dict[str, str]:
         """Return the digests of a run's inputs: checkpoint, problems, prompt template."""
         scale: TrainScale = self.evaluation.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
-            **checkpoint_inputs(self.effects[number]),
+            **checkpoint_inputs(self.facts[number]),
             **self.problems.digests,
             "prompt_template": template_named(scale.prompt_template).digest(),
         }
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 
 
-def digests_at_start(effects: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
+def digests_at_start(facts: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
     """Return the digests, by name, that must be unchanged when a run resumes from a checkpoint."""
     own = problems.digests | {"train_problems": problems.train_digest}
-    return {**effects["checkpoint_files"], **own}
+    return {**facts["checkpoint_files"], **own}

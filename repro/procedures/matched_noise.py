@@ -3,7 +3,7 @@
 The strength is found on completions that the 16-bit policy samples of calibration prompts of the
 training split. The noise and so its sigma differ by seed, and so does the format's rounding where
 each seed has an order of channels of its own. Both policies are loaded alike, adapter and all. The
-receipt with both KLs goes into the record's effects.
+receipt with both KLs goes into the record's facts.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ def plant_arms_noise(policy: Policy, run: RunConfig) -> None:
         matched_to=arm.weight_noise.matched_to,
         seed=run.seed,
     )
-    policy.effects["weight_noise"] = dataclasses.asdict(receipt)
+    policy.facts["weight_noise"] = dataclasses.asdict(receipt)

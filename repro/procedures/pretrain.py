@@ -141,9 +141,9 @@ def pretrain_policy(
         ),
     }
     kept = ("parameters", "tokens", "weights_sha256")
-    effects = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
+    facts = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
     inputs = {"recipe": digest_of(recipe), "tokenizer": digest_of(tokenizer.get_vocab())}
-    return Measured(metrics=costs, series={"loss": [*loss]}, effects=effects, inputs=inputs)
+    return Measured(metrics=costs, series={"loss": [*loss]}, facts=facts, inputs=inputs)
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:

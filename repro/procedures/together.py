@@ -4,7 +4,7 @@
 `repro.procedures.train` does, and evaluates it with the same evaluator on the same problems. A run
 that fails is returned as a `FailedRun`; the other runs of its ensemble continue.
 
-Each record says what the runs shared. `effects["together"]` holds the number of runs, the seconds
+Each record says what the runs shared. `facts["together"]` holds the number of runs, the seconds
 of the ensemble before, during and after training, the tokens that one pass may take, the peak of
 the memory in tensors, and how often the allocator had to free cached blocks and retry. The record's
 `seconds` are the run's share; `peak_bytes` is the peak of the whole process.
@@ -184,10 +184,10 @@ class _Ensemble:
             problems=problems,
             evaluation=evaluation,
             tallies=[
-                RunTally(evaluation, pool, number, digests_at_start(effects, problems))
-                for number, effects in enumerate(stack.effects)
+                RunTally(evaluation, pool, number, digests_at_start(facts, problems))
+                for number, facts in enumerate(stack.facts)
             ],
-            effects=stack.effects,
+            facts=stack.facts,
             during=f"{len(runs)} runs at once",
         )
         self.folders = None if folder_of is None else [folder_of(run) for run in runs]

@@ -213,8 +213,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         sampler=sampler,
         problems=problems,
         evaluation=evaluation,
-        tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.effects, problems))],
-        effects=[policy.effects],
+        tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.facts, problems))],
+        facts=[policy.facts],
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),

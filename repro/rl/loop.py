@@ -141,8 +141,6 @@ def _results(state: RunStates, *, finished: bool) -> list[TrainResult | FailedRu
             results.append(FailedRun(step=own.step, reason=failure))
         else:
             results.append(
-                TrainResult(
-                    finished=finished, step=own.step, series=own.series, effects=own.effects
-                )
+                TrainResult(finished=finished, step=own.step, series=own.series, facts=own.facts)
             )
     return results

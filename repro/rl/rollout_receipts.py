@@ -1,6 +1,6 @@
-"""Records of each rollout in a run's state: values of series, and receipts in `effects`.
+"""Records of each rollout in a run's state: values of series, and receipts in `facts`.
 
-Effects are sums and maxima over rollouts (norms perturbed and their realised sigma, rows trained
+Facts are sums and maxima over rollouts (norms perturbed and their realised sigma, rows trained
 on). Checkpoints hold them, so a resumed run's receipts are those of the whole run; only `seconds`
 differ from an uninterrupted one. Counts from elsewhere in the process (grades, killed graders, peak
 memory) form a `Tally`, which is saved in each checkpoint and continued from it.
@@ -56,7 +56,7 @@ def note_rollout(
     rows, mismatch = rollout.rows, None
     if len(done):
         mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
-    note_effects(state, rollout, receipt)
+    note_facts(state, rollout, receipt)
     return rollout_values(run, rollout, receipt, mismatch, state)
 
 
@@ -91,18 +91,18 @@ def rollout_values(
     if run.scale.evaluation.threshold:
         values["accuracy_sampled"] = rollout.accuracy_sampled
         # So far, as the prompts consumed are.
-        values["tokens_sampled"] = state.effects["rows"]["tokens_sampled"]
+        values["tokens_sampled"] = state.facts["rows"]["tokens_sampled"]
     return values
 
 
-def note_effects(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> None:
+def note_facts(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> None:
     """Add a rollout to the run's receipts."""
     note_noise(state, receipt)
-    effects = state.effects
-    effects["advantage_group_mean_max"] = max(
-        effects.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
+    facts = state.facts
+    facts["advantage_group_mean_max"] = max(
+        facts.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
     )
-    rows = effects.setdefault(
+    rows = facts.setdefault(
         "rows",
         {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0,
          "tokens_sampled": 0},
@@ -116,7 +116,7 @@ def note_effects(state: TrainState, rollout: Rollout, receipt: NoiseReceipt) -> 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
     """Add a rollout's perturbation to the run's receipts."""
-    noise = state.effects.setdefault(
+    noise = state.facts.setdefault(
         "noise",
         {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
          "channels_changed": 0, "sigma_max": 0.0, "sigma_realised_max": 0.0, "digest": ""},
@@ -133,7 +133,7 @@ def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
 
 def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
     """Return `micro_tokens`, or the smaller size to which an earlier step had to reduce it."""
-    return min(micro_tokens, state.effects.get("micro_tokens", micro_tokens))
+    return min(micro_tokens, state.facts.get("micro_tokens", micro_tokens))
 
 
 def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int) -> None:
@@ -142,8 +142,8 @@ def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int)
     Later steps begin with `fitting`; the gradient is the same, the time differs.
     """
     if fitting < asked:
-        state.effects["micro_tokens"] = fitting
-        state.effects.setdefault("micro_batch_fallbacks", []).append([step, asked, fitting])
+        state.facts["micro_tokens"] = fitting
+        state.facts.setdefault("micro_batch_fallbacks", []).append([step, asked, fitting])
 
 
 def _largest_group_mean(rollout: Rollout) -> float:
@@ -157,7 +157,7 @@ def _largest_group_mean(rollout: Rollout) -> float:
 
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     """Note a held-out accuracy with the steps and the tokens sampled for training behind it."""
-    sampled = state.effects["rows"]["tokens_sampled"] if step else 0
+    sampled = state.facts["rows"]["tokens_sampled"] if step else 0
     state.series.setdefault("evaluation_step", []).append(step)
     state.series.setdefault("evaluation_accuracy", []).append(accuracy)
     state.series.setdefault("evaluation_tokens", []).append(sampled)

@@ -42,7 +42,7 @@ class TrainResult:
     finished: bool
     step: int
     series: dict[str, list[float | int | None]]
-    effects: dict[str, Any]
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class TrainState:
     step: int
     draws: int
     series: dict[str, list[float | int | None]]
-    effects: dict[str, Any]
+    facts: dict[str, Any]
     counts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,13 +130,11 @@ class RunStates:
         elapsed, living = time.perf_counter() - started, sum(self.alive)
         for run, lives in zip(self.runs, self.alive, strict=True):
             if lives:
-                seconds = run.effects.setdefault("seconds", {})
+                seconds = run.facts.setdefault("seconds", {})
                 seconds[name] = seconds.get(name, 0.0) + elapsed / living
 
 
 def fresh_states(runs: Sequence[RunConfig], *, freeze: bool) -> RunStates:
     """Return the states of runs that have made no step."""
-    states = [
-        TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={}) for run in runs
-    ]
+    states = [TrainState(digest=run.digest(), step=0, draws=0, series={}, facts={}) for run in runs]
     return RunStates(step=0, runs=states, failures=[None] * len(runs), freeze=freeze)

@@ -38,7 +38,7 @@ from repro.models.files.tensor_files import write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"
-SCHEMA = 3
+SCHEMA = 4
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSORS = ".safetensors"
 

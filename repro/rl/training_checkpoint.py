@@ -42,7 +42,7 @@ def save_checkpoint(
 ) -> Path | None:
     """Write the checkpoint of `state.step`, or help another rank to; return its folder."""
     for run in state.runs:
-        note_source(run.effects)
+        note_source(run.facts)
     moments, numbers = optimizer_tensors(optimizer, parameters, shards)
     trained = {
         name: p.detach() if shards is None else shards.written(name, p.detach())
@@ -69,7 +69,7 @@ def load_checkpoint(
 ) -> RunStates | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
-    Newer ones that were refused are named in `effects["checkpoints_refused"]` of every run.
+    Newer ones that were refused are named in `facts["checkpoints_refused"]` of every run.
 
     Raises `ValueError` when every checkpoint is damaged, or of other configurations or parameters;
     the message names each.
@@ -109,7 +109,7 @@ def load_checkpoint(
     state, refused = newest
     for run in state.runs:
         if refused:
-            run.effects.setdefault("checkpoints_refused", []).extend(refused)
+            run.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
 
 

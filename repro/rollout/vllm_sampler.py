@@ -275,7 +275,7 @@ def served_folder(policy: Policy) -> tuple[Path, str]:
     It is the policy's own where loading rounds nothing; else one quantised from it as the policy
     was, once, into the user's cache. `CheckpointError` when its files are not what was written.
     """
-    source, digest, kind = policy.folder, weights_digest(policy.effects), policy.weight_format
+    source, digest, kind = policy.folder, weights_digest(policy.facts), policy.weight_format
     assert source is not None
     if kind in ("bf16", read_description(source).stored_format):
         return source, digest

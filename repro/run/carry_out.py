@@ -92,7 +92,7 @@ def carry_out(
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
-        left_out = measurement.effects.get("not_run")
+        left_out = measurement.facts.get("not_run")
         if left_out and not measurement.metrics:
             reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
             paths.append(failed_record(run, reason, environment, started).write(records))
@@ -102,7 +102,7 @@ def carry_out(
 
 
 def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
-    """Measure on a device whose memory is free, and add the device's state to the effects."""
+    """Measure on a device whose memory is free, and add the device's state to the facts."""
     from repro.measure.device_state import between, device_state, require_clean
 
     if cuda_devices():
@@ -110,7 +110,7 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
     before = device_state()
     measured = _measure(runs, **how)
     device = {"device": between(before, device_state())}
-    return [dataclasses.replace(item, effects=item.effects | device) for item in measured]
+    return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
 
 
 def is_ensemble(run: RunConfig) -> bool:
@@ -166,13 +166,13 @@ def keep(
 
     To the states of the source that its checkpoints carried, those of this process are added.
     """
-    effects = dict(measured.effects)
+    facts = dict(measured.facts)
     record = record_of(
         run,
         metrics=measured.metrics,
         series=measured.series,
-        sources=effects.pop("sources", ()),
-        effects=effects,
+        sources=facts.pop("sources", ()),
+        facts=facts,
         inputs=measured.inputs | plan_inputs(run),
         environment=environment,
         started=started,

@@ -199,9 +199,9 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
 
 def _runs_at_once(record: Record) -> int:
     """Return how many runs shared the record's time: an ensemble, or seeds on one loaded model."""
-    effects = record.effects
-    together = effects.get("together", {}).get("runs", 1)
-    return int(effects.get("repeats_together", together))
+    facts = record.facts
+    together = facts.get("together", {}).get("runs", 1)
+    return int(facts.get("repeats_together", together))
 
 
 def duration(seconds: float) -> str:

@@ -80,7 +80,7 @@ def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -
         run,
         metrics={},
         series=_series(run, start, end, draw),
-        effects=_effects(run),
+        facts=_facts(run),
         inputs=_inputs(run),
         environment={
             "python": "3.11",
@@ -139,10 +139,8 @@ def _answered(record: Record, name: str, percent: float) -> Record:
     metrics = dict(record.metrics)
     if name == "accuracy":
         metrics["completion_tokens_mean"] = Estimate(value=float(TOKENS), unit="tokens")
-    answers = record.effects.get("answers", {}) | {name: tally}
-    return dataclasses.replace(
-        record, metrics=metrics, effects=record.effects | {"answers": answers}
-    )
+    answers = record.facts.get("answers", {}) | {name: tally}
+    return dataclasses.replace(record, metrics=metrics, facts=record.facts | {"answers": answers})
 
 
 def with_gain(record: Record, points: float) -> Record:
@@ -154,7 +152,7 @@ def with_gain(record: Record, points: float) -> Record:
 def following(record: Record) -> Record:
     """Return a record with the metrics and grades that follow from its other numbers."""
     grades = {"ok": 10**7}
-    record = dataclasses.replace(record, effects=record.effects | {"grades": grades})
+    record = dataclasses.replace(record, facts=record.facts | {"grades": grades})
     return dataclasses.replace(record, metrics=record.metrics | record.derived())
 
 
@@ -164,11 +162,11 @@ def _inputs(run: RunConfig) -> dict[str, str]:
     return inputs if run.procedure == "evaluate" else inputs | {"train_problems": "f" * 64}
 
 
-def _effects(run: RunConfig) -> dict[str, Any]:
+def _facts(run: RunConfig) -> dict[str, Any]:
     shape = shape_by_name(run.scale.checkpoint)
     assert shape is not None
     arm, linears = run.arm, 7 * shape.layers
-    effects: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "linears": {arm.weight_format: linears},
         "relative_weight_error_mean": 0.0 if arm.weight_format == "bf16" else 0.095,
         "norms_wrapped": 2 * shape.layers + 1,
@@ -178,7 +176,7 @@ def _effects(run: RunConfig) -> dict[str, Any]:
         "compute": run.scale.compute_dtype,
     }
     if arm.weight_noise is not None:
-        effects["weight_noise"] = {
+        facts["weight_noise"] = {
             "matched_to": arm.weight_noise.matched_to,
             "sigma": 0.1,
             "kl_format": 0.05,
@@ -186,19 +184,19 @@ def _effects(run: RunConfig) -> dict[str, Any]:
             "projections": linears,
         }
     if run.procedure == "evaluate":
-        return effects
+        return facts
     trained = shape.parameters()
     if arm.training == "lora":
         norms = 2 * shape.layers * shape.hidden if arm.norms_trained else 0
         trained = shape.adapter_parameters(arm.lora_rank) + norms
     return (
-        effects
-        | _training_effects(run, 2 * shape.layers, shape.hidden)
+        facts
+        | _training_facts(run, 2 * shape.layers, shape.hidden)
         | {"parameters_trainable": trained}
     )
 
 
-def _training_effects(run: RunConfig, norms: int, channels: int) -> dict[str, Any]:
+def _training_facts(run: RunConfig, norms: int, channels: int) -> dict[str, Any]:
     scale: TrainScale = run.scale
     sigmas = _sigmas(run)
     starts = range(0, scale.steps, scale.updates_per_rollout)

@@ -1,13 +1,13 @@
 """Receipts: facts that a record must contain before its metrics count as evidence.
 
 The reason is in the published code: it adds noise only to modules of a class that the sampler never
-builds, so it changes nothing, and nothing reports this. Therefore every record has **effects**,
-facts about what the run did, and `violations` returns a sentence for each that is missing or
-impossible. Metrics need no receipt: they are computed from the record when it is read
+builds, so it changes nothing, and nothing reports this. Therefore every record has **facts**
+about what the run did, and `violations` returns a sentence for each that is missing or impossible.
+Metrics need no receipt: they are computed from the record when it is read
 (`repro.evidence.derived`).
 
-Effects written by procedures
------------------------------
+Facts written by procedures
+---------------------------
 For every policy: `linears` ({format: number of projections}), `relative_weight_error_mean`
 (||W - dequantize(quantize(W))|| / ||W||; None for stored codes), `norms_wrapped`, `norms_trained`
 and `compute`; for arms with these options `weight_noise`, `rounding` and `order`.

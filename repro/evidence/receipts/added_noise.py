@@ -18,7 +18,7 @@ def noise(record: Record) -> list[str]:
     noise = record.config["arm"]["noise"]
     asked = [value or 0.0 for value in record.series.get("sigma", [])]
     realised = [value or 0.0 for value in record.series.get("sigma_realised", [])]
-    done = record.effects.get("noise") or {}
+    done = record.facts.get("noise") or {}
     touched = done.get("modules", 0)
     if noise is None or noise["form"] == "as_published":
         what = "without added noise" if noise is None else "of the published, inert code"
@@ -48,28 +48,28 @@ def noise(record: Record) -> list[str]:
 
 def touched(record: Record) -> Iterator[str]:
     """Yield why norms and channels are not those that the form perturbs."""
-    done, noise = record.effects.get("noise") or {}, record.config["arm"]["noise"] or {}
+    done, noise = record.facts.get("noise") or {}, record.config["arm"]["noise"] or {}
     form, asked = noise.get("form", "none"), done.get("rollouts_asked") or 0
     shape = shape_by_name(record.config["scale"]["checkpoint"])
-    norms = (record.effects.get("norms_wrapped") or 1) - (form != "as_released")
+    norms = (record.facts.get("norms_wrapped") or 1) - (form != "as_released")
     if form in ("none", "as_published") or not asked:
         norms = 0
     if done.get("modules") != norms:
-        yield f"effects.noise.modules is {done.get('modules')}; the form perturbs {norms}"
+        yield f"facts.noise.modules is {done.get('modules')}; the form perturbs {norms}"
     if shape is None:
         return
     most = asked * norms * shape.hidden
     least = CHANNELS_LEAST * most if form == "as_described" else 0
     if not least <= (done.get("channels_changed") or 0) <= most:
         yield (
-            f"effects.noise.channels_changed is {done.get('channels_changed')}; {asked} rollouts "
+            f"facts.noise.channels_changed is {done.get('channels_changed')}; {asked} rollouts "
             f"with {norms} norms of {shape.hidden} channels have {most}"
         )
 
 
 def at_start(record: Record) -> list[str]:
     """Return why noise of an arm that is measured before training was not there."""
-    done = record.effects.get("noise_at_start") or {}
+    done = record.facts.get("noise_at_start") or {}
     if record.config["arm"]["noise"] and not done.get("channels_changed"):
-        return ["the added noise touched nothing (effects.noise_at_start)"]
+        return ["the added noise touched nothing (facts.noise_at_start)"]
     return []

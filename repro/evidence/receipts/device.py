@@ -22,8 +22,8 @@ TIMING_METHODS = ("device_events", "synchronized_clock")
 
 def timed(record: Record) -> list[str]:
     """Return why what was timed cannot be true."""
-    faults = _timing(record.effects["timing"]) if "timing" in record.effects else []
-    retried = {name: n for name, n in record.effects.get("timed_retries", {}).items() if n}
+    faults = _timing(record.facts["timing"]) if "timing" in record.facts else []
+    retried = {name: n for name, n in record.facts.get("timed_retries", {}).items() if n}
     if retried:
         faults.append(f"the allocator had to retry under the clock: {retried}; needs none")
     return faults
@@ -31,10 +31,10 @@ def timed(record: Record) -> list[str]:
 
 def own_device(record: Record) -> list[str]:
     """Return why a measurement had not the device to itself, as far as the record says."""
-    if "device" not in record.effects:
+    if "device" not in record.facts:
         return []
-    device = record.effects["device"]
-    return _device(device) + _slowed(device, record.effects.get("timed_slowed"))
+    device = record.facts["device"]
+    return _device(device) + _slowed(device, record.facts.get("timed_slowed"))
 
 
 def slowed_shares(
@@ -87,7 +87,7 @@ def _device(device: Mapping[str, Any]) -> list[str]:
     before, after = device["before"], device["after"]
     memory = before["memory"]
     if "failed" in memory:
-        return [f"effects.device: the free memory before is not known ({memory['failed']})"]
+        return [f"facts.device: the free memory before is not known ({memory['failed']})"]
     faults = []
     busy = memory["total_bytes"] - memory["free_bytes"]
     if busy > BUSY_BYTES_MOST:

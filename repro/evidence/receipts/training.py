@@ -16,16 +16,16 @@ def training(record: Record) -> list[str]:
     """Return why nothing could be trained, nothing was, or not for as long as the scale says."""
     arm, scale = record.config["arm"], record.config["scale"]
     faults = []
-    adapters = record.effects.get("adapter_modules")
+    adapters = record.facts.get("adapter_modules")
     if arm["training"] == "lora" and not adapters:
-        faults.append(f"no adapter was attached (effects.adapter_modules is {adapters})")
+        faults.append(f"no adapter was attached (facts.adapter_modules is {adapters})")
     if arm["training"] == "full" and adapters:
         faults.append(f"a fully trained arm carries {adapters} adapter modules")
-    if not record.effects.get("parameters_trainable"):
-        faults.append("effects.parameters_trainable is 0 or missing: nothing could be trained")
-    if not record.effects.get("trained_change_l2"):
-        faults.append("effects.trained_change_l2 is 0 or missing: training changed no parameter")
-    steps = record.effects.get("optimizer_steps")
+    if not record.facts.get("parameters_trainable"):
+        faults.append("facts.parameters_trainable is 0 or missing: nothing could be trained")
+    if not record.facts.get("trained_change_l2"):
+        faults.append("facts.trained_change_l2 is 0 or missing: training changed no parameter")
+    steps = record.facts.get("optimizer_steps")
     if steps != scale["steps"]:
         faults.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
     return faults
@@ -33,10 +33,10 @@ def training(record: Record) -> list[str]:
 
 def advantages(record: Record) -> list[str]:
     """Return why advantages were not centred within their groups."""
-    offset = record.effects.get("advantage_group_mean_max")
+    offset = record.facts.get("advantage_group_mean_max")
     if offset is None or not 0 <= offset <= ADVANTAGE_MEAN_MOST:
         return [
-            "advantages were not centred within their groups (effects.advantage_group_mean_max is "
+            "advantages were not centred within their groups (facts.advantage_group_mean_max is "
             f"{offset}; at most {ADVANTAGE_MEAN_MOST})"
         ]
     return []
@@ -54,9 +54,9 @@ def rewards(record: Record) -> list[str]:
 
 def rows(record: Record) -> Iterator[str]:
     """Yield why a run trained on no rows, or on too many without a reward."""
-    done = record.effects.get("rows") or {}
+    done = record.facts.get("rows") or {}
     trained, without = done.get("trained_on", 0), done.get("without_reward", 0)
     if not trained:
-        yield "effects.rows.trained_on is 0 or missing: nothing was trained on"
+        yield "facts.rows.trained_on is 0 or missing: nothing was trained on"
     if without > WITHOUT_REWARD_MOST * trained:
-        yield f"effects.rows.without_reward is {without} of {trained} rows; at most 1 % may be"
+        yield f"facts.rows.without_reward is {without} of {trained} rows; at most 1 % may be"

@@ -19,16 +19,16 @@ PROJECTIONS = 7
 def weights(record: Record) -> list[str]:
     """Return why the projections were not of the arm's format."""
     weight_format = record.config["arm"]["weight_format"]
-    linears = record.effects.get("linears")
+    linears = record.facts.get("linears")
     if not isinstance(linears, Mapping) or not linears:
-        return ["effects.linears is missing: nothing shows which format the projections had"]
+        return ["facts.linears is missing: nothing shows which format the projections had"]
     others = {name: count for name, count in linears.items() if name != weight_format and count}
     faults = []
     if not linears.get(weight_format):
         faults.append(f"no projection was {weight_format}; found {dict(linears)}")
     elif others:
         faults.append(f"some projections were not {weight_format}: {others}")
-    error = record.effects.get("relative_weight_error_mean")
+    error = record.facts.get("relative_weight_error_mean")
     low, high = WEIGHT_ERROR
     if weight_format != "bf16" and error is not None and not low <= error <= high:
         faults.append(
@@ -41,11 +41,11 @@ def weights(record: Record) -> list[str]:
 def weight_noise(record: Record) -> list[str]:
     """Return why the weights did not have the noise that replaces a format's rounding."""
     planned = record.config["arm"].get("weight_noise")
-    done = record.effects.get("weight_noise")
+    done = record.facts.get("weight_noise")
     if not planned:
         return [f"an arm without weight noise carries it: {done}"] if done else []
     if not isinstance(done, Mapping) or not done.get("projections"):
-        return ["effects.weight_noise is missing: nothing shows that the weights carried noise"]
+        return ["facts.weight_noise is missing: nothing shows that the weights carried noise"]
     if done.get("matched_to") != planned["matched_to"]:
         return [
             f"weight noise was matched to {done.get('matched_to')}, not {planned['matched_to']}"
@@ -61,24 +61,24 @@ def weight_noise(record: Record) -> list[str]:
 
 def rounding(record: Record) -> Iterator[str]:
     """Yield why the weights lack the arm's rounding, or the channels the run's order."""
-    planned, done = record.config["arm"].get("rounding"), record.effects.get("rounding")
+    planned, done = record.config["arm"].get("rounding"), record.facts.get("rounding")
     asked = {key: (planned or {}).get(key) for key in ("format", "factor")}
     shown = {key: (done or {}).get(key) for key in asked}
     if asked != shown:
-        yield f"effects.rounding is {done}; the arm has {planned}"
-    elif done and done["projections"] != record.effects["linears"].get("bf16"):
-        yield f"effects.rounding has {done['projections']} projections; bf16 ones are more"
+        yield f"facts.rounding is {done}; the arm has {planned}"
+    elif done and done["projections"] != record.facts["linears"].get("bf16"):
+        yield f"facts.rounding has {done['projections']} projections; bf16 ones are more"
     elif done and not 0 < done["relative_change_mean"] <= max(1, done["factor"]):
-        yield f"effects.rounding.relative_change_mean is {done['relative_change_mean']:.3g}"
+        yield f"facts.rounding.relative_change_mean is {done['relative_change_mean']:.3g}"
     order = record.seed if record.config["scale"].get("permuted") else None
-    if record.effects.get("order") != order:
-        yield f"effects.order is {record.effects.get('order')}; the run's channels have {order}"
+    if record.facts.get("order") != order:
+        yield f"facts.order is {record.facts.get('order')}; the run's channels have {order}"
 
 
 def counts(record: Record) -> Iterator[str]:
     """Yield which counts of modules and parameters differ from the model's."""
     arm = record.config["arm"]
-    linears = sum((record.effects.get("linears") or {}).values())
+    linears = sum((record.facts.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     layers = shape.layers if shape is not None else linears // PROJECTIONS
     needed = {
@@ -90,15 +90,15 @@ def counts(record: Record) -> Iterator[str]:
         needed["parameters_trainable"] = _trainable(record, shape)
     if linears != PROJECTIONS * layers or not layers:
         yield (
-            f"effects.linears counts {linears} projections; {layers} blocks have "
+            f"facts.linears counts {linears} projections; {layers} blocks have "
             f"{PROJECTIONS * layers}"
         )
     for name, count in needed.items():
         # Before training an adapter has no effect; some measurements leave it out.
         if name in ("adapter_modules", "parameters_trainable") and record.procedure == "dose":
             continue
-        if record.effects.get(name) != count:
-            yield f"effects.{name} is {record.effects.get(name)}; the model has {count}"
+        if record.facts.get(name) != count:
+            yield f"facts.{name} is {record.facts.get(name)}; the model has {count}"
 
 
 def _trainable(record: Record, shape: DecoderShape) -> int:
@@ -113,11 +113,11 @@ def _trainable(record: Record, shape: DecoderShape) -> int:
 
 def precision(record: Record) -> Iterator[str]:
     """Yield why the policy did not compute as the scale says, or shows no error of its format."""
-    needed, done = record.config["scale"]["compute_dtype"], record.effects.get("compute")
+    needed, done = record.config["scale"]["compute_dtype"], record.facts.get("compute")
     if (done or "").split(" ")[0] != needed:
-        yield f"effects.compute is {done}; the scale has {needed}"
-    error = record.effects.get("relative_weight_error_mean")
+        yield f"facts.compute is {done}; the scale has {needed}"
+    error = record.facts.get("relative_weight_error_mean")
     # Another checkpoint may hold codes: then there is nothing to compare them with.
     stored = record.config["scale"]["checkpoint"] != TINY.name
     if record.config["arm"]["weight_format"] != "bf16" and error is None and not stored:
-        yield "effects.relative_weight_error_mean is missing: nothing shows the rounding"
+        yield "facts.relative_weight_error_mean is missing: nothing shows the rounding"

@@ -118,7 +118,7 @@ def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Param
         tensors[f"{PREFIX}{name}{B_LEAF}"] = B
     if not tensors:
         raise ValueError(f"training is {policy.training!r}: the policy has no adapter to save")
-    if norms and policy.effects["norms_trained"]:
+    if norms and policy.facts["norms_trained"]:
         for name, norm in block_norms(policy.model).items():
             tensors[f"{PREFIX}{name}.weight"] = norm.weight
     return tensors
@@ -167,8 +167,8 @@ def save_adapter(
     config = _config_values(policy, norms=norms) | origin | {"inference_mode": True}
     write_tensors(path / TENSORS, tensors)
     write_json(path / CONFIG, config)
-    own = {"weight_format": policy.weight_format, "order": policy.effects.get("order")}
-    planted = policy.effects.get("rounding")
+    own = {"weight_format": policy.weight_format, "order": policy.facts.get("order")}
+    planted = policy.facts.get("rounding")
     if planted is not None:
         own["rounding"] = {key: planted[key] for key in ("format", "factor")}
     write_json(path / ORIGIN, origin | own)
@@ -181,7 +181,7 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
         key: sorted(value) if isinstance(value, set) else value
         for key, value in config.to_dict().items()
     }
-    if norms and policy.effects["norms_trained"]:
+    if norms and policy.facts["norms_trained"]:
         values["modules_to_save"] = list(BLOCK_NORMS)
     return values
 

@@ -139,8 +139,8 @@ class Stack:
         (S,) float32, alpha / rank; 1 without adapters.
     rotary
         `rotary(like, positions (B, T))` returns cos and sin, (B, T, head_dim).
-    effects
-        One per run: `Policy.effects`.
+    facts
+        One per run: `Policy.facts`.
     """
 
     shape: Shape
@@ -154,7 +154,7 @@ class Stack:
     rotary: Any
     tokenizer: Any
     end_token_ids: frozenset[int]
-    effects: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
 
     def weights(self, noise: Tensor | None = None) -> Weights:
         """Return the weights as they are now, with gradient to the masters where it is enabled.
@@ -329,7 +329,7 @@ def stack_policies(
         rotary=policy_weights(first).rotary,
         tokenizer=first.tokenizer,
         end_token_ids=end_token_ids,
-        effects=[dict(policy.effects) for policy in policies],
+        facts=[dict(policy.facts) for policy in policies],
     )
 
 

@@ -44,12 +44,10 @@ LATER = STATE | {
 }
 
 
-def record_with(**effects: Any) -> Record:
+def record_with(**facts: Any) -> Record:
     run = plan(ROLLOUT, Tier.SYSTEMS, 1)[0]
     metrics = {"tokens_per_second_7b_1": Estimate(value=1.0, unit="tokens per second")}
-    return record_of(
-        run, metrics=metrics, effects=effects, environment={}, started=datetime.now(UTC)
-    )
+    return record_of(run, metrics=metrics, facts=facts, environment={}, started=datetime.now(UTC))
 
 
 def between(when: str = "before", **changes: Any) -> dict[str, Any]:
@@ -65,7 +63,7 @@ UNKNOWN = {"card": FAILED, "slowed_us": FAILED, "processes": {"unknown": "a cont
 
 
 @pytest.mark.parametrize(
-    "effects",
+    "facts",
     [
         {},
         {"device": between(), "timed_retries": {"7b_1": 0}},
@@ -74,8 +72,8 @@ UNKNOWN = {"card": FAILED, "slowed_us": FAILED, "processes": {"unknown": "a cont
     ],
     ids=["from before the rule", "power cap", "idle card", "not to be asked"],
 )
-def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(effects: dict[str, Any]) -> None:
-    assert violations(record_with(**effects)) == []
+def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(facts: dict[str, Any]) -> None:
+    assert violations(record_with(**facts)) == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +173,7 @@ def test_every_new_record_of_the_systems_tier_has_its_device(
     monkeypatch.setattr(device_state, "device_state", lambda: next(states))
     monkeypatch.setattr(recording, "_measure", lambda runs, **how: [Measured(metrics=metrics)])
     (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
-    device = read_record(path).effects["device"]
+    device = read_record(path).facts["device"]
     assert (device["before"], device["after"]) == (STATE, LATER)
     assert device["retries"] == 0
 
@@ -202,4 +200,4 @@ def test_records_of_other_tiers_ask_no_device(
     measured = [Measured(metrics={"x": Estimate(value=1.0, unit="ratio")})]
     monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured)
     (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
-    assert "device" not in read_record(path).effects
+    assert "device" not in read_record(path).facts

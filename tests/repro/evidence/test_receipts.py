@@ -37,20 +37,20 @@ NOT_DONE: dict[str, tuple[str, dict[str, Any], str]] = {
         "a 4-bit format gives",
     ),
     "no weight error": ("nvfp4", {"relative_weight_error_mean": None}, "shows the rounding"),
-    "no format": ("nf4_lora", {"linears": {}}, "effects.linears is missing"),
+    "no format": ("nf4_lora", {"linears": {}}, "facts.linears is missing"),
     "a rounding that the arm has not": (
         "bf16",
         {"rounding": {"format": "nf4", "factor": 1.0}},
-        "effects.rounding",
+        "facts.rounding",
     ),
-    "another order of channels": ("bf16", {"order": 3}, "effects.order"),
-    "another precision": ("bf16", {"compute": "float16"}, "effects.compute"),
+    "another order of channels": ("bf16", {"order": 3}, "facts.order"),
+    "another precision": ("bf16", {"compute": "float16"}, "facts.compute"),
     "noise never added": ("nvfp4_lora_aqn", {"noise": NO_NOISE}, "noise touched nothing"),
-    "noise on one norm": ("nvfp4_lora_aqn", {"noise.modules": 1}, "effects.noise.modules"),
+    "noise on one norm": ("nvfp4_lora_aqn", {"noise.modules": 1}, "facts.noise.modules"),
     "noise on five channels": (
         "nvfp4_lora_aqn",
         {"noise.channels_changed": 5},
-        "effects.noise.channels_changed",
+        "facts.noise.channels_changed",
     ),
     "noise in some rollouts only": (
         "nvfp4_lora_aqn",
@@ -63,29 +63,29 @@ NOT_DONE: dict[str, tuple[str, dict[str, Any], str]] = {
         "an arm without added noise perturbed 6 norms",
     ),
     "no adapter": ("bf16_lora", {"adapter_modules": 0}, "no adapter was attached"),
-    "one adapter": ("bf16_lora", {"adapter_modules": 1}, "effects.adapter_modules is 1"),
+    "one adapter": ("bf16_lora", {"adapter_modules": 1}, "facts.adapter_modules is 1"),
     "too many parameters": ("bf16_full", {"parameters_trainable": LARGER}, "the model has"),
     "never stepped": ("bf16_full", {"trained_change_l2": 0.0}, "training changed no parameter"),
     "half of the steps": ("bf16_lora", {"optimizer_steps": 15}, "15 optimiser steps"),
     "not centred": ("bf16_lora", {"advantage_group_mean_max": 0.41}, "were not centred"),
     "no receipt of centring": ("bf16_lora", {"advantage_group_mean_max": None}, "not centred"),
     "no rows": ("bf16_lora", {"rows.trained_on": 0}, "nothing was trained on"),
-    "unpaid rows": ("bf16_lora", {"rows.without_reward": 100}, "effects.rows.without_reward"),
-    "no grades": ("bf16", {"grades": None}, "effects.grades is missing"),
+    "unpaid rows": ("bf16_lora", {"rows.without_reward": 100}, "facts.rows.without_reward"),
+    "no grades": ("bf16", {"grades": None}, "facts.grades is missing"),
     "grades dropped": ("bf16", {"grades": {"ok": 9, "error": 1}}, "1 of 10 were dropped"),
     "grades late": ("bf16", {"grades": {"ok": 9, "timeout": 1}}, "over the time limit"),
-    "no answers": ("bf16", {"answers": None}, "effects.answers is missing"),
-    "no greedy answers": ("bf16", {"answers": {}}, "effects.answers.accuracy_greedy is missing"),
+    "no answers": ("bf16", {"answers": None}, "facts.answers is missing"),
+    "no greedy answers": ("bf16", {"answers": {}}, "facts.answers.accuracy_greedy is missing"),
 }
 
 
 def showing(record: Record, changes: dict[str, Any]) -> Record:
-    """Return a record with other effects, named by dotted paths of up to two parts."""
-    effects = dict(record.effects)
+    """Return a record with other facts, named by dotted paths of up to two parts."""
+    facts = dict(record.facts)
     for path, value in changes.items():
         name, _, part = path.partition(".")
-        effects[name] = effects[name] | {part: value} if part else value
-    return dataclasses.replace(record, effects=effects)
+        facts[name] = facts[name] | {part: value} if part else value
+    return dataclasses.replace(record, facts=facts)
 
 
 @pytest.mark.parametrize("name", sorted(NOT_DONE))

@@ -42,9 +42,9 @@ def over_sets() -> Record:
     )
     for number, name in enumerate(NAMES):
         record = with_accuracy(record, f"accuracy_{name}", 30.0 + 7 * number)
-    answers = {n: t for n, t in record.effects["answers"].items() if n != "accuracy"}
+    answers = {n: t for n, t in record.facts["answers"].items() if n != "accuracy"}
     record = changed(record, "scale", accuracy_over="sets")
-    return dataclasses.replace(record, effects=record.effects | {"answers": answers})
+    return dataclasses.replace(record, facts=record.facts | {"answers": answers})
 
 
 def share(tally: list[int]) -> float:
@@ -56,7 +56,7 @@ def share(tally: list[int]) -> float:
 def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
     record = over_sets()
     assert violations(record) == []
-    metrics, answers = record.derived(), record.effects["answers"]
+    metrics, answers = record.derived(), record.facts["answers"]
     for metric, part in MEANS.items():
         shares = [share(answers[f"accuracy_{name}"][part]) for name in NAMES]
         assert metrics[metric].value == pytest.approx(fmean(shares))
@@ -69,16 +69,16 @@ def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
 
 def test_a_set_that_was_not_asked_is_missed() -> None:
     record = over_sets()
-    answers = {n: t for n, t in record.effects["answers"].items() if n != "accuracy_two"}
-    less = dataclasses.replace(record, effects=record.effects | {"answers": answers})
-    assert "effects.answers.accuracy_two is missing" in violations(less)
+    answers = {n: t for n, t in record.facts["answers"].items() if n != "accuracy_two"}
+    less = dataclasses.replace(record, facts=record.facts | {"answers": answers})
+    assert "facts.answers.accuracy_two is missing" in violations(less)
 
 
 def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     record = over_sets()
     evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
     metrics = changed(record, "scale", evaluation=evaluation).derived()
-    of_sets = [at_k_metrics(record.effects["answers"][f"accuracy_{name}"], (1,)) for name in NAMES]
+    of_sets = [at_k_metrics(record.facts["answers"][f"accuracy_{name}"], (1,)) for name in NAMES]
     assert metrics["pass_at_1_one"] == of_sets[0]["pass_at_1"]
     for name in ("pass_at_1", "maj_at_1_lenient"):
         values = [one[name].value or 0.0 for one in of_sets]

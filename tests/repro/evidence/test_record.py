@@ -94,7 +94,7 @@ def test_a_record_of_another_configuration_is_named_with_the_difference(
     ("spoil", "words"),
     [
         (lambda raw: raw.pop("metrics"), "fields ['metrics'] are missing"),
-        (lambda raw: raw.update(schema=1), "schema is 1; this program reads 2"),
+        (lambda raw: raw.update(schema=1), "schema is 1; this program reads 3"),
         (lambda raw: raw.update(extra=1), "['extra'] are unknown"),
         (lambda raw: raw["config"].update(seed=7), "seal is not that of"),
         (lambda raw: raw["metrics"].update(accuracy=3.0), "seal is not that of"),
@@ -128,7 +128,7 @@ def test_an_edited_record_is_refused_with_file_and_reason(
         ("started", "2026-11-21T07:12:30"),
         ("inputs", {"checkpoint": 7}),
         ("series", {"reward": "x"}),
-        ("effects", "none"),
+        ("facts", "none"),
         ("outcome", "ok"),
         ("metrics", {"accuracy": 7}),
         ("metrics", {"accuracy": {"value": "1", "unit": "percent"}}),

@@ -49,14 +49,14 @@ def on_arm(arm: str, change: Spoil) -> Spoil:
     return lambda record: change(record) if record.arm == arm else record
 
 
-def with_effects(**effects: Any) -> Spoil:
-    return lambda record: dataclasses.replace(record, effects={**record.effects, **effects})
+def with_facts(**facts: Any) -> Spoil:
+    return lambda record: dataclasses.replace(record, facts={**record.facts, **facts})
 
 
 def test_the_claims_on_an_arm_that_is_refused_are_not_run(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
-    table1_records(tmp_path, on_arm("nvfp4_lora", with_effects(linears={"bf16": 21})))
+    table1_records(tmp_path, on_arm("nvfp4_lora", with_facts(linears={"bf16": 21})))
     outcome = checked(tmp_path)
     assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
     assert len({path for path, _ in outcome.evidence.refused}) == 5
@@ -92,8 +92,8 @@ def test_a_record_copied_to_another_arms_place_is_refused(
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda raw: raw["effects"].update(answers="all"), "it holds what no run leaves"),
-        (lambda raw: raw["effects"].update(noise=[]), "effects.noise.modules"),
+        (lambda raw: raw["facts"].update(answers="all"), "it holds what no run leaves"),
+        (lambda raw: raw["facts"].update(noise=[]), "facts.noise.modules"),
         (lambda raw: raw["series"].update(tokens_sampled=[2.0]), "no metrics follow"),
         (lambda raw: raw["config"]["scale"].update(steps=1), "digest is not that of"),
     ],
@@ -216,7 +216,7 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(
         return with_accuracy(record, "accuracy", 60.0 + record.seed)
 
     table1_records(tmp_path / "honest", on_arm("nvfp4_lora_aqn", finding))
-    table1_records(tmp_path / "cheat", on_arm("nvfp4", with_effects(linears={"bf16": 21})))
+    table1_records(tmp_path / "cheat", on_arm("nvfp4", with_facts(linears={"bf16": 21})))
     expected = str(not_blessed(tmp_path / "honest"))
     line = ["check", "table1", "figure5", "--tier", "smoke", "--json"]
     line += ["--expected", expected, "--runs"]

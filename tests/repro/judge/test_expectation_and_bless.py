@@ -88,7 +88,7 @@ def test_another_result_is_contradicted_by_blessed_values(
             "of 2 commits, and not all arms of seed 0",
         ),
         (lambda r: r, 4, "fewer than 5 seeds"),
-        (lambda r: dataclasses.replace(r, effects={}), 5, "such records"),
+        (lambda r: dataclasses.replace(r, facts={}), 5, "such records"),
     ],
 )
 def test_records_that_do_not_deserve_it_are_not_blessed(

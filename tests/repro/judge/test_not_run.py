@@ -48,7 +48,7 @@ def made_up(run: RunConfig) -> Record:
         metrics={
             name: Estimate(value=value, unit="tokens per second") for name, value in values.items()
         },
-        effects={"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}},
+        facts={"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}},
         environment={"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]},
         started=datetime.now(UTC),
     )
@@ -103,7 +103,7 @@ def test_records_with_a_point_left_out_are_blessed_with_the_others(
     assert ("nvfp4_lora", "tokens_per_second_32b_256") in blessed
     assert ("bf16_lora", "tokens_per_second_32b_256") not in blessed
     stored = blessed_records(expected, Tier.SYSTEMS, "rollout")
-    assert {"32b_256": SAID} in [record.effects["not_run"] for record in stored]
+    assert {"32b_256": SAID} in [record.facts["not_run"] for record in stored]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_reason_is_found_for_the_metrics_of_its_part_alone(
     records: list[Record], metric: str, said: bool
 ) -> None:
     parts = {"32b_256": SAID, "14b": SAID, "parity": SAID}
-    record = dataclasses.replace(records[0], effects={"not_run": parts})
+    record = dataclasses.replace(records[0], facts={"not_run": parts})
     assert (reason(record, metric) is not None) is said
 
 
@@ -132,7 +132,7 @@ def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point() -> None:
     record = record_of(
         run,
         metrics={},
-        effects={"out_of_memory": lines},
+        facts={"out_of_memory": lines},
         environment={},
         started=datetime.now(UTC),
     )

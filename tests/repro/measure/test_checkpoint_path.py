@@ -42,9 +42,9 @@ def test_a_checkpoint_is_written_quantised_loaded_and_stepped(
     projections = 2 * (2 * H * H + 2 * H * H // 2 + 3 * H * I)
     assert saved == pytest.approx(projections * (16 - 4.5) / 8, rel=0.1)
     assert all(value > 0 for name, value in values.items() if "device" not in name)
-    assert result.effects["linears"] == {"nvfp4": 14}
-    assert result.effects["linears_quantised"] == 14
-    assert result.effects["trained_change_l2"] > 0
+    assert result.facts["linears"] == {"nvfp4": 14}
+    assert result.facts["linears_quantised"] == 14
+    assert result.facts["trained_change_l2"] > 0
     assert not (tmp_path / "source").exists()
 
 

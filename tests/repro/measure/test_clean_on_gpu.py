@@ -112,8 +112,8 @@ def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alon
     for record in records(runs, tmp_path / "after"):
         # Whoever runs the tests may have a context of its own on the device.
         assert [why for why in violations(record) if "other processes" not in why] == []
-        assert record.effects["device"]["before"]["memory"]["free_bytes"] > 0
-        assert record.effects["timed_retries"] == {"3b_64": 0}
+        assert record.facts["device"]["before"]["memory"]["free_bytes"] > 0
+        assert record.facts["timed_retries"] == {"3b_64": 0}
 
 
 def test_a_batch_too_large_for_the_device_costs_itself_alone(
@@ -123,7 +123,7 @@ def test_a_batch_too_large_for_the_device_costs_itself_alone(
     large, after = runs_of(BF16_LORA, (64, rows)), runs_of(NVFP4_LORA)
     assert go([*large, *after], tmp_path / "runs", fake.without_plan).complete
     for record in records(large, tmp_path / "runs"):
-        sentence = record.effects["not_run"][f"3b_{rows}"]
+        sentence = record.facts["not_run"][f"3b_{rows}"]
         assert sentence.startswith("needs ")
         assert sentence.endswith(" GiB by the allocator, at least")
         assert not any(name.endswith(f"_3b_{rows}") for name in record.metrics)
@@ -137,7 +137,7 @@ def test_the_plan_is_near_what_a_rollout_takes(undisturbed: Path) -> None:
     from repro.measure.rollout_plan import planned_bytes
 
     (record,) = records(runs_of(BF16_LORA)[:1], undisturbed)
-    memory = record.effects["device"]["after"]["memory"]
+    memory = record.facts["device"]["after"]["memory"]
     beside = memory["total_bytes"] - memory["free_bytes"] - memory["reserved_bytes"]
     # Of the allocator's reserve a part is what building the engine freed: not needed at once.
     needed = memory["peak_allocated_bytes"] + beside

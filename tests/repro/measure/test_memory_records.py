@@ -58,7 +58,7 @@ def measured() -> list[Peak]:
         for asked in record.config["scale"]["points"]:
             # As they were when the record was made.
             point = StepPoint.recorded(asked)
-            for way, values in record.effects["points"].get(point.name, {}).items():
+            for way, values in record.facts["points"].get(point.name, {}).items():
                 gave_up = values["fallbacks"] or values.get("slot_fallbacks")
                 if way in WEIGHT_FORMATS and not gave_up:
                     optimizer = record.config["scale"].get("optimizer", "adamw")
@@ -112,7 +112,7 @@ def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card() -> None:
 def test_the_records_are_evidence() -> None:
     for _, record in records():
         assert violations(record) == []
-        assert record.effects["linears"].keys() == {record.config["arm"]["weight_format"]}
-        for ways in record.effects["points"].values():
+        assert record.facts["linears"].keys() == {record.config["arm"]["weight_format"]}
+        for ways in record.facts["points"].values():
             for values in ways.values():
                 assert values["moved"] > 0

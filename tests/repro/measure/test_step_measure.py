@@ -79,7 +79,7 @@ def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
     bench.results["small", "nvfp4"] = measured_at(bench, NVFP4, POINT, policy)
     bench.results["small", "nf4"] = bench.results["small", "nvfp4"]
     measured = measured_steps(NF4, [NVFP4, NF4], [POINT], bench.results)
-    assert measured.effects["timed_slowed"]["sw_thermal_slowdown"] > SLOWED_MOST
+    assert measured.facts["timed_slowed"]["sw_thermal_slowdown"] > SLOWED_MOST
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -142,7 +142,7 @@ def test_a_point_that_fails_costs_no_other(
     memory = isinstance(error, torch.OutOfMemoryError)
     assert bench.failures == ([] if memory else ["small nvfp4: ValueError: planted"])
     measured = measured_steps(NVFP4, [NVFP4], points, bench.results)
-    assert measured.effects["out_of_memory"] == ([f"small nvfp4: {NEEDS}"] if memory else [])
+    assert measured.facts["out_of_memory"] == ([f"small nvfp4: {NEEDS}"] if memory else [])
     assert "update_seconds_other" in measured.metrics
     assert not [name for name in measured.metrics if name.endswith("_small")]
 

@@ -89,8 +89,8 @@ def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
     outcome = execute([run], runs, workers=1, threads=1, console=quiet(), carry_out=body)
     assert outcome.complete, (runs / "workers.log").read_text()
     record = read_record(record_path(run, runs))
-    assert record.effects["ranks"] == 2
-    entry = {name: ways["nvfp4"] for name, ways in record.effects["points"].items()}
+    assert record.facts["ranks"] == 2
+    entry = {name: ways["nvfp4"] for name, ways in record.facts["points"].items()}
     # All rows of a step have the tokens that its rollout drew, whoever samples them.
     rows = {name: facts["generated_tokens"] for name, facts in entry.items()}
     assert rows["a_small_halved"] == rows["a_small"]

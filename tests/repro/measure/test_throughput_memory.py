@@ -58,7 +58,7 @@ def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
 ) -> None:
     exhausts(lambda rows, tokens: rows == 2)
     for measured in throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW):
-        assert measured.effects["not_run"] == {"p_2": NEEDS}
+        assert measured.facts["not_run"] == {"p_2": NEEDS}
         for cell in ("p_1", "p_3", "q_1"):
             assert (measured.metrics[f"tokens_per_second_{cell}"].value or 0) > 0
         assert "host_share_p" in measured.metrics
@@ -74,7 +74,7 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
     exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
     results = throughput.measure_seeds(runs_of(SCALE, 3), folder=tmp_path, **HOW)
     assert next(whole_rollouts) == 3
-    assert all(measured.effects["not_run"] == {"p_3": NEEDS} for measured in results)
+    assert all(measured.facts["not_run"] == {"p_3": NEEDS} for measured in results)
     assert not any("tokens_per_second_p_3" in measured.metrics for measured in results)
 
 
@@ -93,7 +93,7 @@ def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
     monkeypatch.setattr(throughput, "Engine", build)
     results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert slots == [3, 2, 1, 1]
-    assert list(results[0].effects["not_run"]) == ["p_3", "p_2"]
+    assert list(results[0].facts["not_run"]) == ["p_3", "p_2"]
     assert "tokens_per_second_p_1" in results[0].metrics
 
 
@@ -120,7 +120,7 @@ def test_a_batch_that_the_plan_excludes_is_not_tried(
     assert totals == [140 * GIB]
     assert loaded == ["a"]
     # A point without a batch that fits is named as a whole, for what else it would have had.
-    assert results[0].effects["not_run"] == {"p_3": said, "q_1": said, "q": said}
+    assert results[0].facts["not_run"] == {"p_3": said, "q_1": said, "q": said}
     assert "tokens_per_second_p_2" in results[0].metrics
 
 
@@ -136,7 +136,7 @@ def test_weights_that_do_not_fit_cost_their_own_shape(
 
     monkeypatch.setattr(throughput, "_policy", policy)
     results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
-    assert set(results[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
+    assert set(results[0].facts["not_run"]) == {"p_1", "p_2", "p_3", "p"}
     assert "tokens_per_second_q_1" in results[0].metrics
 
 
@@ -156,7 +156,7 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
     results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
-    assert "retried 12 times under the clock" in results[0].effects["not_run"]["q_1"]
+    assert "retried 12 times under the clock" in results[0].facts["not_run"]["q_1"]
     assert "tokens_per_second_q_1" not in results[0].metrics
 
 

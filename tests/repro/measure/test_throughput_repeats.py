@@ -88,8 +88,8 @@ def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: P
     assert loaded == ["a", "b"]
     assert len(results) == 3
     for measured in results:
-        assert measured.effects["repeats_together"] == 3
-        assert measured.effects["adapter_modules"] == 28
+        assert measured.facts["repeats_together"] == 3
+        assert measured.facts["adapter_modules"] == 28
         for name in ("short_1", "short_2", "other_3"):
             assert (measured.metrics[f"tokens_per_second_{name}"].value or 0) > 0
     rates = [measured.metrics["tokens_per_second_short_1"].value for measured in results]
@@ -129,7 +129,7 @@ def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
     for path in carry_out(runs_of(scale), tmp_path / "work", tmp_path, **HOW):
         record = read_record(path)
         assert violations(record) == []
-        assert (record.effects["products"], record.effects["vllm"]) == ("vllm", {"version": "9.9"})
+        assert (record.facts["products"], record.facts["vllm"]) == ("vllm", {"version": "9.9"})
         assert {"tokens_per_second_long_1", "tokens_per_second_long_2"} <= set(record.metrics)
 
 

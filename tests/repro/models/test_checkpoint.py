@@ -129,7 +129,7 @@ def test_what_compressed_tensors_writes_is_what_is_written_here_and_is_read_bit_
         assert tensor.dtype == stored[name].dtype, name
         assert torch.equal(tensor.float(), stored[name].float()), name
     ours = load(tmp_path / "theirs", compute_dtype="bfloat16")
-    assert ours.effects["relative_weight_error_mean"] is None
+    assert ours.facts["relative_weight_error_mean"] is None
     for name, linear in quantized_linears(ours).items():
         weight = linear.weight
         assert torch.equal(weight.codes, stored[f"{name}.weight_packed"])
@@ -143,7 +143,7 @@ def test_what_compressed_tensors_writes_is_what_is_written_here_and_is_read_bit_
 def test_mxfp4_reloads_with_the_same_bits_here_and_in_transformers(folder, tmp_path, token_ids):
     written = write_quantized(folder, tmp_path / "mxfp4", "mxfp4")
     direct, stored = load(folder, "mxfp4"), load(written.folder, "mxfp4")
-    assert written.linears == stored.effects["linears"]["mxfp4"] == 14
+    assert written.linears == stored.facts["linears"]["mxfp4"] == 14
     assert torch.equal(
         direct.model(input_ids=token_ids).logits, stored.model(input_ids=token_ids).logits
     )
@@ -194,7 +194,7 @@ def test_the_manifest_says_how_it_was_made_and_its_sums_find_a_bit_flip(quantize
     assert (manifest["algorithm"], manifest["recipe"]) == ("rtn", "bfloat16")
     assert (manifest["format"], manifest["linears"]) == ("nvfp4", 14)
     assert manifest["sha256"].keys() == {"config.json", "model.safetensors"}
-    assert load(quantized).effects["checkpoint_sha256"] == verify(quantized)
+    assert load(quantized).facts["checkpoint_sha256"] == verify(quantized)
     path = quantized / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1000] ^= 4
@@ -210,7 +210,7 @@ def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, 
     stored = write_quantized(source, tmp_path / "stored").folder
     assert json.loads((stored / MANIFEST).read_text())["recipe"] == "float32"
     direct, again = load(source), load(stored)
-    assert (direct.effects["recipe"], again.effects["recipe"]) == ("float32", None)
+    assert (direct.facts["recipe"], again.facts["recipe"]) == ("float32", None)
     foreign = load(make_checkpoint("qwen2"))
     scales, stored_scales, foreign_scales = (
         {name: float(linear.weight.encode_scale) for name, linear in quantized_linears(p).items()}

@@ -34,7 +34,7 @@ def with_ends(tmp_path: Path) -> Callable[[Any], Path]:
 )
 def test_end_tokens_are_those_of_both_configs(with_ends: Any, stored: Any, ends: list[int]) -> None:
     policy = load_policy(with_ends(stored), weight_format="bf16")
-    assert sorted(end_token_ids(policy)) == policy.effects["end_token_ids"] == ends
+    assert sorted(end_token_ids(policy)) == policy.facts["end_token_ids"] == ends
     assert TorchSampler(policy).end_token_ids == frozenset(ends)
 
 

@@ -330,15 +330,15 @@ def test_commands_take_a_file_for_a_folder(
     shape = shape_of_checkpoint(str(path))
     assert shape is not None
     assert (shape.layers, shape.tied) == (2, True)
-    effects = load_policy(path, weight_format="nvfp4").effects
-    assert effects["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}
-    assert effects["gguf"]["dtype"] == "bfloat16"
-    assert effects["end_token_ids"] == [END, PAD]
-    assert checkpoint_inputs(effects)["gguf"] == sha256_of(path)
-    assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
+    facts = load_policy(path, weight_format="nvfp4").facts
+    assert facts["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}
+    assert facts["gguf"]["dtype"] == "bfloat16"
+    assert facts["end_token_ids"] == [END, PAD]
+    assert checkpoint_inputs(facts)["gguf"] == sha256_of(path)
+    assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").facts)
     out = tmp_path / "nvfp4"
     assert main(["quantize", str(path), str(out), "--device", "cpu"]) == FINE
-    assert load_policy(out, weight_format="nvfp4").effects["gguf"]["gguf_sha256"] == sha256_of(path)
+    assert load_policy(out, weight_format="nvfp4").facts["gguf"]["gguf_sha256"] == sha256_of(path)
     record = tmp_path / "record.json"
     asked = ["--template", "boxed", "--data", "generated", "--limit", "2", "--tokens", "4"]
     assert main(["evaluate", str(path), *asked, "--device", "cpu", "--out", str(record)]) == FINE

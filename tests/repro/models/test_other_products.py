@@ -86,6 +86,6 @@ def test_a_fully_trained_random_policy_has_float32_masters_under_autocast() -> N
     )
     assert policy.training == "full"
     assert all(p.dtype == torch.float32 and p.requires_grad for p in policy.model.parameters())
-    assert policy.effects["compute"].startswith("bfloat16 by autocast")
+    assert policy.facts["compute"].startswith("bfloat16 by autocast")
     with pytest.raises(ValueError, match="needs bf16 and 0"):
         random_policy(SHAPE, weight_format="nf4", lora_rank=0, seed=0, device="cpu", full=True)

@@ -83,11 +83,11 @@ def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
 
 
 def test_a_policy_says_its_rounding_and_order_and_what_cannot_be_rounded_is_named() -> None:
-    rounded = policy(order=5, rounding=PlantedRounding(format="nvfp4", factor=2)).effects
+    rounded = policy(order=5, rounding=PlantedRounding(format="nvfp4", factor=2)).facts
     assert rounded["order"] == 5
     assert rounded["rounding"]["projections"] == rounded["linears"]["bf16"] == 28
     assert rounded["rounding"]["relative_change_mean"] == pytest.approx(2 * 0.095, rel=0.05)
-    assert {"order", "rounding"} & set(policy().effects) == set()
+    assert {"order", "rounding"} & set(policy().facts) == set()
     with pytest.raises(ValueError, match=r"rounding\.factor is 0"):
         PlantedRounding(format="nvfp4", factor=0)
     with pytest.raises(ValueError, match=r"rounding\.format"):

@@ -69,16 +69,16 @@ def test_quantised_policy_equals_transformers_on_dequantised_weights(
     )
 
 
-def test_effects_say_what_was_done(folder):
-    effects = load(folder, "nvfp4", "lora", norms_trained=True).effects
-    assert effects["linears"] == {"nvfp4": 14}
-    assert effects["norms_wrapped"] == 5
-    assert effects["adapter_modules"] == 14
-    assert effects["norms_trained"] == 4
+def test_facts_say_what_was_done(folder):
+    facts = load(folder, "nvfp4", "lora", norms_trained=True).facts
+    assert facts["linears"] == {"nvfp4": 14}
+    assert facts["norms_wrapped"] == 5
+    assert facts["adapter_modules"] == 14
+    assert facts["norms_trained"] == 4
     # Gaussian weights lose 9 to 10 % in NVFP4; an unquantised or garbled one would not.
-    assert 0.08 < effects["relative_weight_error_mean"] < 0.11
-    assert effects["recipe"] == "bfloat16"
-    assert load(folder, "bf16").effects["relative_weight_error_mean"] is None
+    assert 0.08 < facts["relative_weight_error_mean"] < 0.11
+    assert facts["recipe"] == "bfloat16"
+    assert load(folder, "bf16").facts["relative_weight_error_mean"] is None
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", *FORMATS])
@@ -111,7 +111,7 @@ def test_full_training_reaches_every_parameter_in_float32(folder, token_ids, com
         assert parameter.grad.dtype == torch.float32
         # Keys' biases shift all scores of a query alike: softmax makes their gradient zero.
         assert name.endswith("k_proj.bias") or bool(parameter.grad.abs().sum() > 0), name
-    assert policy.effects["compute"].startswith(compute_dtype)
+    assert policy.facts["compute"].startswith(compute_dtype)
     if compute_dtype == "bfloat16":  # it really multiplies in it
         exact = load(folder, "bf16", "full").model(input_ids=token_ids).logits
         assert 1e-4 < float((logits - exact).abs().max() / exact.abs().max()) < 0.1

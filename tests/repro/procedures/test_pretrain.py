@@ -79,12 +79,12 @@ def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_re
     policy = load_policy(
         folder, weight_format="nvfp4", training="lora", lora_rank=4, lora_alpha=4.0, seed=0
     )
-    assert policy.effects["linears"] == {"nvfp4": 14}
+    assert policy.facts["linears"] == {"nvfp4": 14}
     assert set(measured.metrics) == {metric.name for metric in find("pretrain_tiny").metrics}
     path = keep(small_run(), measured, datetime.now(UTC), tmp_path, capture_environment())
     record = read_record(path)
     summary = json.loads((folder / "pretraining.json").read_text())
-    assert summary["weights_sha256"] == record.effects["weights_sha256"]
+    assert summary["weights_sha256"] == record.facts["weights_sha256"]
     assert summary["loss"] == record.series["loss"]
 
 

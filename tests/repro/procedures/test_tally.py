@@ -44,10 +44,10 @@ def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
             start(RUN, tmp_path / "parts", [False, False, True])
     rest = start(RUN, tmp_path / "parts")
     assert rest.series == whole.series
-    for effects in (rest.effects, whole.effects):
-        effects.pop("seconds")
-    assert rest.effects == whole.effects
-    assert sum(rest.effects["grades"].values()) > 0
+    for facts in (rest.facts, whole.facts):
+        facts.pop("seconds")
+    assert rest.facts == whole.facts
+    assert sum(rest.facts["grades"].values()) > 0
     assert rest.metrics["peak_bytes"].value == 2**50
 
 
@@ -88,7 +88,7 @@ def test_a_run_goes_on_with_the_same_files_and_problems_alone(
 
 def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
     policy = load_policy("tiny", weight_format="bf16")
-    files = policy.effects["checkpoint_files"]
+    files = policy.facts["checkpoint_files"]
     assert sorted(files) == [
         "config.json",
         "generation_config.json",
@@ -97,14 +97,14 @@ def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
         "tokenizer_config.json",
     ]
     before = digest_of_files([TINY_FOLDER / "model.safetensors"])
-    assert weights_digest(policy.effects) == before
+    assert weights_digest(policy.facts) == before
     folder = tmp_path / "policy"
     shutil.copytree(TINY_FOLDER, folder)
-    same = load_policy(folder, weight_format="bf16").effects
+    same = load_policy(folder, weight_format="bf16").facts
     (folder / "chat_template.jinja").write_text("another system line")
     (folder / "README.md").write_text("read by nobody")
-    other = load_policy(folder, weight_format="bf16").effects
-    assert checkpoint_inputs(same) == checkpoint_inputs(policy.effects)
+    other = load_policy(folder, weight_format="bf16").facts
+    assert checkpoint_inputs(same) == checkpoint_inputs(policy.facts)
     changed = checkpoint_inputs(other)
     assert changed["checkpoint"] == before
     assert changed["checkpoint_files"] != checkpoint_inputs(same)["checkpoint_files"]

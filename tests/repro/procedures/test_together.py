@@ -136,7 +136,7 @@ def test_each_run_has_the_result_that_it_has_alone(tmp_path: Path, alone: Alone)
         assert isinstance(many, Measured)
         require_same(alone(run), many)
         assert violations(recorded(run, many, tmp_path)) == []
-    sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
+    sizes = [many.facts["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
 
@@ -159,10 +159,10 @@ def require_same(one: Measured, many: Measured) -> None:
         assert of_many.value == pytest.approx(estimate.value, abs=1e-4), name
     for name, values in one.series.items():
         assert many.series[name] == pytest.approx(values, abs=1e-3), name
-    effects = set(one.effects) | {"together"}
-    assert set(many.effects) == effects
+    facts = set(one.facts) | {"together"}
+    assert set(many.facts) == facts
     for name in ("linears", "noise", "rows", "grades", "adapter_modules", "weight_noise"):
-        assert many.effects.get(name) == one.effects.get(name), name
+        assert many.facts.get(name) == one.facts.get(name), name
 
 
 def test_a_failed_run_leaves_the_others_their_results(
@@ -210,10 +210,10 @@ def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
         assert isinstance(one, Measured)
         assert isinstance(many, Measured)
         assert many.series == one.series
-        for effects in (one.effects, many.effects):
+        for facts in (one.facts, many.facts):
             for timed in ("together", "seconds"):
-                effects.pop(timed)
-        assert many.effects == one.effects
+                facts.pop(timed)
+        assert many.facts == one.facts
 
 
 def test_runs_that_go_together_are_recorded_together_and_once(
@@ -237,7 +237,7 @@ def test_runs_that_go_together_are_recorded_together_and_once(
     assert paths[0] is not None
     record = read_record(paths[0])
     assert record.ok
-    assert record.effects["together"]["runs"] == 1
+    assert record.facts["together"]["runs"] == 1
     assert len(list(records.rglob("*.failed-*.json"))) == 1
     monkeypatch.setattr(module, "load_arm", load)
     (path,) = recording.carry_out(runs, tmp_path / "work", records, *how)

@@ -45,7 +45,7 @@ def impossible_timing(record: Record) -> Record:
         "bytes": 1e15,
         "bytes_per_second": 4e12,
     }
-    return dataclasses.replace(record, effects={"timing": timing})
+    return dataclasses.replace(record, facts={"timing": timing})
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
     ("spoil", "words"),
     [
         (impossible_timing, "is refused"),
-        (on_arm("nvfp4_lora", effects={"timed_retries": {"7b_b2": 1}}), "had to retry"),
+        (on_arm("nvfp4_lora", facts={"timed_retries": {"7b_b2": 1}}), "had to retry"),
         (
             on_arm("bf16_lora", outcome={"status": "failed", "reason": "out of \x1b[31mmemory"}),
             "failed",

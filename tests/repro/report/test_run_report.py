@@ -68,12 +68,12 @@ def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_p
 
 
 def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: Path) -> None:
-    table1_records(tmp_path, lambda r: dataclasses.replace(r, effects={}) if r.arm == "nf4" else r)
+    table1_records(tmp_path, lambda r: dataclasses.replace(r, facts={}) if r.arm == "nf4" else r)
     (tmp_path / "smoke/table1/bf16_full/seed-1.json").unlink()
     run = plan(find("table1"), Tier.SMOKE, [1], ["bf16_full"])[0]
     failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
     text = report(tmp_path)
-    assert "refused: `seed-0.json`: effects.linears is missing" in text
+    assert "refused: `seed-0.json`: facts.linears is missing" in text
     assert "failed: `bf16_full/seed-1.failed-1.json`: the run failed: OutOfMemoryError" in text
     assert row_of(text, "NF4, untrained")[-1] == "-"
 

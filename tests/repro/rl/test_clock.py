@@ -47,6 +47,6 @@ def test_every_phase_of_a_step_is_on_its_line_and_in_no_series(go: Any, updates:
     evaluated = {1: [3], 2: [4, 5]}[updates]
     assert lines == [after if step in evaluated else due for step in range(6)]
     assert not any(name.startswith("seconds") for name in result.series)
-    assert result.effects["seconds"].keys() == {
+    assert result.facts["seconds"].keys() == {
         "rollout_seconds", "update_seconds", "evaluation_seconds"
     }  # fmt: skip

@@ -27,7 +27,7 @@ def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) 
     policy = make_policy()
     assert isinstance(sampler_for(policy, rows=4, max_new_tokens=8, max_positions=64), TorchSampler)
     result, _, _ = go(steps=1)
-    assert "micro_tokens" not in result.effects
+    assert "micro_tokens" not in result.facts
 
 
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) ->
     assert not equal(start, weights(policy))
     assert all(value > 0 for value in result.series["grad_norm"])
     assert result.series["learning_rate"] == pytest.approx([5e-3, 1e-2, 1e-2, 1e-2, 1e-2, 1e-2])
-    assert result.effects["rows"]["trained_on"] == 6 * 12
+    assert result.facts["rows"]["trained_on"] == 6 * 12
     # One update a rollout: the ratio is one to the bit, and no bound acts.
     assert set(result.series["ratio"]) == {1.0}
     assert set(result.series["clip_fraction_low"]) == {0.0}
@@ -104,7 +104,7 @@ def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(
     mismatch = result.series["sampler_trainer_abs_diff_mean"]
     assert max(mismatch[:2]) < 1e-4
     assert min(mismatch[2:]) > 1e-3
-    receipt = result.effects["noise"]
+    receipt = result.facts["noise"]
     assert (receipt["rollouts_asked"], receipt["rollouts_perturbed"]) == (4, 4)
     assert receipt["modules"] == 4
     assert len(receipt["digest"]) == 64
@@ -153,7 +153,7 @@ def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go: Any) -> 
     assert set(result.series["grad_norm"]) == {0.0}
     assert set(result.series["zero_variance_groups"]) == {1.0}
     assert min(result.series["entropy"]) > 0
-    assert result.effects["rows"]["without_reward"] == 6 * 3
+    assert result.facts["rows"]["without_reward"] == 6 * 3
 
 
 def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go: Any) -> None:
@@ -173,12 +173,12 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go: Any)
     assert result.series["prompts_consumed"] == [6, 12]
     assert result.series["informative_groups"] == pytest.approx([1 / 3, 1 / 3])
     # Two groups of four were kept each step, and both carry a gradient.
-    assert result.effects["rows"]["trained_on"] == 2 * 2 * 4
+    assert result.facts["rows"]["trained_on"] == 2 * 2 * 4
     assert result.series["zero_variance_groups"] == [0.0, 0.0]
     assert len(set(sampler.seeds)) == len(sampler.seeds)
     # Groups that were thrown away cost tokens too.
     rollout_tokens = round(sum(2 * 4 * tokens for tokens in result.series["completion_tokens"]))
-    assert result.effects["rows"]["tokens_sampled"] > rollout_tokens
+    assert result.facts["rows"]["tokens_sampled"] > rollout_tokens
 
 
 def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any) -> None:

@@ -222,7 +222,7 @@ def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: Vllm
 def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     plain = sampler.policy
     original = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
-    sampler.policy = dataclasses.replace(plain, effects=plain.effects | {"norms_trained": 8})
+    sampler.policy = dataclasses.replace(plain, facts=plain.facts | {"norms_trained": 8})
     before = sample(sampler, WARM)
     try:
         with torch.no_grad():
@@ -310,9 +310,9 @@ def test_a_run_trains_on_its_rollouts(tmp_path: Path, noise: NoiseConfig | None)
     run = run_of("bf16_lora", arm=CAPPED, sampler="vllm")
     run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, noise=noise))
     measured = trained(run, tmp_path)
-    assert measured.effects["optimizer_steps"] == 4
-    assert measured.effects["sampler"] == "VllmSampler"
-    receipt, clean = measured.effects["vllm"], measured.series["sampler_trainer_abs_diff_mean"]
+    assert measured.facts["optimizer_steps"] == 4
+    assert measured.facts["sampler"] == "VllmSampler"
+    receipt, clean = measured.facts["vllm"], measured.series["sampler_trainer_abs_diff_mean"]
     assert receipt["abs_diff_mean_clean"] < 1e-4
     assert clean[0] < 1e-4
     if noise is None:

@@ -173,10 +173,10 @@ def test_a_run_on_it_is_the_run_on_our_own_sampler(vllm: None, tmp_path: Path) -
     measured = trained(run, tmp_path / "vllm")
     assert measured.series["reward"] == own.series["reward"]
     assert measured.series["loss"] == pytest.approx(own.series["loss"], abs=1e-6)
-    assert measured.effects["answers"] == own.effects["answers"]
-    assert measured.effects["sampler"] == "VllmSampler"
-    assert "sampler" not in own.effects
-    receipt = measured.effects["vllm"]
+    assert measured.facts["answers"] == own.facts["answers"]
+    assert measured.facts["sampler"] == "VllmSampler"
+    assert "sampler" not in own.facts
+    receipt = measured.facts["vllm"]
     assert receipt["version"] == "9.9"
     assert receipt["channels_changed"] > 0
     # The policy as it stands, noise included, is what was sampled from; the clean one is not.

@@ -150,7 +150,7 @@ def test_other_architectures_train_too(architecture: str, checkpoint: Path, tmp_
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
     record = carried_out(run, tmp_path / "runs")
     assert record.config["scale"]["checkpoint"] == str(folder)
-    assert record.effects["trained_change_l2"] > 0
+    assert record.facts["trained_change_l2"] > 0
 
 
 def test_the_commit_of_a_hub_name_is_recorded(
@@ -268,7 +268,7 @@ def test_codes_are_refused_to_arms_of_another_format(
     assert said["nvfp4_lora_aqn"] is None
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
     record = carried_out(run, tmp_path / "runs")
-    assert record.effects["linears"] == {"nvfp4": 14}
+    assert record.facts["linears"] == {"nvfp4": 14}
 
 
 def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(

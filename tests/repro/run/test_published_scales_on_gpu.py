@@ -81,7 +81,7 @@ def test_every_arm_leaves_a_record_that_counts(selection: Selection, records: Pa
     assert set(checked.evidence.records) == set(ARMS)
     (record,) = checked.evidence.records["nvfp4_lora_aqn"].values()
     assert record.config["scale"]["optimizer"]["name"] == "adamw_8bit"
-    assert record.effects["linears"] == {"nvfp4": 14}
+    assert record.facts["linears"] == {"nvfp4": 14}
 
 
 @pytest.mark.parametrize("kind", ["adapter", "merged"])

@@ -177,11 +177,11 @@ def require_equal(path, other):
     for name in exact:
         assert one.series.get(name) == many.series.get(name), name
     for name in ("grades", "answers", "rows", "optimizer_steps", "micro_batch_fallbacks"):
-        assert one.effects.get(name) == many.effects.get(name), name
+        assert one.facts.get(name) == many.facts.get(name), name
     for name in ("loss", "grad_norm", "entropy"):
         assert many.series[name] == pytest.approx(one.series[name], abs=2e-6, rel=2e-5), name
-    assert many.effects["trained_change_l2"] == pytest.approx(
-        one.effects["trained_change_l2"], rel=1e-5
+    assert many.facts["trained_change_l2"] == pytest.approx(
+        one.facts["trained_change_l2"], rel=1e-5
     )
 
 
@@ -192,7 +192,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_its_checkpoint(alone, w
     assert caught.value.kind == "lost"
     again = with_fault(run)
     require_equal(alone(run), again)
-    assert read_record(again).effects["ranks"] == 2
+    assert read_record(again).facts["ranks"] == 2
     (lines,) = again.parents[3].rglob("metrics.jsonl")
     seconds = [{k: v for k, v in own.items() if k[:7] == "seconds"} for own in read_lines(lines)]
     assert len(seconds) == 4
@@ -305,7 +305,7 @@ def test_on_two_devices_a_lost_rank_is_named_and_memory_is_tried_again(
     # Half of the answers are paid, so that there is something to learn from.
     run = dataclasses.replace(run, scale=scale, arm=dataclasses.replace(run.arm, reward="random"))
     if kind is None:
-        assert read_record(with_fault(run, fault)).effects["micro_batch_fallbacks"]
+        assert read_record(with_fault(run, fault)).facts["micro_batch_fallbacks"]
         return
     with pytest.raises(EndedError, match=sentence) as caught:
         with_fault(run, fault, stall=20.0)
@@ -323,7 +323,7 @@ def test_memory_that_runs_out_on_one_rank_changes_no_result(alone, with_fault):
     run = run_of()
     path = with_fault(run, "memory")
     record = read_record(path)
-    assert record.effects["micro_batch_fallbacks"]
+    assert record.facts["micro_batch_fallbacks"]
     assert record.series["reward"] == read_record(alone(run)).series["reward"]
 
 

@@ -58,7 +58,7 @@ def test_a_node_that_is_killed_loses_no_run_and_repeats_none(cluster, tmp_path, 
     records = [read_record(path) for path in tmp_path.rglob("seed-0.json")]
     assert sorted(record.arm for record in records) == sorted(ARMS)
     for record in records:
-        assert record.effects["optimizer_steps"] == 8
+        assert record.facts["optimizer_steps"] == 8
     steps = [[own["step"] for own in read_lines(path)] for path in tmp_path.rglob("metrics.jsonl")]
     assert steps == [list(range(1, 9))] * 3
 

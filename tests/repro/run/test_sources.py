@@ -88,7 +88,7 @@ def carried(
 
     def carry(procedure: Callable[[], dict[str, Any]]) -> Record:
         def measure(run: RunConfig, **how: Any) -> Measured:
-            return Measured(metrics={}, effects=procedure())
+            return Measured(metrics={}, facts=procedure())
 
         monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
         records = tmp_path / "runs"
@@ -130,7 +130,7 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["a"].grad = torch.ones(2)
     optimizer.step()
-    runs = [TrainState(digest=d, step=1, draws=1, series={}, effects={}) for d in ("a", "b")]
+    runs = [TrainState(digest=d, step=1, draws=1, series={}, facts={}) for d in ("a", "b")]
     state = RunStates(step=1, runs=runs, failures=[None, None])
     save_checkpoint(tmp_path / "steps", state, parameters, optimizer)
     checkout.loss.write_text(WRONG)
@@ -140,11 +140,11 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     def going_on() -> dict[str, Any]:
         state = load_checkpoint(tmp_path / "steps", ["a", "b"], parameters, optimizer)
         assert state is not None
-        assert state.runs[0].effects == state.runs[1].effects
-        return state.runs[1].effects
+        assert state.runs[0].facts == state.runs[1].facts
+        return state.runs[1].facts
 
     record = carried(going_on)
     assert [state["commit"] for state in record.sources] == [first, second]
     assert record.commit == second
-    assert "sources" not in record.effects
+    assert "sources" not in record.facts
     assert not is_clean(record)

@@ -92,7 +92,7 @@ def require_equal(
         assert many.result.step == one.result.step
         assert largest_difference(one, many) < 1e-10
         require_same_series(one.result.series, many.result.series)
-        require_same_effects(one.result.effects, many.result.effects)
+        require_same_facts(one.result.facts, many.result.facts)
 
 
 def require_same_series(one: dict[str, list[Any]], many: dict[str, list[Any]]) -> None:
@@ -103,7 +103,7 @@ def require_same_series(one: dict[str, list[Any]], many: dict[str, list[Any]]) -
         assert many[name] == pytest.approx(values, abs=bound), name
 
 
-def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
+def require_same_facts(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert one.keys() == many.keys()
     assert many["noise"] == one["noise"]
     assert many["rows"] == one["rows"]
@@ -170,12 +170,12 @@ def test_training_curves(alone_once: Callable[..., Any], together: Callable[...,
         one = alone_once(run)
         require_same_series(one.result.series, many.result.series)
         series = many.result.series
-        assert series["tokens_sampled"][-1] == many.result.effects["rows"]["tokens_sampled"]
+        assert series["tokens_sampled"][-1] == many.result.facts["rows"]["tokens_sampled"]
     plain, drawn_again = (trained.result.series for trained in batched)
     assert plain["accuracy_sampled"] == plain["accuracy"]
     # Groups that dynamic sampling left out were sampled, too.
     assert drawn_again["accuracy_sampled"] != drawn_again["accuracy"]
-    rows = batched[1].result.effects["rows"]
+    rows = batched[1].result.facts["rows"]
     assert rows["groups_drawn"] * runs[1].scale.group_size > rows["trained_on"]
     # A run whose scale asks for none of it has the series of before.
     own = {"accuracy_sampled", "tokens_sampled"}

@@ -78,8 +78,8 @@ def test_what_was_stopped_and_resumed_equals_what_was_not_to_the_bit(
         assert equal(one.parameters, rest.parameters)
         assert rest.result.series == one.result.series
         for result in (one.result, rest.result):
-            result.effects.pop("seconds")
-        assert rest.result.effects == one.result.effects
+            result.facts.pop("seconds")
+        assert rest.result.facts == one.result.facts
 
 
 CHILD = """
@@ -175,7 +175,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     for one, again in zip(whole, start(runs), strict=True):
         assert equal(one.parameters, again.parameters)
         assert again.result.series == one.result.series
-        (sentence,) = again.result.effects["checkpoints_refused"]
+        (sentence,) = again.result.facts["checkpoints_refused"]
         assert sentence.startswith(f"checkpoint {newest.name} was refused (")
         assert DAMAGE[damage] in sentence
         assert sentence.endswith(f"training went on from {before.name}")

@@ -182,11 +182,11 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
     )  # fmt: skip
     for one in results:
         assert isinstance(one, Measured)
-        assert one.effects["sampler"] == "StackedSampler"
-        assert sum(one.effects["answers"]["accuracy"]["right"]) > 0
-    assert results[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
+        assert one.facts["sampler"] == "StackedSampler"
+        assert sum(one.facts["answers"]["accuracy"]["right"]) > 0
+    assert results[1].facts["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
     assert [len(one.series.get("reward", [])) for one in results] == [3] * 7 + [0]  # type: ignore[union-attr]
-    assert results[6].effects["rounding"]["format"] == "mxfp4"  # type: ignore[union-attr]
+    assert results[6].facts["rounding"]["format"] == "mxfp4"  # type: ignore[union-attr]
     for one in results[:7]:
         assert curve_metrics(one.series, 50.0)["take_off_steps"].value  # type: ignore[union-attr]
 
@@ -210,4 +210,4 @@ def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> 
         assert isinstance(other, Measured)
         assert one.series["grad_norm"] == other.series["grad_norm"]
         assert one.series == other.series
-        assert one.effects["trained_change_l2"] == other.effects["trained_change_l2"]
+        assert one.facts["trained_change_l2"] == other.facts["trained_change_l2"]

@@ -126,7 +126,7 @@ def test_when_memory_runs_out_the_step_is_made_again_with_fewer_tokens(
     assert sizes == [first >> half for half in range(tries)] + [last] * small.SCALE.steps
     assert last == first >> tries
     for one, many in zip(whole, fewer, strict=True):
-        assert many.result.effects["micro_batch_fallbacks"] == [[0, first, last]]
+        assert many.result.facts["micro_batch_fallbacks"] == [[0, first, last]]
         assert many.result.series == one.result.series
         assert equal(one.parameters, many.parameters)
     together(runs, folder="parts", tokens_at_once=10**6, should_stop=_after(1))
@@ -134,7 +134,7 @@ def test_when_memory_runs_out_the_step_is_made_again_with_fewer_tokens(
     resumed = together(runs, folder="parts", tokens_at_once=10**6)
     assert sizes == [last] * (small.SCALE.steps - 1)
     for one, many in zip(fewer, resumed, strict=True):
-        assert many.result.effects["micro_batch_fallbacks"] == [[0, first, last]]
+        assert many.result.facts["micro_batch_fallbacks"] == [[0, first, last]]
         assert equal(one.parameters, many.parameters)
 
     def never(passes: Any, steps: Any) -> None:
