@@ -64,10 +64,7 @@ def token_logprobs(
     entropy : Tensor, (T,), float32
         In nats.
 
-    Raises
-    ------
-    ValueError
-        When a shape does not fit or the temperature is not positive.
+    Raises `ValueError` when a shape does not fit or the temperature is not positive.
     """
     V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature)
     rows = max(1, chunk_bytes // (4 * V))

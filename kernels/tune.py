@@ -284,10 +284,7 @@ def _layer(N: int, K: int, ends: tuple[int, ...]) -> list[tuple[PackedWeight, Ad
 def fastest(entry: TableEntry, processors: int, replays: int = 7) -> tuple[Way, float]:
     """Return the fastest candidate for an entry and its microseconds.
 
-    Raises
-    ------
-    RuntimeError
-        If no candidate runs.
+    Raises `RuntimeError` if no candidate runs.
     """
     x = torch.randn(entry.M, entry.K, device="cuda").bfloat16()
     out = torch.empty(entry.M, entry.N, dtype=torch.bfloat16, device="cuda")

@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/export": (*_RUNS, "repro.evaluate"),
     # Of targets, the names of what the kernels are timed for.
     "repro/measure": (*_RUNS, "repro.targets"),
-    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.export", "repro.measure"),
+    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.measure"),
     "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),

@@ -1,7 +1,8 @@
 """Files of at most 700 lines, functions of at most 60 besides their docstring; a budget for all.
 
 A file is split where a job ends; the limit is for files that have grown several. The budget says
-how large the whole may be, and only falls: what is cut is taken off it, so that it stays cut.
+how large the whole is: what is cut is taken off it, so that it stays cut, and what is added to it
+is seen in the diff. It never passes the bounds.
 
 Bodies of GPU kernels are exempt: they are one straight line of phases.
 """
@@ -20,14 +21,15 @@ SOURCE = ("repro", "kernels", "figures", "benchmarks")
 FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
-# Only ever lowered, but for the bytes of newly measured results.
 BUDGET = {
-    "lines of source": 58_000,
-    "lines of tests": 29_962,
-    "words of docs": 29_301,
+    "lines of source": 57_981,
+    "lines of tests": 29_957,
+    "words of docs": 29_300,
     "pictures in docs": 13,
     "bytes of expected/": 982_500,
+    "bytes of CHANGELOG": 12_000,
 }
+BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 30_000, 30, 1_500_000, 12_000), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
@@ -84,6 +86,7 @@ def sizes() -> dict[str, int]:
         "words of docs": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "pictures in docs": len(list((ROOT / "docs").rglob("*.svg"))),
         "bytes of expected/": sum(path.stat().st_size for path in expected),
+        "bytes of CHANGELOG": (ROOT / "CHANGELOG.md").stat().st_size,
     }
 
 
@@ -93,8 +96,9 @@ def lines_of(path: Path) -> int:
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="docs/ is not part of a package")
 @pytest.mark.parametrize("name", BUDGET)
-def test_the_whole_stays_within_a_budget_that_only_falls(name: str) -> None:
+def test_the_whole_stays_within_its_budget_and_that_within_its_bounds(name: str) -> None:
     size, most = sizes()[name], BUDGET[name]
+    assert most <= BOUNDS[name]
     assert size <= most, f"{name}: {size}, over a budget of {most}"
     assert size >= (1 - SLACK) * most, f"{name}: {size}; lower the budget of {most} to it"
 

@@ -159,10 +159,7 @@ class Blessed:
     def entries(self, tier: str, target: str) -> list[Entry]:
         """Return an entry per record; empty if nothing is blessed.
 
-        Raises
-        ------
-        RecordError
-            If the files cannot be read or contradict each other.
+        Raises `RecordError` if the files cannot be read or contradict each other.
         """
         path = self.place(tier, target)
         if tier != self.tier or not path.is_file():
@@ -189,10 +186,7 @@ class Joined:
     def entries(self, tier: str, target: str) -> list[Entry]:
         """Return the entries of all sources, without duplicates of a run.
 
-        Raises
-        ------
-        RecordError
-            If two sources hold different runs under one name.
+        Raises `RecordError` if two sources hold different runs under one name.
         """
         finished: dict[tuple[str, str], Entry] = {}
         failed: dict[tuple[str, str, str], Entry] = {}
@@ -310,10 +304,7 @@ def table_text(metrics: Sequence[str], records: Iterable[Record]) -> str:
 def read_stored(path: Path) -> tuple[Record, ...]:
     """Return the complete records that belong to a CSV file, in the order of its lines.
 
-    Raises
-    ------
-    RecordError
-        If they cannot be read; the message names file and line.
+    Raises `RecordError` if they cannot be read; the message names file and line.
     """
     whole = path.with_suffix(WHOLE)
     try:

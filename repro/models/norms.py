@@ -73,10 +73,7 @@ class PerturbableRMSNorm(nn.Module):
 def wrap_norms(model: nn.Module) -> list[str]:
     """Replace both norms of every block and the final norm by `PerturbableRMSNorm`; return names.
 
-    Raises
-    ------
-    ValueError
-        When a norm is missing, or all are wrapped already.
+    Raises `ValueError` when a norm is missing, or all are wrapped already.
     """
     decoder = causal_lm(model)
     wrapped = []

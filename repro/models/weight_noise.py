@@ -84,10 +84,7 @@ def plant_matched_noise(
         Token ids of prompts, each with a completion behind it, and how many are the prompt's: the
         positions that predict a token of the completion count.
 
-    Raises
-    ------
-    ValueError
-        If the format changes nothing, or no sigma up to 10 reaches its KL.
+    Raises `ValueError` if the format changes nothing, or no sigma up to 10 reaches its KL.
     """
 
     def predictions(of: Policy) -> list[Tensor]:

@@ -72,7 +72,7 @@ def train_runs(
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
-    """Return a score that raises `BatchError` on all ranks where one gives no or other rewards."""
+    """Return a score that raises `BatchError` on all ranks where rewards are missing or differ."""
 
     def checked(asked: Sequence[GradingRequest | None]) -> Sequence[Rewards | None]:
         try:

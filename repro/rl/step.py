@@ -150,14 +150,14 @@ def accumulate_step(
     micro_tokens
         Packed tokens of a micro-batch to begin with; halved whenever memory runs out.
     kept_blocks
-        Of how many blocks packed passes keep the activations for backward; None keeps all.
+        Number of blocks whose activations packed passes keep for backward; None keeps all.
 
     Returns
     -------
     output
-        Of the step.
+        The losses and statistics of the step.
     micro_tokens
-        That of the attempt that fitted.
+        Of a micro-batch in the attempt that fitted.
     """
     scale: TrainScale = run.scale
     counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)

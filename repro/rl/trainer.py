@@ -78,7 +78,7 @@ def train(
     """Train freshly loaded policies in place, or resume from the last checkpoint in `folder`.
 
     `sources` yield the prompts of each run, `score` rewards the completions of all runs, and
-    `within` are seconds to tell apart (`WallClock`).
+    `within` are totals of seconds inside phases, shown apart (`WallClock`).
     Returns the result of each run; a `FailedRun` only from policies that freeze failed runs.
 
     Raises `ValueError` if a configuration cannot be trained as it says, or if the checkpoint
@@ -107,7 +107,7 @@ class Training(Generic[Trained]):
     clock
         Marked at the end of each phase.
     hooks
-        Those on a rollout and on a fault are called.
+        Only `on_rollout` and `on_fault` are called.
     """
 
     policies: Trained
