@@ -23,8 +23,8 @@ FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 57_981,
-    "lines of tests": 29_957,
-    "words of docs": 29_300,
+    "lines of tests": 29_966,
+    "words of docs": 29_370,
     "pictures in docs": 13,
     "bytes of expected/": 982_500,
     "bytes of CHANGELOG": 12_000,

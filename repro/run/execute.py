@@ -143,15 +143,16 @@ def _prepared(
         groups = devices if launched else in_groups(devices, ranks)
         cores = len(os.sched_getaffinity(0))
         at_once = max(1, cores // ranks) if selection.tier is Tier.SMOKE else 1
-        hosts = [(args.workers or len(groups) or at_once, cores)]
+        hosts = [(args.workers or (1 if launched else len(groups) or at_once), cores)]
         require_workers(selection.tier, hosts[0][0], len(groups))
         needs: dict[str, int] = {}
         if on_hosts:
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
             hosts = _room_on_cluster(args, selection.tier, folder, needs)
         workers = sum(room for room, _ in hosts)
-        shares = [max(1, has // max(2, room * ranks)) for room, has in hosts if room]
-        # One thread at the smoke tier, so that sums have one order.
+        here = int(os.environ["LOCAL_WORLD_SIZE"]) if launched else ranks
+        shares = [max(1, has // max(2, room * here)) for room, has in hosts if room]
+        # The same on all hosts, since the order of sums depends on it; 1 at the smoke tier.
         threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))
         left = [
             run for run in plan if find_record(run, folder) is None and refusal(run, ranks) is None

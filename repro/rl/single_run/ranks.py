@@ -231,9 +231,6 @@ def _joined(world: int) -> Ranks:
         world_size=world,
         timeout=longer,
     )
-    # NCCL's own buffers: a gradient of some hundred MB needs no more than these.
-    os.environ.setdefault("NCCL_MAX_NCHANNELS", "8")
-    os.environ.setdefault("NCCL_BUFFSIZE", str(2**20))
     on_gpus = dist.new_group(backend="nccl", timeout=longer) if torch.cuda.is_available() else None
     return Ranks(dist.get_rank(), world, stall, on_gpus)
 

@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
+from typing import cast
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import Record
@@ -120,7 +121,7 @@ def measured_rates(model: str, arm: Arm, expected: Path, device: str | None = No
 def _rates_of(record: Record, level: Record, model: str, spread: str, equal: str) -> Rates:
     def seconds(phase: str, name: str) -> float:
         own, beside, there = (
-            one.value(f"{phase}_seconds_{of}") or 1.0
+            cast(float, one.value(f"{phase}_seconds_{of}"))
             for one, of in ((record, name), (record, spread), (level, spread))
         )
         return own / beside * there

@@ -42,7 +42,8 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:
     name = "the cluster"
     try:
         ray.init("auto", ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-        most = max(_each_has(kind))[0]
+        hosts = _each_has(kind)
+        most = max(hosts)[0]
         require(
             most >= needed,
             f"--executor ray: {kind} is at most {most} on a host; a run needs {needed} on one",
@@ -65,7 +66,7 @@ def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         raise ValueError(f"--executor ray: {name} cannot carry out runs: {why}") from error
-    return sorted((there // needed, cpus) for there, cpus in _each_has(kind))
+    return sorted((there // needed, cpus) for there, cpus in hosts)
 
 
 def _each_has(kind: str) -> list[tuple[int, int]]:
