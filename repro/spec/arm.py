@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from repro.spec.resolve import LATER
+from repro.spec.resolve import OMIT_AT_DEFAULT
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
 RoundingFormat = Literal["nf4", "mxfp4", "nvfp4"]
@@ -292,10 +292,10 @@ class Arm:
     loss: LossConfig = GRPO
     reward: RewardKind = "task"
     learning_rate_factor: float = 1.0
-    weight_noise: WeightNoise | None = field(default=None, metadata=LATER)
-    reward_function: RewardFunction | None = field(default=None, metadata=LATER)
-    rounding: PlantedRounding | None = field(default=None, metadata=LATER)
-    temperature_factor: float = field(default=1.0, metadata=LATER)
+    weight_noise: WeightNoise | None = field(default=None, metadata=OMIT_AT_DEFAULT)
+    reward_function: RewardFunction | None = field(default=None, metadata=OMIT_AT_DEFAULT)
+    rounding: PlantedRounding | None = field(default=None, metadata=OMIT_AT_DEFAULT)
+    temperature_factor: float = field(default=1.0, metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
         require(self.name.isidentifier(), f"arm name {self.name!r} must be a Python identifier")

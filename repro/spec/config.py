@@ -23,7 +23,7 @@ from repro.spec.arm import (
     require,
     require_choice,
 )
-from repro.spec.resolve import LATER, plain_values
+from repro.spec.resolve import OMIT_AT_DEFAULT, plain_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ProblemSet:
 
     name: str
     data: DataConfig
-    max_prompt_tokens: int = field(default=0, metadata=LATER)
+    max_prompt_tokens: int = field(default=0, metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
         require(
@@ -142,9 +142,9 @@ class EvaluationConfig:
     every: int = 0
     samples: int = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
-    token_budget: int = field(default=0, metadata=LATER)
-    at: tuple[int, ...] = field(default=(), metadata=LATER)
-    threshold: float = field(default=0.0, metadata=LATER)
+    token_budget: int = field(default=0, metadata=OMIT_AT_DEFAULT)
+    at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    threshold: float = field(default=0.0, metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
         require(
@@ -241,7 +241,7 @@ class TrainScale:
     """
 
     checkpoint: str
-    revision: str = field(default="", metadata=LATER)
+    revision: str = field(default="", metadata=OMIT_AT_DEFAULT)
     data: DataConfig
     steps: int
     prompts_per_rollout: int
@@ -256,11 +256,11 @@ class TrainScale:
     format_reward: float = 0.2
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     checkpoint_every: int = 10
-    test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=LATER)
-    accuracy_over: Literal["split", "sets"] = field(default="split", metadata=LATER)
-    permuted: bool = field(default=False, metadata=LATER)
-    sampler: Literal["own", "vllm"] = field(default="own", metadata=LATER)
-    together: bool = field(default=False, metadata=LATER)
+    test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    accuracy_over: Literal["split", "sets"] = field(default="split", metadata=OMIT_AT_DEFAULT)
+    permuted: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
+    sampler: Literal["own", "vllm"] = field(default="own", metadata=OMIT_AT_DEFAULT)
+    together: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:

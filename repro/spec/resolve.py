@@ -1,8 +1,8 @@
 """Configuration values as plain JSON values, so that they can be written and given a digest.
 
-A field that came after the first records were blessed carries `LATER` and is left out while it has
-its default: what a run without it did is still described by the same text, and its record keeps its
-digest. Such a default must mean "as before"; changing what it means needs a new `Target.version`.
+A field added after the first records were blessed carries `OMIT_AT_DEFAULT` and is left out at its
+default, so that what a run without it did keeps its description, and its record its digest. Such a
+default must mean "as before"; changing what it means needs a new `Target.version`.
 
 A setting that is gone and that recorded runs were described with stands in its class's `RETIRED`,
 with the value that all of them had.
@@ -14,11 +14,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-LATER: Mapping[str, bool] = {"left_out_at_default": True}
+OMIT_AT_DEFAULT: Mapping[str, bool] = {"left_out_at_default": True}
 
 
 def plain_values(value: Any) -> Any:
-    """Return dataclasses as dictionaries and sequences as tuples, without defaulted `LATER` fields.
+    """Return dataclasses as dictionaries and sequences as tuples; omit fields at such defaults.
 
     Anything else is returned as it is.
     """

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from repro.spec.arm import Arm, OptimizerName, WeightFormat, require, require_choice
 from repro.spec.config import derive_seed
-from repro.spec.resolve import LATER
+from repro.spec.resolve import OMIT_AT_DEFAULT
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]
 Lengths = Literal["full", "spread", "equal"]
@@ -119,10 +119,10 @@ class StepPoint:
     lora_rank: int = 0
     slots: int = 0
     memory_only: bool = False
-    lengths: Lengths = field(default="full", metadata=LATER)
-    mean_tokens: int = field(default=300, metadata=LATER)
-    one_wave: bool = field(default=False, metadata=LATER)
-    ranks: int = field(default=1, metadata=LATER)
+    lengths: Lengths = field(default="full", metadata=OMIT_AT_DEFAULT)
+    mean_tokens: int = field(default=300, metadata=OMIT_AT_DEFAULT)
+    one_wave: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
+    ranks: int = field(default=1, metadata=OMIT_AT_DEFAULT)
 
     RETIRED: ClassVar = {"checkpointing": True, "cache": "compute"}
 

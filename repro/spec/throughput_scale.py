@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from repro.spec.arm import require
-from repro.spec.resolve import LATER
+from repro.spec.resolve import OMIT_AT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class ThroughputPoint:
     prompt_tokens: int = 256
     new_tokens: int = 256
     batches: tuple[int, ...] = (1, 8, 64, 256)
-    windows: int = field(default=0, metadata=LATER)
-    window_steps: int = field(default=16, metadata=LATER)
+    windows: int = field(default=0, metadata=OMIT_AT_DEFAULT)
+    window_steps: int = field(default=16, metadata=OMIT_AT_DEFAULT)
 
     RETIRED: ClassVar = {"repeats": 0}
 
@@ -76,8 +76,8 @@ class ThroughputScale:
 
     points: tuple[ThroughputPoint, ...]
     bitsandbytes: tuple[str, ...] = ()
-    whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=LATER)
-    vllm: tuple[str, ...] = field(default=(), metadata=LATER)
+    whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    vllm: tuple[str, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     RETIRED: ClassVar = {"checks": ()}
