@@ -530,4 +530,9 @@ def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # threads of gloo now and then abort an orderly exit
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended)
+    sys.exit(ended)

@@ -410,7 +410,7 @@ def test_for_what_one_torchrun_is_at_another_waits_and_takes_it_over(tmp_path, f
     time.sleep(8)  # longer than the second rank waits for a first that says nothing
     os.kill(holder, fate)
     assert two.wait(120) == 0, two.stdout.read()
-    assert (one.wait(120) == 0) == (fate == signal.SIGCONT)
+    assert (one.wait(120) == 0) == (fate == signal.SIGCONT), one.stdout.read()
     assert len(list(tmp_path.rglob("seed-0.json"))) == 1
     (lines,) = tmp_path.rglob("metrics.jsonl")
     assert [step["step"] for step in read_lines(lines)] == list(range(1, 9))
