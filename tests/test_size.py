@@ -22,7 +22,7 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 57_985,
+    "lines of source": 57_986,
     "lines of tests": 29_966,
     "words of docs": 29_370,
     "pictures in docs": 13,
