@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's flags and, as `paper`, its words, wherever among them they stand.
 
-    Raises `ValueError` if a flag is none.
+    Raises `ValueError` if a flag is unknown.
     """
     parser = build_parser()
     args, words = argparse.ArgumentParser.parse_known_args(parser, arguments)

@@ -140,7 +140,7 @@ def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
 def choose_adapted(device: int, N: int, K: int, M: int, rank: int, steps: bool = True) -> Way:
     """Return choice and joining for x (M, K) W^T with its adapter in one launch, M up to 16.
 
-    `steps` asks for the choice by whole decode steps, which NVFP4 ran: not for NF4 at one row.
+    With `steps`, a choice by the time of whole decode steps, which ran NVFP4, comes first.
     """
     if (N, K, M) in _tried:
         return _tried[N, K, M]

@@ -531,7 +531,7 @@ def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:
 
 if __name__ == "__main__":
     ended = main()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # threads of gloo now and then abort an orderly exit
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a thread now and then aborts an orderly exit
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended)

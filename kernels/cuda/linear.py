@@ -81,6 +81,7 @@ def _dispatch(
         hopper.narrow(x, weight, bias, out, choice)
         add_adapter(x, adapter, out)
     else:
+        # NF4 at one row is faster by the choice of its layers alone, in whole steps too.
         rank, steps = adapter.b.shape[1], weight.format != "nf4" or M > 1
         choice, joining = tuning.choose_adapted(x.device.index, N, K, M, rank, steps)
         fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
