@@ -150,7 +150,7 @@ def _prepared(
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
             hosts = _room_on_cluster(args, selection.tier, folder, needs)
         workers = sum(room for room, _ in hosts)
-        here = int(os.environ["LOCAL_WORLD_SIZE"]) if launched else ranks
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if launched else ranks
         shares = [max(1, has // max(2, room * here)) for room, has in hosts if room]
         # The same on all hosts, since the order of sums depends on it; 1 at the smoke tier.
         threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))

@@ -6,9 +6,8 @@ lengths). A decode step has a fixed cost and a cost per row::
     rollout = per_step * longest row + per_token * tokens of all rows
 
 The two points of a model have the same tokens and different longest rows, which gives both rates.
-The update is in proportion to tokens. Both are raised to the level of the one GPU of `scaling`,
-which has noise, a second process beside it, and rows of spread lengths alone. Ranks meet after
-sampling, so each waits for the longest row of all. Time on links is left out.
+The update is in proportion to tokens. Where `scaling` has that format on one GPU, both are scaled
+to its time of spread rows. Ranks wait for the longest row of all. Time on links is left out.
 """
 
 from __future__ import annotations
@@ -111,20 +110,20 @@ def measured_rates(model: str, arm: Arm, expected: Path, device: str | None = No
         measured = all(f"step_seconds_{name}" in record.metrics for name in names)
         if arm.training == "lora" and record.arm == f"{arm.weight_format}_lora" and measured:
             here = device_of(record.environment)
-            beside = blessed_records(expected, Tier.SYSTEMS, "scaling", here)
-            own = [r for r in beside if r.arm.startswith(record.arm)]
-            level = [r for r in own if f"step_seconds_{names[0]}" in r.metrics]
+            scaling = blessed_records(expected, Tier.SYSTEMS, "scaling", here)
+            alike = [r for r in scaling if r.arm.startswith(record.arm)]
+            level = [r for r in alike if f"step_seconds_{names[0]}" in r.metrics]
             return _rates_of(record, [*level, record][0], model, *names)
     return None
 
 
 def _rates_of(record: Record, level: Record, model: str, spread: str, equal: str) -> Rates:
     def seconds(phase: str, name: str) -> float:
-        own, beside, there = (
-            cast(float, one.value(f"{phase}_seconds_{of}"))
-            for one, of in ((record, name), (record, spread), (level, spread))
+        own, own_spread, level_spread = (
+            cast(float, one.value(f"{phase}_seconds_{point}"))
+            for one, point in ((record, name), (record, spread), (level, spread))
         )
-        return own / beside * there
+        return own * level_spread / own_spread
 
     (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
     point = StepPoint.recorded(values)
