@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -114,8 +113,9 @@ def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path
 def test_check_ends_with_a_conclusion_and_states_the_papers_claims_first() -> None:
     done = repro("check", "table1", "--tier", "smoke", "--blessed")
     lines = done.stdout.splitlines()
+    count = sum(not claim.mechanism for claim in find("table1").claims)
     ending = "not addressed at this tier; nothing says that this suite is at fault."
-    assert re.fullmatch(rf"Claims of the paper: \d+ {ending}", lines[-1])
+    assert lines[-1] == f"Claims of the paper: {count} {ending}"
     assert max(map(len, lines)) == 120
     assert done.stdout.index("not addressed") < done.stdout.index("about the")
 

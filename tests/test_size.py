@@ -23,7 +23,7 @@ FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 57_986,
-    "lines of tests": 29_966,
+    "lines of tests": 29_968,
     "words of docs": 29_370,
     "pictures in docs": 13,
     "bytes of expected/": 982_500,

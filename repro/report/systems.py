@@ -13,7 +13,7 @@ from statistics import median
 
 from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
-from repro.report.systems_rates import against, comparisons, printed_speedups, ratio_span
+from repro.report.systems_rates import RANK, against, comparisons, printed_speedups, ratio_span
 from repro.report.systems_tables import rate_table, scaling_table, step_table
 from repro.report.tables import (
     NOTHING,
@@ -183,10 +183,10 @@ def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
         bars = counted(verdict for item in items for verdict in all_bars(item, expected))
         stated = [pair for item in items for pair in item.statements()]
         wrong = [c for c, v in stated if v.status == "contradicted" and kind_of(v) is Kind.PAPER]
-        ours = sum(any(arm.split("_r")[0] == _OWN_QLORA for arm in claim.arms) for claim in wrong)
+        ours = sum(any(RANK.sub("", arm) == _OWN_QLORA for arm in claim.arms) for claim in wrong)
         aside = f" ({ours} about QLoRA by this project's kernels)" if ours else ""
         lines += [f"**On one {device_title(device)}: claims of the paper {claims}{aside}; bars of "
-                  f"this suite, but of its kernels, {bars}.**", ""]  # fmt: skip
+                  f"this suite, kernels apart, {bars}.**", ""]  # fmt: skip
     return lines[:-1] or NOTHING
 
 

@@ -19,7 +19,7 @@ from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
 _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
-_RANK = re.compile(r"_r(\d+)(?=_|$)")
+RANK = re.compile(r"_r(\d+)(?=_|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def _pair(
 
     def rate(arm: str) -> Rate:
         # The paper's row is the same by whatever products.
-        plain = _RANK.sub("", arm).removesuffix("_bitsandbytes")
+        plain = RANK.sub("", arm).removesuffix("_bitsandbytes")
         paper = printed.get((match[1], plain, place))
         measured = mean_interval([*values[arm].values()]) if values.get(arm) else None
         return Rate(arm=arm, measured=measured, paper=paper, absent=absent.get(arm, ""))
@@ -144,7 +144,7 @@ def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
 
 def lora_rank_of(arm: str) -> int:
     """Return the LoRA rank in an arm's name, 0 where it names none."""
-    match = _RANK.search(arm)
+    match = RANK.search(arm)
     return int(match[1]) if match else 0
 
 
@@ -176,5 +176,5 @@ def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
     """Return the comparisons by the slower arm, without ranks in its name."""
     groups: dict[str, list[RatePair]] = {}
     for item in pairs:
-        groups.setdefault(_RANK.sub("", item.slow.arm), []).append(item)
+        groups.setdefault(RANK.sub("", item.slow.arm), []).append(item)
     return groups
