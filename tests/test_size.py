@@ -22,11 +22,11 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 57_986,
-    "lines of tests": 29_968,
-    "words of docs": 29_370,
+    "lines of source": 57_999,
+    "lines of tests": 29_974,
+    "words of docs": 29_400,
     "pictures in docs": 13,
-    "bytes of expected/": 982_500,
+    "bytes of expected/": 983_000,
     "bytes of CHANGELOG": 12_000,
 }
 BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 30_000, 30, 1_500_000, 12_000), strict=True))

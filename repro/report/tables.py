@@ -97,10 +97,11 @@ def origin_text(checked: Checked) -> str:
     dates = " to ".join(sorted({record.finished[:10] for record in records}))
     device, name = device_of(checked), checked.selection.source.name
     tier = checked.selection.tier.value
+    cards = max(record.facts.get("ranks", 1) for record in records)
     what = "One run" if runs == 1 else f"Means of {runs} runs"
     return (
-        f"{what} per arm of `python -m repro run {name} --tier {tier}` on one "
-        f"{device_title(device)} ({commits}, {dates})."
+        f"{what} per arm of `python -m repro run {name} --tier {tier}` on "
+        f"{'one' if cards == 1 else cards} {device_title(device)} ({commits}, {dates})."
     )
 
 

@@ -72,14 +72,19 @@ LENGTH_POINTS = tuple(
     for model in ("135m", "0.5b", "7b", "32b")
     for lengths in _LENGTHS
 )  # fmt: skip
-# Rows of two GPUs beside those of one: as many on each of both lengths, and the same in all.
-SCALING_POINTS = (
-    *LENGTH_POINTS[4:6],
-    *(
-        dataclasses.replace(point, name=f"{point.name}_2", prompts=2 * point.prompts, ranks=2)
-        for point in LENGTH_POINTS[4:6]
-    ),
-    dataclasses.replace(LENGTH_POINTS[4], name="7b_spread_halved", ranks=2),
+# Rows of several GPUs beside those of one: as many on each of both lengths, and the same in all.
+SCALING_POINTS, SCALING_4_POINTS = (
+    (
+        *LENGTH_POINTS[4:6],
+        *(
+            dataclasses.replace(point, name=f"{point.name}_{n}", prompts=n * point.prompts, ranks=n)
+            for point in LENGTH_POINTS[4:6]
+        ),
+        dataclasses.replace(LENGTH_POINTS[4], name=f"7b_spread_{shared}", ranks=n),
+    )
+    for n, shared in ((2, "halved"), (4, "quartered"))
+)
+SCALING_POINTS += (
     LENGTH_POINTS[2],
     dataclasses.replace(LENGTH_POINTS[2], name="0_5b_spread_halved", ranks=2),
 )
@@ -200,12 +205,18 @@ STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     )
 )  # fmt: skip
 
-SCALING = step_target(
-    "scaling", "A GRPO step on two GPUs beside one, 7B and 0.5B",
-    "with as many rows on each of two GPUs, a step takes little longer than on one",
-    (AQN,), StepScale(points=SCALING_POINTS, steps=5),
-    metrics=step_metrics(SCALING_POINTS, ratios=False), version=1, source=_OWN,
-    headline="efficiency_7b_spread_2",
+SCALING, SCALING_4 = (
+    step_target(
+        name, f"A GRPO step on {number} GPUs beside one, {models}",
+        f"with as many rows on each of {number} GPUs, a step takes little longer than on one",
+        (AQN,), StepScale(points=points, steps=5),
+        metrics=step_metrics(points, ratios=False), version=1, source=_OWN,
+        headline=f"efficiency_{points[2].name}",
+    )
+    for name, number, models, points in (
+        ("scaling", "two", "7B and 0.5B", SCALING_POINTS),
+        ("scaling_4", "four", "7B", SCALING_4_POINTS),
+    )
 )  # fmt: skip
 
 _SLOW_PASS = "the released trainer dequantises each layer at every pass"
@@ -247,4 +258,5 @@ TABLE3_FULL = _target(
 STEP_TARGETS = (
     TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
     TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD, SCALING,
+    SCALING_4,
 )  # fmt: skip

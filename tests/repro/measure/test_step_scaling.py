@@ -16,7 +16,7 @@ from repro.spec.step_scale import StepPoint, StepScale, alone_twin
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.step_targets import step_metrics
-from repro.targets.steps import SCALING, SCALING_POINTS, TABLE3
+from repro.targets.steps import SCALING, SCALING_4, SCALING_4_POINTS, SCALING_POINTS, TABLE3
 from tests.planted import planted
 from tests.repro.run.test_execute import quiet
 
@@ -77,6 +77,11 @@ def test_a_point_of_several_gpus_is_compared_with_one_of_as_many_rows_on_each_or
         "7b_spread_halved": "7b_spread", "0_5b_spread": None, "0_5b_spread_halved": "0_5b_spread",
     }  # fmt: skip
     assert alone_twin(POINTS[3], POINTS) is None
+    four = [p for p in SCALING_4_POINTS if p.ranks == 4]
+    assert {p.name: alone_twin(p, SCALING_4_POINTS).name for p in four} == {
+        "7b_spread_4": "7b_spread", "7b_equal_4": "7b_equal", "7b_spread_quartered": "7b_spread",
+    }  # fmt: skip
+    assert [p.rows for p in four] == [512, 512, 128]
 
 
 def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
@@ -115,3 +120,4 @@ def test_a_run_of_two_gpus_is_not_begun_with_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert TABLE3.not_runnable(Tier.SYSTEMS) is None
     assert SCALING.not_runnable(Tier.SYSTEMS) == "needs 2 CUDA devices; found 1"
+    assert SCALING_4.not_runnable(Tier.SYSTEMS) == "needs 4 CUDA devices; found 1"
