@@ -24,9 +24,9 @@ KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 57_999,
     "lines of tests": 29_974,
-    "words of docs": 29_520,
+    "words of docs": 30_000,
     "pictures in docs": 13,
-    "bytes of expected/": 1_018_000,
+    "bytes of expected/": 1_150_000,
     "bytes of CHANGELOG": 12_000,
 }
 BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 30_000, 30, 1_500_000, 12_000), strict=True))
