@@ -317,7 +317,7 @@ def _measure(
             moved = float((parameter_image(policy) - before).norm())
             facts = _facts(t.policies, sampler.statistics, state.runs[0], planned, point, waves)
             if not point.memory_only:
-                facts |= share_facts(planned, seconds, bench.product_rate, full=full)
+                facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             entry.repeats.append(seconds | {"slowed": slowed})
             entry.facts = facts | {"moved": moved}

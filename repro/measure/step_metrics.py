@@ -160,12 +160,13 @@ def _rate(entry: PointResult) -> float:
 
 
 def share_facts(
-    planned: StepShape, repeat: StepTimes, rate: float | None, *, full: bool
+    planned: StepShape, repeat: StepTimes, rate: float | None, ranks: int, *, full: bool
 ) -> dict[str, float]:
-    """Return the product rate, given in FLOP per second, and a timed update's share of it."""
+    """Return a GPU's product rate, given in FLOP per second, and a timed update's share of it."""
     if rate is None:
         return {}
-    sizes = planned.prompts, planned.rows, planned.prompt_tokens, repeat["completion_tokens"]
+    tokens = repeat["completion_tokens"] / ranks  # the repeat's are those of all
+    sizes = planned.prompts, planned.rows, planned.prompt_tokens, tokens
     flop = planned.shape.update_flop(*sizes, kept=planned.kept_blocks, full=full)
     return {"product_tflops": rate / 1e12, "update_share": flop / repeat["update"] / rate}
 

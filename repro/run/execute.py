@@ -104,7 +104,7 @@ def main_run(args: argparse.Namespace) -> int:
     )
     seconds = args.stall_timeout
     require(0 < seconds < math.inf, f"--stall-timeout {seconds:g}: needs more than 0, and finite")
-    joined = join_torchrun(args.stall_timeout) if launched_ranks() > 1 else None
+    joined = join_torchrun(seconds) if launched_ranks() > 1 else None
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
@@ -113,9 +113,7 @@ def main_run(args: argparse.Namespace) -> int:
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
     refused = refused if joined is None else [refused_by_any(joined, "; ".join(refused))]
     require(not any(refused), "; ".join(refused))
-    status = _carry_out(
-        batches, folder, console, ranks=ranks, stall=args.stall_timeout, joined=joined
-    )
+    status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
     if joined is not None:
         leave_torchrun()
     return status
@@ -150,7 +148,8 @@ def _prepared(
             needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
             hosts = _room_on_cluster(args, selection.tier, folder, needs)
         workers = sum(room for room, _ in hosts)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if launched else ranks
+        most = max([ranks, *map(ranks_of, plan)])  # a scale may ask for more
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", most)) if launched else most
         shares = [max(1, has // max(2, room * here)) for room, has in hosts if room]
         # The same on all hosts, since the order of sums depends on it; 1 at the smoke tier.
         threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))

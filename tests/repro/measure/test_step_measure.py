@@ -67,6 +67,13 @@ def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(
         f"small nvfp4: rollout {last['rollout']:.1f} s, update {last['update']:.1f} s "
         f"({100 * facts['update_share']:.0f} % of 2 TFLOP/s), step {last['total']:.1f} s"
     )
+    planned = step_measure.step_shape(point, "nvfp4", 32, bench.scale, 10**10)
+    one, two = (  # two GPUs complete twice as many tokens in the time, each has one's share
+        step_metrics.share_facts(planned, {"update": 2.0, "completion_tokens": ranks * 96}, 2e12,
+                                 ranks, full=False)
+        for ranks in (1, 2)
+    )  # fmt: skip
+    assert one == two
 
 
 @pytest.mark.usefixtures("host_clock")

@@ -509,6 +509,16 @@ def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
     assert "1 of 3 devices" in capsys.readouterr().out
 
 
+def test_ranks_that_a_scale_asks_for_share_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("repro.run.execute.require_ready", lambda *args, **more: None)
+    monkeypatch.setattr("repro.run.execute.devices_to_fill", lambda *args: ("0", "1", "2", "3"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    told = []
+    monkeypatch.setattr("repro.run.execute._carry_out", lambda made, *a, **m: told.append(made))
+    main(["run", "scaling_4", "--tier", "systems", "--workers", "1", "--runs", str(tmp_path)])
+    assert told[0][Tier.SYSTEMS].threads == 16
+
+
 def test_bad_input_is_one_sentence():
     runs = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora"])
     for ranks, tier, devices, needed in (
