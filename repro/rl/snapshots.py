@@ -93,7 +93,9 @@ def write_snapshot(
     return final
 
 
-def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, list[str]] | None:
+def read_newest(
+    folder: Path, use: Callable[[Snapshot], Used], *, sets_aside: bool = True
+) -> tuple[Used, list[str]] | None:
     """Use the newest good snapshot of a folder.
 
     Raises `SnapshotError` when there are snapshots and none can be used; the message names each.
@@ -103,6 +105,8 @@ def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, li
     use
         Takes what a snapshot holds; raises `ValueError`, before it changes anything, when the
         snapshot is not for its caller.
+    sets_aside
+        Whether newer ones that were refused are renamed, so that they are not read again.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, li
         except ValueError as error:
             refused[path] = str(error)
             continue
-        for bad in refused:
+        for bad in refused if sets_aside else ():
             _set_aside(bad)
         return used, [
             f"checkpoint {bad.name} was refused ({why}); training went on from {path.name}"

@@ -66,6 +66,7 @@ def load_checkpoint(
     *,
     freeze: bool = False,
     shards: Shards | None = None,
+    sets_aside: bool = True,
 ) -> RunStates | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
@@ -82,6 +83,8 @@ def load_checkpoint(
         As of `RunStates`.
     shards
         This rank's, where ranks divide what is trained.
+    sets_aside
+        As of `read_newest`; of several ranks the first alone does it.
     """
 
     def restore(snapshot: Snapshot) -> RunStates:
@@ -103,7 +106,7 @@ def load_checkpoint(
         failures = snapshot.content["failures"]
         return RunStates(step=snapshot.step, runs=runs, failures=failures, freeze=freeze)
 
-    newest = read_newest(folder, restore)
+    newest = read_newest(folder, restore, sets_aside=sets_aside)
     if newest is None:
         return None
     state, refused = newest

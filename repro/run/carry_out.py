@@ -20,6 +20,7 @@ from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, find_record, record_of, run_folder
 from repro.run.analysis_plan import plan_inputs
+from repro.spec.arm import require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.tier import Tier, cuda_devices
 
@@ -41,7 +42,14 @@ _TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
 
 def launched_ranks() -> int:
     """Return how many processes carry out this one's run, itself included; 1 where it is alone."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "")
+    require(size.isdigit() and int(size) > 0, f"WORLD_SIZE is {size!r}; needs 1 or more")
+    number = rank.isdigit() and int(rank) < int(size)
+    require(
+        size == "1" or number,
+        f"WORLD_SIZE is {size} and RANK {rank!r}; torchrun sets both: leave WORLD_SIZE out",
+    )
+    return int(size)
 
 
 def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:

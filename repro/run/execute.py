@@ -55,6 +55,7 @@ from repro.run.several_ranks.rank_processes import (
     leave_torchrun,
     ranks_of,
     refused_by_any,
+    refused_folder,
     require_ranks,
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
@@ -74,8 +75,8 @@ FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
-# Seconds that a worker has to write its checkpoint; with several ranks at least their timeout.
-_GRACE = 60.0
+# Seconds that a worker has to end its step and write its checkpoint; a step of 32B takes minutes.
+_GRACE = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ def main_run(args: argparse.Namespace) -> int:
     prepare = partial(_prepared, args, folder, console, ranks, joined is not None)
     (batches,), refused = tried(prepare)
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
-    refused = refused if joined is None else [refused_by_any(joined, "; ".join(refused))]
+    if joined is not None:
+        refused = [refused_by_any(joined, "; ".join(refused)) or refused_folder(joined, folder)]
     require(not any(refused), "; ".join(refused))
     status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
     if joined is not None:

@@ -17,6 +17,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -221,16 +222,28 @@ class Ranks:
 
 @functools.cache
 def _joined(world: int) -> Ranks:
-    """Join the group of this process's run, once."""
+    """Join the group of this process's run, once; `PeerLostError` names ranks that do not come."""
     stall = float(os.environ.get(STALL_VARIABLE, STALL_SECONDS))
+    rank, meeting = int(os.environ["RANK"]), os.environ.get(MEETING_VARIABLE, "env://")
     longer = timedelta(seconds=3 * stall)  # ranks meet first, which names the missing
-    dist.init_process_group(
-        "gloo",
-        init_method=os.environ.get(MEETING_VARIABLE, "env://"),
-        rank=int(os.environ["RANK"]),
-        world_size=world,
-        timeout=longer,
-    )
+    places, missing = [f"rank {number}" for number in range(world)], ""
+    try:
+        store, _, _ = next(dist.rendezvous(meeting, rank, world, timeout=longer))
+        store.set(places[rank], "here")
+        if rank == 0:  # as for exchanges, the first knows who is missing
+            with contextlib.suppress(RuntimeError):
+                store.wait(places, longer)
+            missing = ", ".join(place for place in places if not store.check([place]))
+        if not missing:
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
+                                    timeout=longer)  # fmt: skip
+    except RuntimeError as error:
+        missing = f"the others: {str(error).splitlines()[0]}"
+    if missing:
+        raise PeerLostError(
+            f"rank {rank} on {socket.gethostname()} waited up to {3 * stall:g} s to be joined by "
+            f"{missing}"
+        )
     on_gpus = dist.new_group(backend="nccl", timeout=longer) if torch.cuda.is_available() else None
     return Ranks(dist.get_rank(), world, stall, on_gpus)
 

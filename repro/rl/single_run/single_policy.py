@@ -180,12 +180,16 @@ class SinglePolicy:
 
     def load(self, folder: Path) -> RunStates | None:
         """See `Policies.load`."""
-        # The first rank reads before the others, because it renames a damaged snapshot.
+        # The first rank reads before the others, because it alone renames a damaged snapshot:
+        # what another cannot read now may be whole.
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
                 shards, own = self.policy.shards, [self.run.digest()]
-                state = load_checkpoint(folder, own, self.parameters, self.optimizer, shards=shards)
+                state = load_checkpoint(
+                    folder, own, self.parameters, self.optimizer, shards=shards,
+                    sets_aside=self.ranks.first,
+                )  # fmt: skip
             self.ranks.any(False)
         steps = self.ranks.texts("none" if state is None else str(state.step))
         if len(set(steps)) > 1:

@@ -8,6 +8,7 @@ pool in the first of torchrun's processes; the others `follow` it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
+from repro.evidence.record import record_path
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
@@ -234,8 +236,8 @@ class InPlace(WorkerPool):
     """Carries out tasks in this process, the first of torchrun's, one at a time.
 
     A run that fails ends the job, because the ranks are then at different places; the same command
-    continues it. Where all that is left is with other starts, all ranks wait, to take over from
-    one that dies.
+    goes on, with other runs first. Where all that is left is with other starts, all ranks wait, to
+    take over from one that dies.
     """
 
     def __init__(self, ranks: Ranks, *how: Any, **more: Any) -> None:
@@ -244,7 +246,7 @@ class InPlace(WorkerPool):
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield the events of each task, in turn; a signal lets all ranks stop after a step."""
-        waiting = deque(tasks)
+        waiting = deque(sorted(tasks, key=_failures))
         while waiting and not self._asked_to_stop:
             task, elsewhere = self._next_free(waiting)
             yield from elsewhere
@@ -274,6 +276,11 @@ class InPlace(WorkerPool):
             self._asked_to_stop = _STOP in self._ranks.texts(text) or self._asked_to_stop
         except PeerLostError as lost:
             raise SystemExit(str(lost)) from lost
+
+
+def _failures(task: Task) -> int:
+    path = record_path(task.run, task.runs)
+    return len([*path.parent.glob(f"{path.stem}.failed-*.json")])
 
 
 def follow(ranks: Ranks, tasks: Sequence[Task], threads: int) -> bool:
@@ -321,7 +328,10 @@ def join_torchrun(stall: float) -> Ranks:
     os.environ["CUDA_VISIBLE_DEVICES"] = str(local) if device is None else device
     from repro.rl.single_run.ranks import Ranks
 
-    ranks = Ranks.joined()
+    try:
+        ranks = Ranks.joined()
+    except PeerLostError as lost:
+        raise SystemExit(str(lost)) from lost
     own = identity_of(f"rank {ranks.rank} ({socket.gethostname()})")
     own |= {"command line": " ".join(sys.argv[1:])}
     require_alike([json.loads(text) for text in ranks.texts(json.dumps(own))])
@@ -340,6 +350,23 @@ def refused_by_any(ranks: Ranks, own: str) -> str:
     texts = ranks.texts(own)
     others = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
     return texts[0] or "; ".join(others)
+
+
+def refused_folder(ranks: Ranks, runs: Path) -> str:
+    """Return the same as `refused_by_any` where hosts do not share the folder of records."""
+    with contextlib.ExitStack() as until_all_have_looked:
+        own, name = "", "nothing"
+        if ranks.first:
+            try:
+                runs.mkdir(parents=True, exist_ok=True)
+                folder = tempfile.TemporaryDirectory(prefix=".ranks-", dir=runs)
+                name = Path(until_all_have_looked.enter_context(folder)).name
+            except OSError as error:
+                own = f"--runs {runs}: {error}"
+        seen = (runs / ranks.texts(name)[0]).exists()
+        if not (own or seen):
+            own = f"--runs {runs} on {socket.gethostname()} is not the first rank's: needs to be"
+        return refused_by_any(ranks, own)
 
 
 def require_alike(identities: Sequence[Mapping[str, Any]]) -> None:

@@ -85,6 +85,8 @@ def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(
         write(tmp_path, step)
     if stray:
         (tmp_path / "step-00000010" / "stray").touch()
+    assert read_newest(tmp_path, check, sets_aside=False) is not None
+    assert names(tmp_path) == ["step-00000005", "step-00000010"]
     newest_state = read_newest(tmp_path, check)
     assert newest_state is not None
     step, (sentence,) = newest_state

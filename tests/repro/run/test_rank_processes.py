@@ -17,6 +17,7 @@ from repro.__main__ import build_parser, main
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
 from repro.rl.single_run.ranks import ALONE
+from repro.run.carry_out import launched_ranks
 from repro.run.execute import execute, main_run
 from repro.run.several_ranks import rank_processes
 from repro.run.several_ranks.rank_processes import (
@@ -24,6 +25,7 @@ from repro.run.several_ranks.rank_processes import (
     Ranked,
     device_of_rank,
     refused_by_any,
+    refused_folder,
     require_alike,
     require_ranks,
 )
@@ -237,22 +239,31 @@ def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
     assert time.monotonic() - begun < 60
 
 
-# The second of three ranks waits longest, and the third does not come.
+# The second of three ranks waits longest, and the third does not come, or does not even join.
 LATE = """
 import os, time
 from repro.rl.single_run.ranks import Ranks
 
 def body(runs, folder, records, progress, should_stop, threads):
+    if "OUTSIDE" in os.environ and os.environ["RANK"] == "2":
+        time.sleep(60)
     ranks = Ranks.joined()
     time.sleep((2, 0, 60)[ranks.rank])
     ranks.any(False)
 """
 
 
-def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, warm_workers):
+@pytest.mark.parametrize(
+    ("outside", "stall", "named"), [(False, 4.0, "2 failed to pass"), (True, 3.0, "by rank 2")]
+)
+def test_of_three_the_one_that_is_missing_is_named(
+    tmp_path, monkeypatch, warm_workers, outside, stall, named
+):
     body = planted("late_ranks", LATE, tmp_path, monkeypatch).body
-    with pytest.raises(EndedError, match="2 failed to pass") as caught:
-        Ranked(ranks=3, stall=4.0, body=body)(
+    if outside:
+        monkeypatch.setenv("OUTSIDE", "1")
+    with pytest.raises(EndedError, match=named) as caught:
+        Ranked(ranks=3, stall=stall, body=body)(
             [run_of()], tmp_path, tmp_path, lambda text, values: None, lambda: False, 1
         )
     assert caught.value.kind == "lost"
@@ -472,6 +483,17 @@ def test_where_the_network_loses_all_the_first_host_names_the_rank_it_waits_for(
 
 
 @pytest.mark.nightly
+def test_two_launchers_of_two_ranks_each_make_one_run(tmp_path):
+    meet = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29431 --nnodes=2 --nproc-per-node=2 -m"
+    launcher = ["torch.distributed.run", *meet.split()]
+    starts = [command(tmp_path, *ONE_RUN, launcher=launcher) for _ in range(2)]
+    said = [start.communicate(timeout=120)[0] for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], said
+    (path,) = tmp_path.rglob("seed-0.json")
+    assert read_record(path).facts["ranks"] == 4
+
+
+@pytest.mark.nightly
 def test_of_torchruns_ranks_one_says_why_nothing_starts(tmp_path):
     said, _ = command(tmp_path, "--template", "nowhere", launcher=TORCHRUN).communicate()
     assert said.count("repro: ") == 1
@@ -500,6 +522,38 @@ def test_the_first_rank_waits_for_another_start(tmp_path, monkeypatch, then, hea
     first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(**next(answers)))
     assert [event.kind for event in first.execute([task])] == kinds
     assert told == ["wait", *[task.run.digest()] * (then == "claimed")]
+
+
+def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_processes, "outcome_of", lambda *args: ("finished", ""))
+    runs = plan(find("table1"), Tier.SMOKE, 2, ["nvfp4_lora"])
+    path = record_path(runs[0], tmp_path)
+    path.parent.mkdir(parents=True)
+    path.with_name("seed-0.failed-1.json").touch()
+    first = InPlace(
+        SimpleNamespace(texts=lambda text: [text]), 1, tmp_path,
+        claim=lambda task: Reservation(claimed=task),
+    )  # fmt: skip
+    events = first.execute([Task(run=run, folder=tmp_path, runs=tmp_path) for run in runs])
+    assert [event.task.run.seed for event in events if event.kind == "finished"] == [1, 0]
+
+
+def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path):
+    for name, sentence in ((".ranks-elsewhere", "rank 1: --runs"), (".", "")):
+        firsts = iter([name, ""])
+        ranks = SimpleNamespace(first=False, texts=lambda own, firsts=firsts: [next(firsts), own])
+        assert refused_folder(ranks, tmp_path).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "needed"),
+    [("x", "0", "needs 1 or more"), ("0", "0", "'0'"), ("2", "", "RANK")],
+)
+def test_a_launchers_variables_that_are_no_numbers_are_refused(monkeypatch, size, rank, needed):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(ValueError, match=needed):
+        launched_ranks()
 
 
 def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
