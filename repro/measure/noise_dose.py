@@ -52,6 +52,7 @@ from repro.data.generator import generate_problems
 from repro.data.prompts import render
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
+from repro.models.divergence import last_hidden, mean_kl
 from repro.models.files.tensor_files import CheckpointError, TensorFolder
 from repro.models.loading import (
     SharedScales,
@@ -61,7 +62,6 @@ from repro.models.loading import (
     read_rounded,
 )
 from repro.models.policy import Policy, device_named, load_policy
-from repro.models.weight_noise import last_hidden, mean_kl
 from repro.rl.noise import perturbed
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rollout.sampler import Completion
@@ -210,7 +210,7 @@ def divergences(
     """
     policy = _load(checkpoint, "bf16", device)
     tokens = _rendered(checkpoint, policy, prompts)
-    rows = own_completions(policy, tokens, new_tokens, seed=0)
+    rows = _own_completions(policy, tokens, new_tokens)
     clean = last_hidden(policy, rows)
     by_part = partial(_by_part, policy, clean, prompts=tokens)
     for sigma in sigmas:
@@ -269,11 +269,11 @@ def completions_of(
     return list(batch.completions)
 
 
-def own_completions(
-    policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int, seed: int
+def _own_completions(
+    policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
     """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
-    seeds = [derive_seed(seed, "dose", row) for row in range(len(prompts))]
+    seeds = [derive_seed(0, "dose", row) for row in range(len(prompts))]
     sampled = completions_of(policy, prompts, SamplingConfig(max_new_tokens=new_tokens), seeds)
     return [
         [*prompt, *completion.token_ids]

@@ -52,8 +52,8 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.noise_dose import completions_of
 from repro.models.checkpoint import checkpoint_inputs
+from repro.models.divergence import logprobs
 from repro.models.policy import Policy
-from repro.models.weight_noise import logprobs
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed

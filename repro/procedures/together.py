@@ -292,10 +292,10 @@ def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun
     policies = []
     for run in runs:
         arm = run.arm
-        seeded = arm.training == "lora" or arm.weight_noise is not None or run.scale.permuted
+        seeded = arm.training == "lora" or run.scale.permuted
         weights = [arm.weight_format, arm.training, arm.norms_trained, run.seed if seeded else None]
-        changes = str(arm.weight_noise), str(arm.rounding)
-        key = digest_of([*weights, *changes, arm.lora_rank, arm.lora_alpha, run.scale.checkpoint])
+        adapter = arm.lora_rank, arm.lora_alpha
+        key = digest_of([*weights, str(arm.rounding), *adapter, run.scale.checkpoint])
         if key not in loaded:
             try:
                 loaded[key] = load_arm(run, device)

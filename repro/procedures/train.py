@@ -37,7 +37,6 @@ from repro.procedures.loaded_runs import (
     TrainingOutcome,
     digests_at_start,
 )
-from repro.procedures.matched_noise import plant_arms_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -160,10 +159,10 @@ def evaluate_untrained(
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
-    """Return the initial policy of a run's arm, with the arm's weight noise if it has any."""
+    """Return the initial policy of a run's arm."""
     scale: TrainScale = run.scale
     arm = run.arm
-    policy = load_policy(
+    return load_policy(
         scale.checkpoint,
         revision=scale.revision,
         weight_format=arm.weight_format,
@@ -177,8 +176,6 @@ def load_arm(run: RunConfig, device: str) -> Policy:
         order=run.seed if scale.permuted else None,
         rounding=arm.rounding,
     )
-    plant_arms_noise(policy, run)
-    return policy
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def _sampler_refusal(run: RunConfig) -> str | None:
         return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
     if arm.training == "full":
         return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
-    if arm.rounding or arm.weight_noise or scale.permuted:
+    if arm.rounding or scale.permuted:
         return f"{arm.name} changes the weights on loading, vLLM's copy has them not; it needs own"
     if arm.training == "lora" and arm.loss.importance_cap is None:
         return (

@@ -127,27 +127,6 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightNoise:
-    """Gaussian noise on the 16-bit weights themselves, as strong as a format's rounding.
-
-    Not in the paper: a control that tells "noise helps" from "this format's rounding helps". Every
-    projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
-    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of the policy's
-    own completions of calibration prompts equals that of the format's own rounding.
-    """
-
-    matched_to: WeightFormat
-
-    def __post_init__(self) -> None:
-        require_choice("weight_noise.matched_to", self.matched_to, WeightFormat)
-        require(
-            self.matched_to != "bf16",
-            "weight_noise.matched_to is bf16, which rounds nothing here; it must be nf4, mxfp4 or "
-            "nvfp4",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
     """A user's own reward in place of the task's, with the digest of its module's file."""
 
@@ -269,8 +248,6 @@ class Arm:
     reward
         `task`: right answer plus the scale's format reward. `finished`: right answer alone, if the
         completion ended by itself. `random` and `format`: controls.
-    weight_noise
-        Noise on BF16 weights matched to a format's rounding; a control.
     reward_function
         A user's own reward instead of `task`; in no target.
     rounding
@@ -292,7 +269,6 @@ class Arm:
     loss: LossConfig = GRPO
     reward: RewardKind = "task"
     learning_rate_factor: float = 1.0
-    weight_noise: WeightNoise | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     reward_function: RewardFunction | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     rounding: PlantedRounding | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     temperature_factor: float = field(default=1.0, metadata=OMIT_AT_DEFAULT)
@@ -320,14 +296,8 @@ class Arm:
             f"arm {self.name}: an untrained arm takes no added noise",
         )
         require(
-            self.weight_noise is None or self.weight_format == "bf16",
-            f"arm {self.name}: weight noise stands in for rounding, so it goes with bf16 weights, "
-            f"not {self.weight_format}",
-        )
-        require(
-            self.rounding is None or (self.weight_format == "bf16" and self.weight_noise is None),
-            f"arm {self.name}: a planted rounding goes with bf16 weights without weight noise, not "
-            f"with {self.weight_format} and {self.weight_noise}",
+            self.rounding is None or self.weight_format == "bf16",
+            f"arm {self.name}: a planted rounding goes with bf16 weights, not {self.weight_format}",
         )
         require(
             0 < self.temperature_factor < float("inf"),

@@ -175,14 +175,6 @@ def _facts(run: RunConfig) -> dict[str, Any]:
         "parameters_trainable": 0,
         "compute": run.scale.compute_dtype,
     }
-    if arm.weight_noise is not None:
-        facts["weight_noise"] = {
-            "matched_to": arm.weight_noise.matched_to,
-            "sigma": 0.1,
-            "kl_format": 0.05,
-            "kl_noise": 0.0503,
-            "projections": linears,
-        }
     if run.procedure == "evaluate":
         return facts
     trained = shape.parameters()

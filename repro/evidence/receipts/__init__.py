@@ -10,7 +10,7 @@ Facts written by procedures
 ---------------------------
 For every policy: `linears` ({format: number of projections}), `relative_weight_error_mean`
 (||W - dequantize(quantize(W))|| / ||W||; None for stored codes), `norms_wrapped`, `norms_trained`
-and `compute`; for arms with these options `weight_noise`, `rounding` and `order`.
+and `compute`; for arms with these options `rounding` and `order`.
 
 For training: `adapter_modules` (LoRA modules attached), `parameters_trainable`, `optimizer_steps`,
 `trained_change_l2` (L2 norm of the change of the trained parameters), `advantage_group_mean_max`
@@ -46,7 +46,6 @@ _OF_POLICIES: tuple[Check, ...] = (
     weights.weights,
     weights.precision,
     weights.counts,
-    weights.weight_noise,
     weights.rounding,
 )
 _OF_ANSWERS: tuple[Check, ...] = (grading.answers, grading.grades)

@@ -10,8 +10,6 @@ from repro.spec.shapes import TINY, DecoderShape, shape_by_name
 # Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
 # would give 1 or more. A wide gate: it only tells whether weights were quantised.
 WEIGHT_ERROR = (0.02, 0.4)
-# The matching stops within 1 %.
-KL_RATIO_MOST = 0.02
 # Projections of a decoder block.
 PROJECTIONS = 7
 
@@ -36,27 +34,6 @@ def weights(record: Record) -> list[str]:
             f"size; a 4-bit format gives {low} to {high}"
         )
     return faults
-
-
-def weight_noise(record: Record) -> list[str]:
-    """Return why the weights did not have the noise that replaces a format's rounding."""
-    planned = record.config["arm"].get("weight_noise")
-    done = record.facts.get("weight_noise")
-    if not planned:
-        return [f"an arm without weight noise carries it: {done}"] if done else []
-    if not isinstance(done, Mapping) or not done.get("projections"):
-        return ["facts.weight_noise is missing: nothing shows that the weights carried noise"]
-    if done.get("matched_to") != planned["matched_to"]:
-        return [
-            f"weight noise was matched to {done.get('matched_to')}, not {planned['matched_to']}"
-        ]
-    there, here = done.get("kl_format") or 0.0, done.get("kl_noise") or 0.0
-    if not there or abs(here / there - 1) > KL_RATIO_MOST:
-        return [
-            f"weight noise of KL {here:.3g} stands for {planned['matched_to']}, whose rounding has "
-            f"{there:.3g}"
-        ]
-    return []
 
 
 def rounding(record: Record) -> Iterator[str]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from repro.models.divergence import last_hidden, mean_kl
 from repro.models.files.tensor_files import TensorFolder
 from repro.models.loading import read_description
 from repro.models.permuted_source import PermutedSource
 from repro.models.policy import Policy, load_policy
-from repro.models.weight_noise import last_hidden, mean_kl
 from repro.spec.arm import PlantedRounding, WeightFormat
 
 PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]

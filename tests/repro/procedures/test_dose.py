@@ -12,8 +12,8 @@ import torch
 
 from repro.data.load import load_problems
 from repro.evidence.procedure import Measured
+from repro.models.divergence import last_hidden, mean_kl
 from repro.models.policy import load_policy
-from repro.models.weight_noise import last_hidden, mean_kl
 from repro.procedures import dose as module
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig

@@ -22,7 +22,7 @@ from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.rl.runs import FailedRun
 from repro.rl.stacked.stack import stack_policies
 from repro.run import carry_out as recording
-from repro.spec.arm import NoiseConfig, WeightNoise
+from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -75,7 +75,7 @@ RUNS = [
     make_run(1, "evaluate", training="none", weight_format="nf4"),
     make_run(1, weight_format="nvfp4", noise=NOISE, reward="random"),
     make_run(0, training="full"),
-    make_run(2, weight_noise=WeightNoise(matched_to="nvfp4")),
+    make_run(2, rounding=PlantedRounding(format="nvfp4")),
 ]
 # For tests of which runs have results, whatever these are: one step, and one more run beside the
 # first.
@@ -161,7 +161,7 @@ def require_same(one: Measured, many: Measured) -> None:
         assert many.series[name] == pytest.approx(values, abs=1e-3), name
     facts = set(one.facts) | {"together"}
     assert set(many.facts) == facts
-    for name in ("linears", "noise", "rows", "grades", "adapter_modules", "weight_noise"):
+    for name in ("linears", "noise", "rows", "grades", "adapter_modules", "rounding"):
         assert many.facts.get(name) == one.facts.get(name), name
 
 
