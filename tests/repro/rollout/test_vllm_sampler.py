@@ -27,12 +27,11 @@ from repro.models.memory_plan import training_memory
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.procedures.train import train_and_evaluate
-from repro.rl.noise import perturbed
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.sampler import Completion
 from repro.rollout.vllm_sampler import VllmSampler, served_folder
 from repro.run.preflight import refusal
-from repro.spec.arm import NoiseConfig, PlantedRounding
+from repro.spec.arm import PlantedRounding
 from repro.spec.config import RunConfig, SamplingConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -200,34 +199,6 @@ def test_the_folder_is_written_once_of_the_arms_own_weights_and_checked(vllm: No
     weights.write_bytes(spoilt)
     with pytest.raises(CheckpointError, match=r"model.safetensors has SHA-256"):
         served_folder(policy)
-
-
-def test_an_adapter_gets_a_new_id_at_each_refresh_and_the_old_file_goes(sampler: Any) -> None:
-    sample(sampler)
-    sample(sampler)
-    sampler.refresh()
-    sample(sampler)
-    requests = sampler.llm.requests
-    assert [request.lora_int_id for request in requests] == [1, 1, 2]
-    assert not Path(requests[0].lora_path).exists()
-    assert Path(requests[2].lora_path).exists()
-    assert sampler.llm.resets == 2
-    assert sampler.llm.options["logprobs_mode"] == "processed_logprobs"
-    assert sampler.llm.options["max_lora_rank"] == 8
-
-
-def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
-    before = sample(sampler)
-    noise = NoiseConfig(sigma_start=0.3, sigma_end=0.2)
-    with perturbed(sampler.policy, noise, seed=1, step=5, total_steps=10):
-        noisy = sample(sampler)
-        under = sampler.channels_changed
-        # A second batch of the same rollout: nothing moves, and the receipt stands.
-        assert sample(sampler) == noisy
-        assert sampler.channels_changed == under > 0
-    assert noisy != before
-    assert sample(sampler) == before
-    assert sampler.channels_changed == 0
 
 
 def test_noise_that_is_swallowed_is_an_error(sampler: Any) -> None:
