@@ -399,7 +399,6 @@ def fit_update(
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
     """
-    layers = step.shape.layers
     least = math.inf
     best = dataclasses.replace(step, micro_tokens=step.row_tokens, kept_blocks=kept or 0)
     rows = max(1, min(step.rows, most // step.row_tokens))
@@ -410,12 +409,16 @@ def fit_update(
         fits = sum(plan_memory(fitting).update.values()) <= room
         if fits and kept is None:
             fitting = _with_most_kept(fitting, room)
-        again = (layers - fitting.kept_blocks) / layers
-        cost = (1 + again / 2) * (1 + _PASS_TOKENS / fitting.micro_tokens)
+        cost = update_cost(fitting.kept_blocks / step.shape.layers, fitting.micro_tokens)
         if fits and cost < least:
             best, least = fitting, cost
         rows -= 1
     return best
+
+
+def update_cost(kept: float, micro_tokens: int) -> float:
+    """Return an update's time with a part of blocks kept over that of one long pass with all."""
+    return (1 + (1 - kept) / 2) * (1 + _PASS_TOKENS / micro_tokens)
 
 
 def _with_most_kept(step: StepShape, room: int) -> StepShape:
@@ -466,9 +469,12 @@ class TrainingMemory:
 
     def served_share(self, device_bytes: int) -> float:
         """Return the part of a device that vLLM takes: what is served, and the cache."""
-        plan = plan_memory(self.step)
-        beyond = plan.peak - peak_within(self.step, device_bytes - self.served)
-        return (self.served + plan.rollout["cache"] - beyond) / device_bytes
+        return (self.served + self.cache(device_bytes)) / device_bytes
+
+    def cache(self, device_bytes: int) -> int:
+        """Return the bytes of the cache: room for all slots, or what the device has for it."""
+        beyond = _beyond_cap(self.step, device_bytes - self.served)
+        return plan_memory(self.step).rollout["cache"] - beyond
 
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""

@@ -1,19 +1,22 @@
-"""The time of a step on several GPUs, before any is rented: `plan --ranks 1,2,4,8`.
+"""The time of a run on several GPUs, before any is rented: `plan --ranks 1,2,4,8`.
 
 Two rates follow from the blessed phases of one GPU (`step_lengths`: rows of equal and of spread
 lengths). A decode step has a fixed cost and a cost per row::
 
-    rollout = per_step * longest row + per_token * tokens of all rows
+    rollout = per_step * decode steps + per_token * tokens of all rows
 
-The two points of a model have the same tokens and different longest rows, which gives both rates.
-The update is in proportion to tokens. Where `scaling` has that format on one GPU, both are scaled
-to its time of spread rows. Ranks wait for the longest row of all. Time on links is left out.
+Decode steps are the longest row's, or more where rows wait for a slot. A model's two points have
+the same tokens in different numbers of steps, which gives both rates. The update is in proportion
+to tokens. Where `scaling` has that format on one GPU, both are scaled to its time of spread rows.
+A run counts optimiser steps. Where several share a rollout, all rows but the first step's go
+forward once more before them. Ranks wait for the last row of all.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,7 +28,7 @@ from typing import cast
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
-from repro.models.memory_plan import plan_memory, training_memory
+from repro.models.memory_plan import TrainingMemory, plan_memory, training_memory, update_cost
 from repro.run.preflight import among_unlike_devices, smallest_device
 from repro.spec.arm import Arm, require
 from repro.spec.config import RunConfig, TrainScale
@@ -34,6 +37,11 @@ from repro.spec.step_scale import StepPoint
 from repro.spec.tier import CudaDevice, Tier
 
 _DRAWS = 20
+# Mean tokens of a completion where not 300. Assumed: the paper (arXiv 2510.11696) gives none.
+_MEAN_TOKENS = {"bigmath": 1500}
+_PROMPT_TOKENS = 150
+# Steps between a row's end and the next one's entry: the engine looks every 16, a round behind.
+_LATE = 24
 # Planned for where this machine has no card.
 _CARD = CudaDevice(name="a card of 80 GB", capability=(9, 0), memory_bytes=80 * 10**9)
 # Targets whose records have a model's phases.
@@ -55,7 +63,7 @@ class Rates:
     """Seconds of one GPU: of a decode step, of a token that it samples, of one in the update.
 
     Tokens of the update are those of prompts and completions; `fixed` is what a step takes beside
-    both phases, and `basis` what was measured, and where.
+    both phases, `basis` what was measured, and where, and `cost` the passes' `update_cost`.
     """
 
     per_step: float
@@ -63,11 +71,12 @@ class Rates:
     per_update_token: float
     fixed: float
     basis: str
+    cost: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Seconds of a step, and of its phases; `waiting` is the mean rank's for the last."""
+    """Seconds of a rollout with its steps, and by phase; `waiting`: a mean rank's for the last."""
 
     step: float
     rollout: float
@@ -86,7 +95,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def ranks_text(runs: Sequence[RunConfig], counts: Sequence[int], expected: Path) -> str:
-    """Return what a step takes on each number of GPUs, once for all arms of which it is the same.
+    """Return what a run takes on each number of GPUs, once for all arms of which it is the same.
 
     Rates are of this machine's kind of device where blessed records have them.
     """
@@ -125,21 +134,23 @@ def _rates_of(record: Record, level: Record, model: str, spread: str, equal: str
         )
         return own * level_spread / own_spread
 
-    (values,) = [p for p in record.config["scale"]["points"] if p["name"] == spread]
-    point = StepPoint.recorded(values)
-    drawn = _drawn(point)
-    longest, tokens = fmean(map(max, drawn)), fmean(map(sum, drawn))
-    mean = tokens / point.rows
-    # Rows of one length end together: the same tokens in as many steps as the mean row has.
-    per_step = (seconds("rollout", spread) - seconds("rollout", equal)) / (longest - mean)
-    update = seconds("update", spread)
+    points = {p["name"]: StepPoint.recorded(p) for p in record.config["scale"]["points"]}
+    facts = record.facts["points"][spread][record.config["arm"]["weight_format"]]
+    # Rows of one length end together: the same tokens in fewer steps.
+    drawn, even = _drawn(points[spread]), _drawn(points[equal])
+    most, least = (fmean(decode_steps(r, facts["slots"]) for r in rows) for rows in (drawn, even))
+    tokens = fmean(map(sum, drawn))
+    per_step = (seconds("rollout", spread) - seconds("rollout", equal)) / (most - least)
+    update, point = seconds("update", spread), points[spread]
+    cost = update_cost(facts["kept_blocks"] / SHAPES[model].layers, facts["micro_tokens"])
     return Rates(
         per_step=per_step,
-        per_token=max(0.0, (seconds("rollout", equal) - per_step * mean) / tokens),
-        per_update_token=update / (tokens + point.rows * point.prompt_tokens),
+        per_token=max(0.0, (seconds("rollout", equal) - per_step * least) / tokens),
+        per_update_token=update / cost / (tokens + point.rows * point.prompt_tokens),
         fixed=max(0.0, seconds("step", spread) - seconds("rollout", spread) - update),
         basis=f"{record.target} of {model} on {device_of(record.environment)}, one GPU"
         + (f", at the level of {level.target}'s" if level is not record else ""),
+        cost=cost,
     )
 
 
@@ -149,17 +160,27 @@ def _drawn(point: StepPoint) -> list[list[int]]:
     return [point.drawn_lengths(seed) for seed in range(_DRAWS)]
 
 
+def decode_steps(lengths: Sequence[int], slots: int) -> int:
+    """Return the decode steps of rows that enter in their order, `slots` of them at once."""
+    ends = [-_LATE] * slots
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + _LATE + length)
+    return max(ends)
+
+
+@functools.cache
 def predicted(rates: Rates, point: StepPoint, ranks: int) -> Predicted:
-    """Return the time of a step on a point's rows; ranks share prompts as they do in training."""
+    """Return the time of a point's rollout and update; ranks share prompts as in training."""
+    slots = point.slots or point.rows
     rollouts, waits, updates = [], [], []
     for lengths in _drawn(point):
         groups = [lengths[p * point.group : (p + 1) * point.group] for p in range(point.prompts)]
         shares = [[*chain(*groups[rank::ranks])] for rank in range(ranks)]
-        each = [rates.per_step * max(own) + rates.per_token * sum(own) for own in shares]
+        each = [rates.per_step * decode_steps(r, slots) + rates.per_token * sum(r) for r in shares]
         tokens = sum(lengths) + point.rows * point.prompt_tokens
         rollouts.append(max(each))
         waits.append(max(each) - fmean(each))
-        updates.append(rates.per_update_token * tokens / ranks)
+        updates.append(rates.cost * rates.per_update_token * tokens / ranks)
     rollout, update = fmean(rollouts), fmean(updates)
     step = rollout + update + rates.fixed
     return Predicted(step=step, rollout=rollout, update=update, waiting=fmean(waits))
@@ -207,45 +228,63 @@ def _arm_text(run: RunConfig, counts: Sequence[int], expected: Path, device: str
         return _full_text(run, counts)
     if scale.sampler != "own":
         return f"    not predicted: sampler is {scale.sampler}, rates are of the suite's own engine"
-    shape = shape_of_checkpoint(scale.checkpoint)
+    shape, memory = shape_of_checkpoint(scale.checkpoint), training_memory(run.arm, scale)
     model = next((name for name, known in SHAPES.items() if known == shape), None)
-    rates = None if model is None else measured_rates(model, run.arm, expected, device)
-    if rates is None:
+    measured = None if model is None else measured_rates(model, run.arm, expected, device)
+    if measured is None or memory is None:
         return _wrapped(f"not predicted: no blessed step_lengths of {Path(scale.checkpoint).name} "
                         f"in {run.arm.weight_format} with LoRA")  # fmt: skip
-    basis = StepPoint(name="planned", model="7b", lengths="spread", prompt_tokens=150)
-    point = dataclasses.replace(
-        basis,
-        prompts=scale.prompts_per_rollout,
-        group=scale.group_size,
-        completion_tokens=scale.rollout.max_new_tokens,
-        mean_tokens=min(basis.mean_tokens, scale.rollout.max_new_tokens),
-    )
-    card = smallest_device() or _CARD
+    card, updates = smallest_device() or _CARD, scale.updates_per_rollout
+    rates, point = _of_run(measured, scale, memory, card.memory_bytes)
+    peak = memory.peak(card.memory_bytes)
+    on_card = f"{peak / 1e9:>8.1f}" + "  does not fit" * (peak > card.memory_bytes)
+    old = f" ({updates - 1}/{updates} forward twice, for old log-probabilities)"
     lines = [
-        f"    {point.rows} rows a step, {point.mean_tokens} tokens each on average "
-        f"(deviation half of it, at most {point.completion_tokens})",
-        "    GPUs  step s  rollout  update  waiting  efficiency  GB a card",
+        _wrapped(
+            f"{scale.steps} steps, {updates} on each rollout of {point.rows} rows, at most "
+            f"{point.slots} at once on a GPU; {point.mean_tokens} tokens a row (assumed; deviation "
+            f"half of it, at most {point.completion_tokens}). Seconds of a rollout, its update"
+            f"{old * (updates > 1)}, both, and of a step; hours in all; GB a card, for all rows:"
+        ),
+        "    GPUs   rollout    update      both   waiting efficiency      step     hours      GB",
     ]
     for ranks in counts:
         if ranks > point.prompts:
             lines.append(f"    {ranks:>4}  not possible: a rollout has {point.prompts} prompts")
             continue
-        own, memory = predicted(rates, point, ranks), training_memory(run.arm, scale, ranks)
-        peak = memory.peak(card.memory_bytes) if memory else 0
-        efficiency = _efficiency(rates, point, ranks)
-        fits = "" if peak <= card.memory_bytes else "  does not fit"
-        lines.append(
-            f"    {ranks:>4}  {own.step:>6.2f}  {own.rollout:>7.2f}  {own.update:>6.2f}  "
-            f"{own.waiting:>7.2f}  {efficiency:>10.2f}  {peak / 1e9:>9.1f}{fits}"
-        )
+        own, share = predicted(rates, point, ranks), _efficiency(rates, point, ranks)
+        hours = own.step * -(-scale.steps // updates) / 3600
+        cells = (own.rollout, own.update, own.step, own.waiting, share, own.step / updates, hours)
+        lines.append(f"    {ranks:>4}" + "".join(f"{cell:>10.2f}" for cell in cells) + on_card)
+    draws = run.arm.loss.dynamic_sampling
+    drawn = f"; dynamic sampling (1 to {draws} times the rollout)" * (draws > 1)
     sentences = (
         _end_text(rates, point),
         _step_off_text(rates, point, [ranks for ranks in counts if 1 < ranks <= point.prompts]),
-        f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}. Exchanges, "
-        "below 1 % of a step on two GPUs, are left out.",
+        f"From {rates.basis}; memory of {card.name}{among_unlike_devices()}.",
+        "Left out: exchanges, below 1 % of a step on two GPUs; questions before and after; groups "
+        f"of equal rewards, which only go forward; attention to longer rows than measured{drawn}.",
     )
     return "\n".join([*lines, *(_wrapped(sentence) for sentence in sentences if sentence)])
+
+
+def _of_run(
+    rates: Rates, scale: TrainScale, memory: TrainingMemory, device_bytes: int
+) -> tuple[Rates, StepPoint]:
+    """Return the rates with a run's own passes, and its rollout; each GPU is sized for all rows."""
+    shape, step = memory.step.shape, memory.fitting(device_bytes)
+    # Old log-probabilities of all rows but the first step's take what blocks computed again do.
+    kept = step.kept_blocks / shape.layers - (1 - 1 / scale.updates_per_rollout)
+    mean = min(_MEAN_TOKENS.get(scale.data.source, 300), scale.rollout.max_new_tokens)
+    # Among rows of all ages, one's tokens are 5/8 of the mean length (deviation half of it).
+    held = 4 * shape.layers * shape.key_size * (_PROMPT_TOKENS / scale.group_size + 5 / 8 * mean)
+    point = StepPoint(
+        name="planned", model=shape.name, lengths="spread", mean_tokens=mean,
+        prompts=scale.prompts_per_rollout, group=scale.group_size, prompt_tokens=_PROMPT_TOKENS,
+        completion_tokens=scale.rollout.max_new_tokens,
+        slots=max(1, min(memory.step.slots, int(memory.cache(device_bytes) / held))),
+    )  # fmt: skip
+    return dataclasses.replace(rates, cost=update_cost(kept, step.micro_tokens)), point
 
 
 def _wrapped(sentence: str, indent: str = "    ") -> str:
@@ -283,5 +322,5 @@ def _step_off_text(rates: Rates, point: StepPoint, counts: Sequence[int]) -> str
     listed = ", ".join(f"{seconds:.2f} s on {ranks}" for ranks, seconds in times.items())
     gain = f"{100 * _WORTH - 100:.0f} % faster"
     found = f"at least {gain} on {', '.join(worth)}" if worth else f"not {gain} on any"
-    ways = "One step off, some GPUs sampling while the others update"
+    ways = "One rollout off, some GPUs sampling while the others update"
     return f"{ways}: {listed}; {found}." if times else ""
