@@ -22,8 +22,8 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 57_812,
-    "lines of tests": 29_990,
+    "lines of source": 57_857,
+    "lines of tests": 30_000,
     "words of docs": 30_000,
     "pictures in docs": 13,
     "bytes of expected/": 1_150_000,

@@ -253,17 +253,15 @@ def body(runs, folder, records, progress, should_stop, threads):
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(
-    ("outside", "stall", "named"), [(False, 4.0, "2 failed to pass"), (True, 3.0, "by rank 2")]
+    ("place", "named"), [("INSIDE", "2 failed to pass"), ("OUTSIDE", "by rank 2")]
 )
-def test_of_three_the_one_that_is_missing_is_named(
-    tmp_path, monkeypatch, warm_workers, outside, stall, named
-):
+def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, place, named):
     body = planted("late_ranks", LATE, tmp_path, monkeypatch).body
-    if outside:
-        monkeypatch.setenv("OUTSIDE", "1")
+    monkeypatch.setenv(place, "1")
     with pytest.raises(EndedError, match=named) as caught:
-        Ranked(ranks=3, stall=stall, body=body)(
+        Ranked(ranks=3, stall=4.0, body=body)(
             [run_of()], tmp_path, tmp_path, lambda text, values: None, lambda: False, 1
         )
     assert caught.value.kind == "lost"
@@ -484,9 +482,9 @@ def test_where_the_network_loses_all_the_first_host_names_the_rank_it_waits_for(
 
 @pytest.mark.nightly
 def test_two_launchers_of_two_ranks_each_make_one_run(tmp_path):
-    meet = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29431 --nnodes=2 --nproc-per-node=2 -m"
-    launcher = ["torch.distributed.run", *meet.split()]
-    starts = [command(tmp_path, *ONE_RUN, launcher=launcher) for _ in range(2)]
+    meet = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29431 --nnodes=2 --nproc-per-node=2"
+    line = ("torch.distributed.run", *meet.split(), "-m")
+    starts = [command(tmp_path, *ONE_RUN, launcher=line) for _ in range(2)]
     said = [start.communicate(timeout=120)[0] for start in starts]
     assert [start.returncode for start in starts] == [0, 0], said
     (path,) = tmp_path.rglob("seed-0.json")
@@ -530,10 +528,8 @@ def test_of_torchruns_runs_one_that_failed_comes_after_the_others(tmp_path, monk
     path = record_path(runs[0], tmp_path)
     path.parent.mkdir(parents=True)
     path.with_name("seed-0.failed-1.json").touch()
-    first = InPlace(
-        SimpleNamespace(texts=lambda text: [text]), 1, tmp_path,
-        claim=lambda task: Reservation(claimed=task),
-    )  # fmt: skip
+    ranks = SimpleNamespace(texts=lambda text: [text])
+    first = InPlace(ranks, 1, tmp_path, claim=lambda task: Reservation(claimed=task))
     events = first.execute([Task(run=run, folder=tmp_path, runs=tmp_path) for run in runs])
     assert [event.task.run.seed for event in events if event.kind == "finished"] == [1, 0]
 
