@@ -8,7 +8,7 @@ trained (`dose_coder_*`), and multiples of NVFP4's error reach the paper's.
 The checkpoints are the publisher's GGUF files, whose weights are rounded already (0.5B: all but
 twelve of 170 matrices finer than four bits, Q5_0, Q6_K and Q8_0; 1.5B: Q4_K and Q6_K): every arm
 starts from the 16-bit copy of those, and a record names file and copy by digest. Noise of the
-file's own step moves the copy by .32 of NVFP4's KL at 0.5B, by .67 at 1.5B (docs/learning.md).
+file's own step moves the copy by .32 of NVFP4's KL at 0.5B, by .68 at 1.5B (docs/learning.md).
 
 What the paper leaves open, or is not for models of this size, is set here:
 
