@@ -25,7 +25,7 @@ BUDGET = {
     "lines of source": 57_857,
     "lines of tests": 30_000,
     "words of docs": 30_000,
-    "pictures in docs": 13,
+    "pictures in docs": 14,
     "bytes of expected/": 1_150_000,
     "bytes of CHANGELOG": 12_000,
 }
