@@ -120,6 +120,7 @@ def train_and_evaluate(
         hooks = loaded_runs.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
             hooks = logger.around(hooks, loaded_runs.evaluation.evaluator.tokenizer)
+        progress("beginning to train", {})  # a step of a large model takes minutes
         result = finished(train_runs(loaded_runs, policies, hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})

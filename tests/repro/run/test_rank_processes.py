@@ -233,8 +233,8 @@ def test_two_starts_by_two_ranks_are_equal_to_the_bit(with_fault, tmp_path):
 
 def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
     begun = time.monotonic()
-    with pytest.raises(EndedError, match=r"[Rr]ank.* 1 failed to pass") as caught:
-        with_fault(run_of(), "stall", stall=4.0)
+    with pytest.raises(EndedError, match=r"[Rr]ank.* 1 failed to pass.*\(beginning") as caught:
+        with_fault(run_of(), "stall", at=1, stall=4.0)
     assert caught.value.kind == "lost"
     assert time.monotonic() - begun < 60
 
