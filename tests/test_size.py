@@ -22,7 +22,7 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 57_858,
+    "lines of source": 57_859,
     "lines of tests": 30_000,
     "words of docs": 30_000,
     "pictures in docs": 14,
