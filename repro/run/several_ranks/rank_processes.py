@@ -365,7 +365,7 @@ def refused_folder(ranks: Ranks, runs: Path) -> str:
                 own = f"--runs {runs}: {error}"
         seen = (runs / ranks.texts(name)[0]).exists()
         if not (own or seen):
-            own = f"--runs {runs} on {socket.gethostname()} is not the first rank's: needs to be"
+            own = f"--runs {runs}: {socket.gethostname()} does not see the first rank's; needs to"
         return refused_by_any(ranks, own)
 
 
