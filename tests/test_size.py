@@ -26,7 +26,7 @@ BUDGET = {
     "lines of tests": 30_000,
     "words of docs": 30_000,
     "pictures in docs": 14,
-    "bytes of expected/": 1_150_000,
+    "bytes of expected/": 1_156_500,
     "bytes of CHANGELOG": 12_000,
 }
 BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 30_000, 30, 1_500_000, 12_000), strict=True))
