@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from repro.data.problem import DataError, Problem, hash_of, read_problems
+from repro.data.problem import DataError, Problem, hash_of, read_problems, same_text
 
 Split = Literal["train", "development", "test"]
 
@@ -48,7 +48,11 @@ def cut_development(
     The questions with the smallest hashes are held out, at most a fifth of all questions. Asking
     for the development split where nothing is held out raises.
     """
-    questions = {hash_of("development", problem.question) for problem in train}
+    places: dict[str, str] = {}
+    for problem in train:
+        # Of twins but for Unicode's form, the first one's.
+        places.setdefault(same_text(problem.question), hash_of("development", problem.question))
+    questions = set(places.values())
     development_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)
     development = set(sorted(questions)[:development_count])
     if split == "development" and not development:
@@ -61,7 +65,7 @@ def cut_development(
     return [
         problem
         for problem in train
-        if (hash_of("development", problem.question) in development) == wants_development
+        if (places[same_text(problem.question)] in development) == wants_development
     ]
 
 
@@ -76,9 +80,9 @@ def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
         found = ", ".join(sorted(file.name for file in path.glob("*.jsonl"))) or "no .jsonl file"
         raise DataError(f"{path}: found {found}; train.jsonl and test.jsonl are needed")
     train, test = (read_problems(file) if file.is_file() else [] for file in files.values())
-    trained = {hash_of("question", problem.question): problem for problem in train}
+    trained = {same_text(problem.question): problem for problem in train}
     for problem in test:
-        twin = trained.get(hash_of("question", problem.question))
+        twin = trained.get(same_text(problem.question))
         if twin is not None:
             raise DataError(
                 f"{files['test']}: the question of {problem.id!r} is also that of {twin.id!r} in "

@@ -17,11 +17,20 @@ import dataclasses
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_LOWERED = re.compile(r"(?<=[a-z])_(?=[0-9])")
+_LOOKALIKES = {
+    "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033\u02ba\uff02": '"',
+    "\u2018\u2019\u201a\u201b\u2039\u203a\u2032\u02b9\u02bc\u00b4\uff07": "'",
+    "\u2212\u2043\u02d7": "-",
+    "\u2215": "/",
+}
 _LEVEL = re.compile(r"Level ([0-9]{1,3})")
 
 
@@ -163,6 +172,31 @@ def hash_of(purpose: str, text: str) -> str:
     """Return a stable hash of a text for one purpose, its white space and case ignored."""
     canonical = " ".join(text.casefold().split())
     return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
+
+
+def same_text(text: str) -> str:
+    """Return the one form of texts that differ in Unicode's spelling alone, for comparisons.
+
+    White space, case, invisible signs, compatibility forms, and kinds of quotes and dashes are
+    ignored; a raised digit stays one, and so does a lowered one behind a digit.
+    """
+    plain = _BEYOND_ASCII.sub(_plain_sign, unicodedata.normalize("NFC", text))
+    plain = unicodedata.normalize("NFKC", plain).casefold().replace("\u2044", "/")
+    plain = _LOWERED.sub("", plain.replace("``", '"').replace("`", "'").replace("''", '"'))
+    return " ".join(plain.split())
+
+
+def _plain_sign(match: re.Match[str]) -> str:
+    """Return what a character is compared as, perhaps by its compatibility form."""
+    sign = match.group()
+    kind, written = unicodedata.category(sign), unicodedata.decomposition(sign)
+    if kind == "Cf":
+        return ""
+    for signs, plain in _LOOKALIKES.items():
+        if sign in signs:
+            return plain
+    mark = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(written.partition(" ")[0], "")
+    return "-" if kind == "Pd" else mark + sign
 
 
 def _decoded(raw: bytes, where: str) -> Any:
