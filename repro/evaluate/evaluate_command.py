@@ -24,11 +24,11 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
-from repro.data.prompts import template_named, template_source
+from repro.data.prompts import template_inputs, template_named, template_source
 from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import Question, questions
+from repro.evaluate.questions import Question, questions, require_readable
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate
@@ -98,6 +98,7 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     description, tokenizer = read_description(folder), load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
+    require_readable(template, tokenizer)
     rendered = {
         of: questions(
             load_problems(data_of(of, args.limit), "test"),
@@ -194,6 +195,7 @@ def _record(
         "sha256": digest_of_files([asked.adapter / TENSORS]),
     }
     template = template_named(asked.template)
+    inputs = template_inputs(asked.template, policy.tokenizer)
     return {
         "schema": 1,
         "checkpoint": {
@@ -209,7 +211,7 @@ def _record(
         "sampling": dataclasses.asdict(asked.sampling),
         "samples": asked.samples,
         "seed": asked.seed,
-        "template": {"name": template.name, "sha256": template.digest()},
+        "template": {"name": template.name, "sha256": inputs.pop("prompt_template"), **inputs},
         "sets": {
             name: {
                 "problems": len(one.problems),
