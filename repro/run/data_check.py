@@ -1,9 +1,10 @@
 """The problems of a plan, opened once before anything starts.
 
-A broken line stops the plan, not each run. Gold answers that no completion can match are named; if
-none can be matched, that is an error. Problems of the package's own generators are not opened.
-Public sets are opened only if a user named them: those of a target's own scale may have to be
-downloaded first. `repro.run.preflight` checks the lengths of prompts on the same lists.
+A broken line stops the plan, not each run. Gold answers that no completion can match are named, and
+so are those that only a copy of their own words matches; if none can be matched, that is an error.
+Problems of the package's own generators are not opened. Public sets are opened only if a user named
+them: those of a target's own scale may have to be downloaded first. `repro.run.preflight` checks
+the lengths of prompts on the same lists.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
 from repro.data.problem import DataError, Problem
-from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
+from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, claims_within, extract_answer
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
@@ -104,11 +105,33 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
                 f"is {problems[0].answer!r} ({problems[0].where}), and numbers or formulas are "
                 "needed (docs/grading.md)"
             )
-        if len(unpayable) > _NAMED:
-            lines.append(
-                f"  {source}: {len(unpayable)} of {len(problems)} {split} golds can never be paid"
+        wordy = _wordy(problems, pool)
+        lines += [
+            f"  {problem.where}: gold {problem.answer!r} is paid for these words alone, and its "
+            "number alone is not; leave the words out"
+            for problem in wordy[:_NAMED]
+        ]
+        lines += [
+            f"  {source}: {len(found)} of {len(problems)} {split} golds {what}"
+            for found, what in (
+                (unpayable, "can never be paid"),
+                (wordy, "are paid for their words alone"),
             )
+            if len(found) > _NAMED
+        ]
     return lines
+
+
+def _wordy(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:
+    """Return the problems whose gold has words around its answer that a completion must repeat."""
+    asked = [(problem, claims_within(problem.answer)) for problem in problems]
+    pairs = [(problem.answer, claim) for problem, claims in asked for claim in claims]
+    paid = {
+        gold
+        for (gold, _), grade in zip(pairs, pool.grade_answers(pairs), strict=True)
+        if grade.status != "wrong"  # a gold at fault is named as such
+    }
+    return [problem for problem, claims in asked if claims and problem.answer not in paid]
 
 
 def _unpayable(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:
