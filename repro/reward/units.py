@@ -78,8 +78,8 @@ NOT_UNITS = frozenset(
 )
 # Commands that leave space and say nothing.
 SPACE = (
-    r"(?:(?<!\\)\\(?:[ ,;:!>]|(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace|enskip|space)(?![A-Za-z])"
-    r"|[hm]space\*?\s?\{[^{}]*\})|~|\{\})"
+    r"(?:(?<!\\)\\(?:[ ,;:!>]|[hm]space\*?\s?\{[^{}]*\}"
+    r"|(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace|enskip|space)(?![A-Za-z]))|~|\{\})"
 )
 _SPACES = re.compile(SPACE)
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textup|mbox|operatorname)\s?\{([^{}]*)\}")

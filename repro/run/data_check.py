@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
@@ -19,6 +20,7 @@ from repro.data.problem import DataError, Problem
 from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, claims_within, extract_answer
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig, RunConfig, TrainScale
+from repro.spec.hub import local_folders
 
 # Only so many are named; the rest are counted.
 _NAMED = 5
@@ -65,7 +67,7 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     """Open the problems of a plan and return what there is to say of them, a line each.
 
     Raises `DataError` if they are missing or broken, or no gold of a split can be paid; it names
-    file and line.
+    file and line. A `ValueError` says why a checkpoint that is here makes no prompts of them.
 
     Parameters
     ----------
@@ -73,6 +75,10 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
         Whether a user named the data, so that public sets are opened as well as folders.
     """
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
+    for scale in scales:
+        if Path(scale.checkpoint).expanduser().exists():
+            for folder in local_folders(scale.checkpoint):
+                require_prompts(folder, scale.prompt_template)
     every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}
     trained = {data for data, split in every if split == "train"}
     lines: list[str] = []
@@ -83,6 +89,22 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
                 splits = {s: problems_of(data, s) for s in _GRADED if (data, s) in every}
                 lines += _lines(data.source, splits, pool)
     return lines
+
+
+@functools.lru_cache(maxsize=64)
+def require_prompts(folder: Path, template: str) -> None:
+    """Raise `ValueError` where a folder's tokenizer serves no prompt of a template, or no answer.
+
+    What a folder lacks is left to its loading.
+    """
+    from repro.data.prompts import render
+    from repro.evaluate.questions import require_readable
+    from repro.models.policy import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is not None:
+        render(Problem(id="example", question="2 + 2?", answer="4"), template, tokenizer)
+        require_readable(template, tokenizer)
 
 
 def _is_opened(data: DataConfig, named: bool) -> bool:

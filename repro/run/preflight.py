@@ -3,9 +3,8 @@
 A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
 `refusal` looks at the run's own configuration, for `plan` and `run` alike: a package that is not
 installed, a step that no card of this size holds, a data set without the split that the scale asks
-for, a folder whose tokenizer gives no prompt that is the policy's to answer. `files_refusal` is for
-`run` alone, since it fetches the small files (config, tokenizer, problems): a hub that does not
-answer, a prompt longer than the scale allows.
+for. `files_refusal` is for `run` alone, since it fetches the small files (config, tokenizer,
+problems): a hub that does not answer, a prompt longer than the scale allows.
 
 Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
 the tokenizer; so prompts are rendered here as the run will render them.
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.data.load import require_declared
-from repro.data.problem import Problem
 from repro.models.memory_plan import training_memory
-from repro.run.data_check import problems_of, reads_of
+from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
@@ -50,7 +48,6 @@ def refusal(run: RunConfig, ranks: int = 1) -> str | None:
             if Path(scale.checkpoint).expanduser().exists():
                 (folder,) = local_folders(scale.checkpoint)
                 refusals += [_format_refusal(folder, run.arm)]
-                _require_prompts(folder, scale.prompt_template)
         except ValueError as error:  # a config.json without a decoder's sizes
             refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -224,22 +221,6 @@ def _format_refusal(folder: Path, arm: Arm) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _require_prompts(folder: Path, template: str) -> None:
-    """Raise `ValueError` where a folder's tokenizer serves no prompt of a template, or no answer.
-
-    What a folder lacks is left to its loading.
-    """
-    from repro.data.prompts import render
-    from repro.evaluate.questions import require_readable
-    from repro.models.policy import load_tokenizer
-
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is not None:
-        render(Problem(id="example", question="2 + 2?", answer="4"), template, tokenizer)
-        require_readable(template, tokenizer)
-
-
-@functools.lru_cache(maxsize=64)
 def _checked_files(scale: TrainScale) -> Path:
     """Return a checkpoint's folder, whose tokenizer fits it and the problems.
 
@@ -254,7 +235,7 @@ def _checked_files(scale: TrainScale) -> Path:
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
-    _require_prompts(folder, scale.prompt_template)
+    require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)
         if read.split == "train" and len(problems) < scale.prompts_per_rollout:
