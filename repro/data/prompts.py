@@ -269,7 +269,9 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
 def template_inputs(name: str, tokenizer: Any) -> dict[str, str]:
     """Return a record's inputs of its prompts: the template's digest, and the date if told."""
     inputs = {"prompt_template": template_named(name).digest()}
-    told = template_named(name).chat and _ASKS_DATE.search(str(tokenizer.chat_template or ""))
+    told = template_named(name).chat and _ASKS_DATE.search(
+        str(getattr(tokenizer, "chat_template", ""))
+    )
     return inputs | ({"prompt_date": PROMPT_DATE.date().isoformat()} if told else {})
 
 

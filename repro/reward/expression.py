@@ -55,9 +55,11 @@ _ASCII_SIGNS |= {ord(sign): "-" for sign in "\u02d7\u2043\u2796\ufe58\ufe63\uff0
 _ASCII_SIGNS |= {ord(sign): "+" for sign in "\u2795\ufe62\uff0b"}
 _ASCII_SIGNS |= {ord(sign): " " for sign in "\u00a0\u2007\u2009\u200a\u202f\u3000"}
 _MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
-_SIGN_COMMANDS = re.compile(
-    r"\\(?:(text|math)?(dollar)|(?:text)?(euro|yen|cent)|(?:text)?(sterling|pounds))(?![A-Za-z])\s?"
-)
+_WRITTEN_OUT = {
+    "dollar": "\\$", "euro": "\u20ac", "yen": "\u00a5", "cent": "\u00a2", "sterling": "\u00a3",
+    "pounds": "\u00a3",
+}  # fmt: skip
+_SIGN_COMMANDS = re.compile(rf"\\(?:text|math)?({'|'.join(_WRITTEN_OUT)})(?![A-Za-z])\s?")
 _SIGN_IN_TEXT = re.compile(
     r"\\(?:text|textrm|mathrm|mbox)\s?\{\s*((?:[A-Z]{1,2})?\s?(?:\\?\$|[\u00a2-\u00a5\u20a0-\u20bf\u0e3f])"
     r"|(?:USD|EUR|GBP|JPY|INR|CHF|CNY|Rs)\.?(?=\s*\}\s*[0-9]))\s*\}"
@@ -123,7 +125,8 @@ def tidy(text: str) -> str:
     """
     text = _BARE_DOLLAR.sub(r"\1\\$", text.translate(_ASCII_SIGNS)).strip()
     if "\\" in text or "{" in text:
-        text = _SIGN_IN_TEXT.sub(r"\1 ", _SIGN_COMMANDS.sub(_currency_sign, _MINUS.sub("-", text)))
+        text = _SIGN_COMMANDS.sub(lambda match: _WRITTEN_OUT[match[1]], _MINUS.sub("-", text))
+        text = _SIGN_IN_TEXT.sub(r"\1 ", text)
         text = _LETTER_BEFORE.sub(r"\1", _STYLE.sub(" ", _FONT.sub(r"{\1}", text)))
     for _ in range(_MOST_WRAPPERS):
         before, text = text, _number_in_words(_without_space(text))
@@ -141,13 +144,6 @@ def tidy(text: str) -> str:
         if text == before:
             break
     return text
-
-
-def _currency_sign(match: re.Match[str]) -> str:
-    r"""Return the sign of a currency's command, such as `\texteuro`."""
-    named = next(name for name in match.groups()[1:] if name)
-    signs = {"dollar": "\\$", "euro": "\u20ac", "yen": "\u00a5", "cent": "\u00a2"}
-    return signs.get(named, "\u00a3")
 
 
 def _without_space(text: str) -> str:

@@ -83,6 +83,11 @@ def test_a_field_of_the_wrong_type_is_named(
     assert sentence in said
 
 
+def test_sizes_whose_product_torch_cannot_hold_are_refused(copied: Callable[..., Path]) -> None:
+    sizes = {"hidden_size": 2**27, "num_attention_heads": 2**20, "num_key_value_heads": 1}
+    assert "head_dim is 1099511627776; needed" in refused(copied(head_dim=2**40, **sizes))
+
+
 @pytest.mark.parametrize(
     "text",
     [None, "", "{", "[]", "{}", '{"hidden_size": 3}', "[" * 100_000, '{"a":' * 100_000, "\x00"],
