@@ -32,10 +32,11 @@ class BoundedReader(GGUFReader):
     _members = 0
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-        end = int(offset) + np.dtype(dtype).itemsize * int(count)
-        held = len(self.data)
-        _require(end <= held, f"byte {end} is needed, and the file has {held}")
-        return super()._get(offset, dtype, count, override_order)
+        kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
+        end = int(offset) + kind.itemsize * int(count)
+        if end > len(self.data):  # a sentence for each of a vocabulary's words would take seconds
+            raise ValueError(f"byte {end} is needed, and the file has {len(self.data)}")
+        return self.data[int(offset) : end].view(kind)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if raw_type == GGUFValueType.ARRAY:

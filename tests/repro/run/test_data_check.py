@@ -64,7 +64,7 @@ def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path: Path, go
 
 @pytest.mark.parametrize(
     "gold",
-    ["4 apples", "12 ounces", "\\boxed{4}", "#### 4", "Evelyn", "\\text{(B)}", "2516_8", "4%",
+    ["4 apples", "12 ounces", "\\boxed{4}", "70,000", "Evelyn", "\\text{(B)}", "2516_8", "4%",
      "x = 3 \\text{ or } x = 5", "3 \\text{ and } 5", "2\\sin 3x", "sin(2x)",
      "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"],
 )  # fmt: skip
