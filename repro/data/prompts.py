@@ -328,6 +328,11 @@ def texts_of(token_ids: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
     return list(tokenizer.batch_decode(kept, skip_special_tokens=False))
 
 
+def respelled(text: str, tokenizer: Any) -> str:
+    """Return what is read of a completion whose tokens spell `text`."""
+    return texts_of([tokenizer(text, add_special_tokens=False)["input_ids"]], tokenizer)[0]
+
+
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
     source = getattr(tokenizer, "chat_template", None)

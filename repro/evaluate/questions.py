@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
-from repro.data.prompts import opening_of, render_within, template_named, texts_of
-from repro.reward.answers import READINGS
-from repro.spec.arm import require
+from repro.data.prompts import opening_of, render_within
 from repro.spec.config import derive_seed
 
 
@@ -53,18 +51,6 @@ def questions(
         opened = opening_of(prompt, tokenizer) + opening
         asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opened))
     return asked
-
-
-def require_readable(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ValueError` unless a well-formed answer is read from the tokens that spell it."""
-    reads = template_named(template).reads
-    example = READINGS[reads].example
-    (text,) = texts_of([tokenizer(example, add_special_tokens=False)["input_ids"]], tokenizer)
-    require(
-        READINGS[reads].answer(text) == "4" and READINGS[reads].format_ok(text),
-        f"the tokenizer makes {text!r} of the completion {example!r}, whose answer is lost; a "
-        f"template that reads {reads} needs a tokenizer that keeps its marks",
-    )
 
 
 def seeds_of(

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from repro.reward.expression import is_readable, tidy
 from repro.reward.quantities import read_quantity, with_unit_marked
+from repro.spec.arm import require
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
@@ -173,6 +174,17 @@ READINGS: Mapping[str, Reading] = {
         hashed_answer, lambda text: text.count("####") == 1 and bool(hashed_answer(text)), "#### 4"
     ),
 }
+
+
+def require_readable(reads: str, respelled: Callable[[str], str]) -> None:
+    """Raise `ValueError` unless an answer survives what a tokenizer makes of its own tokens."""
+    reading = READINGS[reads]
+    text = respelled(reading.example)
+    require(
+        reading.answer(text) == "4" and reading.format_ok(text),
+        f"the tokenizer makes {text!r} of the completion {reading.example!r}, whose answer is lost;"
+        f" a template that reads {reads} needs a tokenizer that keeps its marks",
+    )
 
 
 def _claims(text: str) -> list[tuple[int, str]]:

@@ -17,7 +17,13 @@ from pathlib import Path
 from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
 from repro.data.problem import DataError, Problem
-from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, claims_within, extract_answer
+from repro.reward.answers import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    claims_within,
+    extract_answer,
+    require_readable,
+)
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.hub import local_folders
@@ -97,14 +103,14 @@ def require_prompts(folder: Path, template: str) -> None:
 
     What a folder lacks is left to its loading.
     """
-    from repro.data.prompts import render
-    from repro.evaluate.questions import require_readable
+    from repro.data.prompts import render, respelled, template_named
     from repro.models.policy import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None:
         render(Problem(id="example", question="2 + 2?", answer="4"), template, tokenizer)
-        require_readable(template, tokenizer)
+        reads = template_named(template).reads
+        require_readable(reads, lambda text: respelled(text, tokenizer))
 
 
 def _is_opened(data: DataConfig, named: bool) -> bool:

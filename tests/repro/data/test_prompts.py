@@ -19,14 +19,15 @@ from repro.data.prompts import (
     PROMPT_TEMPLATES,
     opening_of,
     render,
+    respelled,
     template_inputs,
     template_named,
     texts_of,
 )
-from repro.evaluate.questions import questions, require_readable
+from repro.evaluate.questions import questions
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
-from repro.reward.answers import READINGS, format_ok
+from repro.reward.answers import READINGS, format_ok, require_readable
 from repro.rl.collect import PromptSource
 
 QUESTION = "what is two plus two ?"
@@ -252,13 +253,13 @@ def test_marks_of_an_answer_that_are_control_tokens_are_read(
     ids = tokenizer(f"{example}<|end|><|pad|>", add_special_tokens=False)["input_ids"]
     assert set(tokenizer.convert_tokens_to_ids(marks)) <= set(ids)
     assert texts_of([ids, []], tokenizer) == [example, ""]
-    require_readable(template, tokenizer)
+    require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
 
 
 def test_a_tokenizer_that_loses_an_answers_marks_is_refused() -> None:
     tokenizer = _tokenizer(QWEN_LIKE, bos=False)
     with pytest.raises(ValueError, match="whose answer is lost; a template that reads boxed needs"):
-        require_readable("boxed", tokenizer)
+        require_readable("boxed", lambda text: respelled(text, tokenizer))
 
 
 @pytest.mark.parametrize("turn", ["", "<|im_start|>"])
