@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED
+
 
 @triton.jit
 def _prefill_kernel(
@@ -107,6 +109,6 @@ def prefill_attention(
     _prefill_kernel[(len(tiles), query_heads)](
         q, key_cache, value_cache, table, tiles, out, scale * math.log2(math.e), table.stride(0),
         block_size, query_heads, key_heads, D, tile, 64, q.dtype == torch.float32,
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2, **FUSED,
     )  # fmt: skip
     return out
