@@ -37,6 +37,8 @@ PACKAGES = (
 )
 # Names the container that a process runs in, which cannot be found out from inside.
 CONTAINER = "REPRO_CONTAINER"
+# Make a device stand for another one: with its memory, by the kernels of other cards.
+EMULATION = ("REPRO_MEMORY_GB", "REPRO_KERNELS")
 VARIABLES = (
     CONTAINER,
     "OMP_NUM_THREADS",
@@ -45,6 +47,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_CUDA_ALLOC_CONF",
+    *EMULATION,
     "MALLOC_TRIM_THRESHOLD_",
 )
 
@@ -54,7 +57,7 @@ def capture_environment() -> dict[str, Any]:
     return {
         "python": probe(lambda: sys.version.split()[0]),
         "platform": probe(platform.platform),
-        "packages": probe(_packages),
+        "packages": probe(package_versions),
         "torch": probe(_torch),
         "cpu": probe(_cpu),
         "memory_bytes": probe(_memory),
@@ -73,11 +76,17 @@ def environment_text() -> str:
 
 
 def device_of(environment: dict[str, Any]) -> str | None:
-    """Return the name of the device of a record's environment, as folders spell it, or None."""
+    """Return the name of the device of a record's environment, as folders spell it, or None.
+
+    One that stands for another has a name of its own: `nvidia_h200_24gb_portable`.
+    """
     gpus = environment.get("gpu")
     if not isinstance(gpus, list) or not gpus:
         return None
-    return "_".join(str(gpus[0]["name"]).lower().replace("-", " ").split())
+    set_to = environment.get("variables", {})
+    memory, road = (set_to.get(name, "") for name in EMULATION)
+    name = f"{gpus[0]['name']} {memory + 'GB' if memory else ''} {road}"
+    return "_".join(name.lower().replace("-", " ").split())
 
 
 def probe(ask: Callable[[], Any]) -> Any:
@@ -88,7 +97,8 @@ def probe(ask: Callable[[], Any]) -> Any:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _packages() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
+    """Return the installed versions of `PACKAGES`, None for those that are not."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:

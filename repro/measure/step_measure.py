@@ -35,7 +35,6 @@ from repro.measure.step_training import begin, parameter_image, timed_step, trai
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
-    CONTEXT_BYTES,
     FILLED_SHARE,
     SLOTS_SHARE,
     StepShape,
@@ -55,6 +54,7 @@ from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.gpu.device_memory import limit_allocator, whole_memory
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
@@ -225,19 +225,14 @@ def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception
 
 @contextmanager
 def _budget(point: StepPoint) -> Iterator[int]:
-    """Cap the allocator at the point's budget, the driver's context included; yield the bytes.
-
-    A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
-    """
-    total = torch.cuda.get_device_properties(0).total_memory
+    """Cap the allocator at the point's budget, the driver's context included; yield the bytes."""
     release()
-    budget = point.budget_bytes or total
-    context = max(context_bytes(), CONTEXT_BYTES)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
+    budget = min(point.budget_bytes or whole_memory(), whole_memory())
+    limit_allocator(budget, context_bytes())
     try:
         yield budget
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        limit_allocator()
         release()
 
 
@@ -295,6 +290,7 @@ def _measure(
     reset_peak()  # what an earlier point took is not this one's
     engine = partial(Engine, config=config)
     sampler = CopySampler(policy, engine) if full else engine(policy)
+    road = (sampler.engine if isinstance(sampler, CopySampler) else sampler).road
     release()
     try:
         t = training_of(
@@ -320,7 +316,7 @@ def _measure(
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             entry.repeats.append(seconds | {"slowed": slowed})
-            entry.facts = facts | {"moved": moved}
+            entry.facts = facts | {"moved": moved, "road": road}
     finally:
         sampler.close()
     return True

@@ -47,6 +47,7 @@ from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
+from repro.rollout.gpu.device_memory import whole_memory
 from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
@@ -140,7 +141,7 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     """Return the arm of the runs, with what is known not to fit."""
     run = runs[0]
     products = run.scale.products(run.arm.name)
-    not_run = not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1])
+    not_run = not_fitting(run.scale, run.arm, whole_memory())
     facts = {
         "linears": {},
         "adapter_modules": 0,
@@ -211,6 +212,7 @@ def _point(
                 arm.facts["vllm"] = engine.receipt
             else:
                 engine = _engine(point, max(batches), policy, arm.products)
+                arm.facts["road"] = engine.road
             if point.windows:
                 fill_cache(engine, repeats[0].seed)
         batches = arm.fitting(point)

@@ -45,6 +45,7 @@ from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.stacked.stacked_policies import StackedPolicies
 from repro.rl.stacked.stacked_sampler import StackedSampler
+from repro.rollout.gpu.device_memory import whole_memory
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
@@ -95,7 +96,7 @@ def train_together(
     target, memory = torch.device(device), _HOST_BYTES
     if target.type == "cuda":  # CUDA graphs are captured on the current device
         torch.cuda.set_device(target.index or 0)
-        memory = int(torch.cuda.get_device_properties(target).total_memory)
+        memory = whole_memory(target)
     outcome_of: dict[str, RunOutcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):

@@ -49,6 +49,7 @@ from repro.rl.single_run.for_policy import CopySampler, sampler_for
 from repro.rl.single_run.ranks import Ranks
 from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
+from repro.rollout.gpu.device_memory import whole_memory
 from repro.rollout.sampler import Sampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.kept_batch import keep_batches
@@ -254,7 +255,7 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     if memory is None:
         return None
     # With different cards, the smallest one decides for all ranks.
-    room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
+    room = Ranks.joined().least(whole_memory(device))
     step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
@@ -268,8 +269,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         memory = training_memory(run.arm, scale)
         if memory is None or policy.device.type == "cpu":
             return VllmSampler(policy, max_positions=positions)
-        whole = torch.cuda.get_device_properties(policy.device).total_memory
-        share = memory.served_share(whole)
+        share = memory.served_share(whole_memory(policy.device))
         return VllmSampler(policy, max_positions=positions, memory_share=share)
     return sampler_for(
         policy,

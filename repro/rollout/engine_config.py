@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
+from repro.rollout.gpu.device_memory import free_memory
 from repro.spec.arm import require, require_choice
 
 Products = Literal["own", "bitsandbytes"]
@@ -103,5 +102,5 @@ def cache_blocks(
     heads = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
     block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
     block_bytes *= policy.compute_dtype.itemsize
-    free, _ = torch.cuda.mem_get_info(policy.device)
+    free = free_memory(policy.device)
     return min(needed, int((free - reserved) * share) // block_bytes)

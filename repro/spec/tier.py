@@ -13,14 +13,18 @@ import ctypes
 import ctypes.util
 import functools
 import os
+import platform
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.spec.arm import unknown
+from repro.spec.arm import require, unknown
 from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
+# Emulates smaller devices, in memory alone.
+MEMORY = "REPRO_MEMORY_GB"
 
 # CUdevice_attribute numbers of the CUDA driver interface.
 _COMPUTE_CAPABILITY_MAJOR = 75
@@ -99,6 +103,12 @@ PLANNED = (Tier.MINI,)
 SMOKE_SEEDS = 3
 
 
+def require_linux() -> None:
+    """Raise `ValueError` where runs cannot be carried out: their locks and signals are Linux's."""
+    system = platform.system()
+    require(system == "Linux", f"runs need Linux (on Windows: WSL 2); this is {system}")
+
+
 def parse_tier(name: str) -> Tier:
     """Return the tier called `name`; `ValueError` lists the tiers otherwise."""
     try:
@@ -151,8 +161,16 @@ def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
     return CudaDevice(
         name=name.value.decode(errors="replace"),
         capability=(major.value, minor.value),
-        memory_bytes=memory.value,
+        memory_bytes=min(memory.value, memory_limit() or memory.value),
     )
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that `REPRO_MEMORY_GB` leaves of each device, or None; others raise."""
+    text = os.environ.get(MEMORY, "")
+    if not re.fullmatch(r"|\d+(\.\d+)?", text) or (text and float(text) < 2):
+        raise ValueError(f"{MEMORY} is {text!r}; needs a number of GB, 2 or more, as in 24")
+    return int(float(text) * 1e9) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
