@@ -39,7 +39,6 @@ from repro.models.policy import Policy, device_named, load_policy, load_tokenize
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rollout.gpu.device_memory import limit_allocator
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text
@@ -74,8 +73,6 @@ class EvaluationRequest:
 def main_evaluate(args: argparse.Namespace) -> int:
     """Ask and grade; print a table, write the record where one is asked for; return 0."""
     device = device_named(args.device)
-    if device != "cpu":
-        limit_allocator()
     asked = asked_of(args)
     policy = _load(asked, device)
     began = time.perf_counter()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_digest
+from repro.spec.byte_sizes import MEMORY_VARIABLE
 
 PACKAGES = (
     "qerl-repro",
@@ -37,8 +38,8 @@ PACKAGES = (
 )
 # Names the container that a process runs in, which cannot be found out from inside.
 CONTAINER = "REPRO_CONTAINER"
-# Make a device stand for another one: with its memory, by the kernels of other cards.
-EMULATION = ("REPRO_MEMORY_GB", "REPRO_KERNELS")
+# Lets a Hopper GPU run the kernels of other cards (`kernels.dispatch`).
+KERNELS = "REPRO_KERNELS"
 VARIABLES = (
     CONTAINER,
     "OMP_NUM_THREADS",
@@ -47,8 +48,9 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_CUDA_ALLOC_CONF",
-    *EMULATION,
+    KERNELS,
     "MALLOC_TRIM_THRESHOLD_",
+    MEMORY_VARIABLE,
 )
 
 
@@ -78,14 +80,12 @@ def environment_text() -> str:
 def device_of(environment: dict[str, Any]) -> str | None:
     """Return the name of the device of a record's environment, as folders spell it, or None.
 
-    One that stands for another has a name of its own: `nvidia_h200_24gb_portable`.
+    One that runs the kernels of other cards has a name of its own: `nvidia_h200_portable`.
     """
     gpus = environment.get("gpu")
     if not isinstance(gpus, list) or not gpus:
         return None
-    set_to = environment.get("variables", {})
-    memory, road = (set_to.get(name, "") for name in EMULATION)
-    name = f"{gpus[0]['name']} {memory + 'GB' if memory else ''} {road}"
+    name = f"{gpus[0]['name']} {environment.get('variables', {}).get(KERNELS, '')}"
     return "_".join(name.lower().replace("-", " ").split())
 
 

@@ -35,6 +35,7 @@ from repro.measure.step_training import begin, parameter_image, timed_step, trai
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
+    CONTEXT_BYTES,
     FILLED_SHARE,
     SLOTS_SHARE,
     StepShape,
@@ -54,9 +55,9 @@ from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.gpu.device_memory import limit_allocator, whole_memory
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
+from repro.spec.byte_sizes import usable_bytes
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
@@ -225,14 +226,20 @@ def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception
 
 @contextmanager
 def _budget(point: StepPoint) -> Iterator[int]:
-    """Cap the allocator at the point's budget, the driver's context included; yield the bytes."""
+    """Cap the allocator at the point's budget, the driver's context included; yield the bytes.
+
+    A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
+    """
+    total = torch.cuda.get_device_properties(0).total_memory
+    usable = usable_bytes(total)
     release()
-    budget = min(point.budget_bytes or whole_memory(), whole_memory())
-    limit_allocator(budget, context_bytes())
+    budget = min(point.budget_bytes or usable, usable)
+    context = max(context_bytes(), CONTEXT_BYTES)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
     try:
         yield budget
     finally:
-        limit_allocator()
+        torch.cuda.set_per_process_memory_fraction(usable / total)
         release()
 
 

@@ -43,11 +43,10 @@ from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.measure.vllm_rollout import VllmEngine
 from repro.models.lora import adapter_layers
-from repro.models.policy import Policy
+from repro.models.policy import Policy, device_bytes
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
-from repro.rollout.gpu.device_memory import whole_memory
 from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
@@ -141,7 +140,7 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     """Return the arm of the runs, with what is known not to fit."""
     run = runs[0]
     products = run.scale.products(run.arm.name)
-    not_run = not_fitting(run.scale, run.arm, whole_memory())
+    not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
     facts = {
         "linears": {},
         "adapter_modules": 0,

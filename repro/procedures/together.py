@@ -30,7 +30,7 @@ from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
-from repro.models.policy import Policy, end_token_ids
+from repro.models.policy import Policy, device_bytes, end_token_ids
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -45,7 +45,6 @@ from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.stacked.stacked_policies import StackedPolicies
 from repro.rl.stacked.stacked_sampler import StackedSampler
-from repro.rollout.gpu.device_memory import whole_memory
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
@@ -96,7 +95,7 @@ def train_together(
     target, memory = torch.device(device), _HOST_BYTES
     if target.type == "cuda":  # CUDA graphs are captured on the current device
         torch.cuda.set_device(target.index or 0)
-        memory = whole_memory(target)
+        memory = device_bytes(target)
     outcome_of: dict[str, RunOutcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):

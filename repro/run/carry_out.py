@@ -22,7 +22,7 @@ from repro.evidence.record import failed_record, find_record, record_of, run_fol
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.tier import Tier, cuda_devices, memory_limit
+from repro.spec.tier import Tier, cuda_devices
 
 _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
@@ -88,10 +88,6 @@ def carry_out(
     Of several ranks only the first writes.
     """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
-    if memory_limit() is not None and cuda_devices():
-        from repro.rollout.gpu.device_memory import limit_allocator
-
-        limit_allocator()
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
     started = datetime.now(UTC)

@@ -14,17 +14,15 @@ import ctypes.util
 import functools
 import os
 import platform
-import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from repro.spec.arm import require, unknown
+from repro.spec.byte_sizes import usable_bytes
 from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
-# Emulates smaller devices, in memory alone.
-MEMORY = "REPRO_MEMORY_GB"
 
 # CUdevice_attribute numbers of the CUDA driver interface.
 _COMPUTE_CAPABILITY_MAJOR = 75
@@ -33,7 +31,10 @@ _COMPUTE_CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One CUDA device, with its (major, minor) compute capability, as the driver reports it."""
+    """One CUDA device, with its (major, minor) compute capability, as the driver reports it.
+
+    `memory_bytes` is what this process may use (`repro.spec.byte_sizes`).
+    """
 
     name: str
     capability: tuple[int, int]
@@ -161,16 +162,8 @@ def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
     return CudaDevice(
         name=name.value.decode(errors="replace"),
         capability=(major.value, minor.value),
-        memory_bytes=min(memory.value, memory_limit() or memory.value),
+        memory_bytes=usable_bytes(memory.value),
     )
-
-
-def memory_limit() -> int | None:
-    """Return the bytes that `REPRO_MEMORY_GB` leaves of each device, or None; others raise."""
-    text = os.environ.get(MEMORY, "")
-    if not re.fullmatch(r"|\d+(\.\d+)?", text) or (text and float(text) < 2):
-        raise ValueError(f"{MEMORY} is {text!r}; needs a number of GB, 2 or more, as in 24")
-    return int(float(text) * 1e9) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,8 +181,9 @@ def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(
 def test_a_budget_leaves_room_for_a_full_grown_context(
     in_use: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    card = types.SimpleNamespace(total_memory=100 << 30)
     shares: list[float] = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, 100 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     monkeypatch.setattr(step_measure, "context_bytes", lambda: in_use)
     monkeypatch.setattr(step_measure, "release", lambda: None)

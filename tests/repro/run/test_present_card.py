@@ -9,10 +9,9 @@ import torch
 
 from repro.__main__ import main
 from repro.evidence.environment import device_of
-from repro.rollout.gpu.device_memory import free_memory, limit_allocator, whole_memory
 from repro.run import preflight, present_card
 from repro.spec import tier as tiers
-from repro.spec.tier import CudaDevice, memory_limit
+from repro.spec.tier import CudaDevice
 
 RTX4090 = CudaDevice(name="NVIDIA GeForce RTX 4090", capability=(8, 9), memory_bytes=25_757_220_864)
 H100 = CudaDevice(name="NVIDIA H100 80GB HBM3", capability=(9, 0), memory_bytes=85_000_000_000)
@@ -96,21 +95,10 @@ def test_what_is_not_known_of_a_model_is_not_0(
     assert "0 B" not in said
 
 
-def test_a_limit_stands_for_a_smaller_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares: list[float] = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (79 * 10**9, 80 * 10**9))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    limit_allocator()
-    monkeypatch.setenv("REPRO_MEMORY_GB", "24")
-    assert (memory_limit(), whole_memory(), free_memory()) == (24 * 10**9, 24 * 10**9, 23 * 10**9)
-    limit_allocator()
-    assert shares == [1.0, pytest.approx((24e9 - (854 << 20)) / 80e9)]
-    variables = {"REPRO_MEMORY_GB": "24", "REPRO_KERNELS": "portable"}
-    environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": variables}
-    assert device_of(environment) == "nvidia_h200_24gb_portable"
-    monkeypatch.setenv("REPRO_MEMORY_GB", "24GB")
-    with pytest.raises(ValueError, match="REPRO_MEMORY_GB is '24GB'"):
-        memory_limit()
+def test_a_device_that_runs_the_kernels_of_other_cards_has_a_name_of_its_own() -> None:
+    environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": {"REPRO_KERNELS": "portable"}}
+    assert device_of(environment) == "nvidia_h200_portable"
+    assert device_of(environment | {"variables": {}}) == "nvidia_h200"
 
 
 def test_another_system_is_refused_by_a_sentence(
