@@ -21,7 +21,10 @@ from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fu
 from tests.interpreted import require_passed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-RANKS = [4, 8, 24, 48, 100, 256]
+CASES = [
+    *(("bf16", rank) for rank in (4, 8, 24, 48, 100, 256)),
+    *((weight_format, rank) for weight_format in ("nvfp4", "nf4") for rank in (8, 256)),
+]
 
 
 def modules_of(policy: Policy, *names: str) -> list[nn.Module]:
@@ -63,8 +66,7 @@ def test_interpreted_kernels_take_every_rank() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "nf4"])
+@pytest.mark.parametrize(("weight_format", "rank"), CASES)
 def test_a_rank_interpreted_gives_what_the_modules_give(
     weight_format: str,
     rank: int,
