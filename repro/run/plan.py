@@ -72,8 +72,7 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    of_one_run = _one_run_lines(left or runs, needs, ranks)
-    lines += of_one_run
+    lines += _one_run_lines(left or runs, needs, ranks)
     missing = selection.tier.missing()
     if selection.tier is not Tier.SMOKE:
         missing = missing or torch_refusal()
@@ -87,7 +86,7 @@ def plan_text(
     lines += [
         f"  timed     {timed.basis}",
         *_card_lines(selection.tier, left or runs),
-        f"  memory    {_known(memory)}{among_unlike_devices() if of_one_run else ''}",
+        f"  memory    {_known(memory)}",
         f"  downloads {fetched}",
     ]
     refused = _refusals(left, ranks)
