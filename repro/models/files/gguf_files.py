@@ -249,10 +249,9 @@ class _File:
             not turned, f"scales its rotary angles by {''.join(turned[:1])}, not read here"
         )
         kind = self.value(f"{prefix}.scaling.type", str, "linear")
-        known = ("none", "linear")
         self.require(
-            kind in known,
-            f"gives {prefix}.scaling.type as {kind}; angles are read as {' or '.join(known)}",
+            kind in ("none", "linear"),
+            f"gives {prefix}.scaling.type as {kind}; angles are read as none or linear",
         )
         factor = self.value(
             f"{prefix}.scaling.factor", float, self.value(f"{prefix}.scale_linear", float, 1.0)
