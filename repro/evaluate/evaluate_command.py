@@ -100,7 +100,7 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
     rendered = {
         of: questions(
-            load_problems(data_of(of, args.limit), "test"),
+            load_problems(data_of(of, args.limit, args.columns), "test", alone=True),
             template,
             tokenizer,
             max_prompt_tokens=args.prompt_tokens,

@@ -13,9 +13,10 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from repro.data.load import data_sources, is_generated
+from repro.data.load import is_generated, is_own, source_named
+from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
+from repro.spec.arm import WEIGHT_FORMATS, all_of, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
 
@@ -59,7 +60,7 @@ def require_asking(args: argparse.Namespace) -> None:
         partial(sampling_of, args),
         partial(at_of, args.at, args.samples),
         partial(template_source, args.template),
-        *(partial(data_of, name, args.limit) for name in names_of(args.data)),
+        *(partial(data_of, name, args.limit, args.columns) for name in names_of(args.data)),
     )
 
 
@@ -131,18 +132,15 @@ def names_of(text: str) -> list[str]:
     return names
 
 
-def data_of(named: str, limit: int | None) -> DataConfig:
-    """Return the data for a set's name, a folder or a file; `ValueError` if there is none."""
+def data_of(named: str, limit: int | None, columns: str | None = None) -> DataConfig:
+    """Return the data for what `--data` names (`source_named`); `ValueError` if there is none."""
     require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
-    is_path = Path(named).expanduser().exists()
-    source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
-    known = [name for name in data_sources() if name.islower()]
-    if not is_path and ":" not in named and named not in known:
-        sentence = unknown("data set", named, known)
-        raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
+    source, columns = source_named(named), columns or ""
+    parse_columns(columns)
     endless = is_generated(source) and limit is None
     require(not endless, f"--data {named}: generated problems have no end; give --limit N")
-    return DataConfig(source=source, test_problems=limit or 0)
+    taken = columns if is_own(source) else ""
+    return DataConfig(source=source, columns=taken, test_problems=limit or 0)
 
 
 def _formats_of(text: str) -> list[str]:

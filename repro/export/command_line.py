@@ -29,6 +29,15 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the columns of a user's own problems."""
+    parser.add_argument(
+        "--columns",
+        metavar="ROLE=NAME,..",
+        help="of one's own data, such as question=prompt,answer=solution (docs/your_own.md)",
+    )
+
+
 def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "quantize",
@@ -82,8 +91,9 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--adapter", metavar="FOLDER", help="an adapter's folder, or a run's")
     parser.add_argument(
-        "--data", required=True, metavar="A,B", help="data sets by name, or folders of JSONL"
+        "--data", required=True, metavar="A,B", help="data sets by name, or files and folders"
     )
+    add_columns(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="problems of each (default: all)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--at", metavar="K,K", help="k of pass@k; of maj@k if K <= 64 (default: K)")

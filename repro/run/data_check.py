@@ -12,8 +12,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
+from repro.data.own import Split
 from repro.data.problem import DataError, Problem
 from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
 from repro.reward.grader import GraderPool

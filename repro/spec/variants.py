@@ -24,15 +24,16 @@ from repro.spec.tier import Tier
 _NAME_CHARACTERS = 40
 
 
-def on_data(target: Target, source: str) -> Target:
+def on_data(target: Target, source: str, columns: str = "") -> Target:
     """Return `target` with the problems of its training scales taken from `source`.
 
-    `source` is a data set's name or `folder:<path>`.
+    `source` and `columns` are those of a `DataConfig`.
     """
     slug = _source_slug(source)
     scales = {
         tier: dataclasses.replace(
-            scale, data=dataclasses.replace(scale.data, source=source, levels=())
+            scale,
+            data=dataclasses.replace(scale.data, source=source, columns=columns, levels=()),
         )
         for tier, scale in target.scales.items()
         if isinstance(scale, TrainScale)

@@ -1,0 +1,211 @@
+"""Rows of problems from wherever they lie: a file, a folder, a saved data set, a set on the hub.
+
+Read are JSON lines, JSON (an array of objects), CSV and TSV with a header, Parquet, folders that
+`datasets` saved, and sets on the hub by name. A folder of files has its splits in their names:
+`train.csv`, `test-00000-of-00002.parquet`.
+
+Easy to get wrong: CSV by a reader that guesses types turns the answer 0.50 into 0.5 and 007 into 7;
+here its cells are texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from repro.data.problem import DataError, shown
+from repro.spec.hub import HubError, fetch
+
+# A decoded row, and the file and line that it was read from.
+Row = tuple[Any, str]
+# Splits as makers of data sets name them; the first that is there is taken.
+SPLITS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "test": ("test", "validation", "valid", "dev", "eval"),
+}
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+def tables_of_path(path: Path) -> dict[str, list[Row]]:
+    """Return the rows of a file or folder by split: `train` and `test`, or `all` undivided.
+
+    Raises `DataError`, naming file and line, if there are none or they cannot be decoded.
+    """
+    if path.is_file():
+        return {"all": list(_rows(path))}
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such file or folder")
+    if any((path / name).is_file() for name in _SAVED):
+        return _saved(path)
+    found = {
+        split: next(filter(None, (_files(path, name) for name in names)), [])
+        for split, names in SPLITS.items()
+    }
+    if not any(found.values()):
+        files = sorted(item.name for item in path.iterdir() if item.suffix in _READERS)
+        raise DataError(
+            f"{path}: found {', '.join(files[:5]) or 'no file of problems'}; needed are files whose "
+            "names begin with train and test (train.jsonl, test.jsonl), or the name of one file"
+        )
+    return {
+        split: [row for file in files for row in _rows(file)]
+        for split, files in found.items()
+        if files
+    }
+
+
+def tables_of_hub(name: str, revision: str = "") -> dict[str, list[Row]]:
+    """Return the rows of a set on the hub by split, as `tables_of_path` does.
+
+    Raises `DataError` if the set is not on this machine and cannot be fetched.
+
+    Parameters
+    ----------
+    name
+        `owner/name`, or `owner/name:CONFIG` where the set has several configurations.
+    revision
+        Branch, tag or commit; empty takes `main`.
+    """
+    import datasets
+
+    repository, _, config = name.partition(":")
+    datasets.disable_progress_bars()
+
+    def load() -> Any:
+        return datasets.load_dataset(repository, config or None, revision=revision or None)
+
+    try:
+        return _of_datasets(fetch(load), name)
+    except HubError as error:
+        raise DataError(f"data set {name}: {error}") from error
+
+
+def _saved(path: Path) -> dict[str, list[Row]]:
+    """Return the rows of a folder that `datasets` saved."""
+    import datasets
+
+    try:
+        return _of_datasets(datasets.load_from_disk(str(path)), str(path))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is no whole saved data set ({shown(str(error))})") from error
+
+
+def _of_datasets(loaded: Any, name: str) -> dict[str, list[Row]]:
+    """Return the rows of a `datasets.Dataset`, undivided, or of a `DatasetDict` by split."""
+    if not isinstance(loaded, Mapping):
+        return {"all": _numbered(loaded, name)}
+    tables = {}
+    for split, names in SPLITS.items():
+        own = next((own for own in names if own in loaded), None)
+        if own is not None:
+            tables[split] = _numbered(loaded[own], f"{name}, {own}")
+    if not tables and len(loaded) == 1:
+        ((own, rows),) = loaded.items()
+        tables["all"] = _numbered(rows, f"{name}, {own}")
+    if not tables:
+        raise DataError(f"{name} has the splits {', '.join(loaded)}; needed are train and test")
+    return tables
+
+
+def _numbered(rows: Iterable[Any], name: str) -> list[Row]:
+    return [(row, f"{name}, row {number}") for number, row in enumerate(rows)]
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """Return a split's file in a folder, or its parts (`train-00000-of-00002`), also in `data`."""
+    named = re.compile(rf"{split}(-\d+(-of-\d+)?)?", re.IGNORECASE)
+    for place in (folder, folder / "data"):
+        items = sorted(place.iterdir()) if place.is_dir() else []
+        found = [p for p in items if p.suffix.lower() in _READERS and named.fullmatch(p.stem)]
+        whole = [path for path in found if path.stem.lower() == split]
+        if len(whole) > 1 or (whole and found != whole):
+            names = ", ".join(path.name for path in found)
+            raise DataError(f"{place}: found {names}; needed is one {split} file, or its parts")
+        if found:
+            return found
+    return []
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, read as its suffix says."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{path}: files that end in {path.suffix or 'nothing'} are not read; needed is one of "
+            f"{', '.join(_READERS)}"
+        )
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; a file of problems is needed") from error
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """Yield the elements of a JSON array, or the lines of JSON lines."""
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if content.lstrip()[:1] == b"[" and path.suffix.lower() == ".json":
+        yield from _numbered(_decoded(content, str(path), "an array of objects"), str(path))
+        return
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if raw.strip():
+            where = f"{path}, line {number}"
+            yield _decoded(raw, where, "one JSON object a line"), where
+
+
+def _decoded(raw: bytes, where: str, needed: str) -> Any:
+    """Return the JSON value of bytes."""
+    try:
+        value: Any = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+    except (RecursionError, ValueError) as error:
+        raise DataError(
+            f"{where}: {shown(raw.strip())} is not read ({shown(str(error))}); needed is {needed}, "
+            "in UTF-8"
+        ) from error
+    return value
+
+
+def _separated(delimiter: str, path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file with a header, every cell a text and an empty one None."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
+                if None in row or None in row.values():
+                    cells = sum(value is not None for value in row.values())
+                    cells += len(row.get(None) or [None]) - 1  # type: ignore[call-overload]
+                    raise DataError(
+                        f"{where}: found {cells} cells; needed are {width}, as in the header"
+                    )
+                yield {key: value or None for key, value in row.items()}, where
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: {error}; needed is CSV with a header, in UTF-8"
+            ) from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is no whole Parquet file ({shown(str(error))})") from error
+    yield from _numbered(rows, str(path))
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json,
+    ".json": _json,
+    ".csv": partial(_separated, ","),
+    ".tsv": partial(_separated, "\t"),
+    ".parquet": _parquet,
+}
+FILE_SUFFIXES = tuple(_READERS)
