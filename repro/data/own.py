@@ -49,9 +49,7 @@ def read_splits(
         tables = tables_of_path(path)
     else:
         tables = tables_of_hub(str(named), revision)
-    splits = {
-        split: problems_of_rows(rows, str(named), columns) for split, rows in tables.items()
-    }
+    splits = {split: problems_of_rows(rows, str(named), columns) for split, rows in tables.items()}
     trained = {hash_of("question", own.question): own for own in splits.get("train", [])}
     for problem in splits.get("test", []):
         twin = trained.get(hash_of("question", problem.question))

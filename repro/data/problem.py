@@ -87,9 +87,7 @@ class Problem:
                 )
 
 
-def problem_from_row(
-    row: Any, *, where: str, columns: Mapping[str, str] | None = None, name: str = ""
-) -> Problem:
+def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None = None) -> Problem:
     """Check one decoded row and return its problem.
 
     Raises `DataError` if a column is missing, empty or of another type.
@@ -100,8 +98,8 @@ def problem_from_row(
         Any value; only a mapping with the columns of the module docstring passes.
     columns
         The row's names of `question`, `answer`, ... (`ROLES`) where they are its own.
-    name
-        The problem's id where the row has none; it is needed then.
+    where
+        File and line; without its folder it is the id of a row that has none.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
@@ -118,7 +116,7 @@ def problem_from_row(
         raise DataError(f"{where}: `source` is {shown(source)}; it must be a string")
     level = None if found["level"] is None else row[found["level"]]
     return Problem(
-        id=name if found["id"] is None else _text(row, found["id"], where),
+        id=where.rpartition("/")[2] if found["id"] is None else _text(row, found["id"], where),
         question=question,
         answer=_gold(answer),
         solution=solution,
@@ -235,15 +233,14 @@ def problems_of_rows(
     Parameters
     ----------
     name
-        Of the file or set, for messages; with its last part, rows without an id are named.
+        Of the file or set, for messages.
     columns
         See `problem_from_row`.
     """
     problems: list[Problem] = []
     place_of_id: dict[str, str] = {}
     for row, where in rows:
-        own = f"{name.rpartition('/')[2]}, {where.rpartition(', ')[2]}"
-        problem = problem_from_row(row, where=where, columns=columns, name=own)
+        problem = problem_from_row(row, where=where, columns=columns)
         first = place_of_id.setdefault(problem.id, where)
         if first != where:
             raise DataError(

@@ -11,6 +11,7 @@ here its cells are texts.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,8 +50,8 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
     if not any(found.values()):
         files = sorted(item.name for item in path.iterdir() if item.suffix in _READERS)
         raise DataError(
-            f"{path}: found {', '.join(files[:5]) or 'no file of problems'}; needed are files whose "
-            "names begin with train and test (train.jsonl, test.jsonl), or the name of one file"
+            f"{path}: found {', '.join(files[:5]) or 'no file of problems'}; needed are files "
+            "called train and test (train.jsonl, test.jsonl), or the name of one file"
         )
     return {
         split: [row for file in files for row in _rows(file)]
@@ -142,7 +143,9 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         yield from reader(path)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; a file of problems is needed") from error
+        raise DataError(
+            f"{path}: {error.strerror or error}; a file of problems is needed"
+        ) from error
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -172,22 +175,26 @@ def _decoded(raw: bytes, where: str, needed: str) -> Any:
 
 def _separated(delimiter: str, path: Path) -> Iterator[Row]:
     """Yield the rows of a CSV file with a header, every cell a text and an empty one None."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
-                if None in row or None in row.values():
-                    cells = sum(value is not None for value in row.values())
-                    cells += len(row.get(None) or [None]) - 1  # type: ignore[call-overload]
-                    raise DataError(
-                        f"{where}: found {cells} cells; needed are {width}, as in the header"
-                    )
-                yield {key: value or None for key, value in row.items()}, where
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path}, line {reader.line_num}: {error}; needed is CSV with a header, in UTF-8"
-            ) from error
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: {error}; needed is a text in UTF-8") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
+            cells = sum(value is not None for value in row.values())
+            if None in row or cells < width:
+                more = len(row.get(None, [])) - 1 if None in row else 0  # type: ignore[call-overload]
+                raise DataError(
+                    f"{where}: found {cells + more} cells; needed are {width}, as in the header"
+                )
+            yield {key: value or None for key, value in row.items()}, where
+    except csv.Error as error:
+        line = reader.line_num + 1
+        raise DataError(f"{path}, line {line}: {error}; needed is CSV with a header") from error
 
 
 def _parquet(path: Path) -> Iterator[Row]:
