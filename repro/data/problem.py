@@ -274,6 +274,20 @@ def digest_of_problems(problems: Sequence[Problem], columns: Sequence[str] = ())
     return digest.hexdigest()
 
 
+def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
+    """Return what a reward may ask for, an entry a problem each, by name.
+
+    `prompts` are the questions, `answers` the golds; then what a problem has, and its row's columns
+    by their own names, None where a row has none.
+    """
+    own = ("id", "question", "answer", "solution", "level")
+    columns = {name: [getattr(problem, name) for problem in problems] for name in own}
+    for name in dict.fromkeys(key for problem in problems for key in problem.row):
+        columns[str(name)] = [problem.row.get(name) for problem in problems]
+    golds, questions = ([getattr(p, of) for p in problems] for of in ("answer", "question"))
+    return columns | {"answers": golds, "prompts": questions}
+
+
 def hash_of(purpose: str, text: str) -> str:
     """Return a stable hash of a text for one purpose, its white space and case ignored."""
     canonical = " ".join(text.casefold().split())
