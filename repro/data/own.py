@@ -26,7 +26,7 @@ _TEST_OF_ALL = 10  # one question in this many, where a source has no test split
 
 
 def read_splits(
-    named: str | Path, columns: Mapping[str, str] | None = None, revision: str = ""
+    named: str | Path, columns: Mapping[str, str] | None = None
 ) -> dict[str, list[Problem]]:
     """Return a user's problems by split, in their order: `train` and `test`, or `all` undivided.
 
@@ -37,18 +37,17 @@ def read_splits(
     ----------
     named
         A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files (`train`, `test`) or
-        one that `datasets` saved, or a set on the hub, `owner/name` or `owner/name:CONFIG`.
+        one that `datasets` saved, or a set on the hub, `owner/name:CONFIG@REVISION`, where
+        configuration and revision may be left out.
     columns
         The names that question, answer, id, ... have in the rows (`parse_columns`); others are
         found by their usual names (`repro.data.problem`).
-    revision
-        Branch, tag or commit of a set on the hub.
     """
     path = Path(named).expanduser()
     if path.exists() or not is_hub_name(str(named)):
         tables = tables_of_path(path)
     else:
-        tables = tables_of_hub(str(named), revision)
+        tables = tables_of_hub(str(named))
     splits = {split: problems_of_rows(rows, str(named), columns) for split, rows in tables.items()}
     trained = {hash_of("question", own.question): own for own in splits.get("train", [])}
     for problem in splits.get("test", []):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from repro.data.problem import DataError, Problem, read_level
-from repro.spec.hub import ANSWER_SECONDS, HubError, fetch, hub_cache
+from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -205,7 +205,7 @@ def _rows(path: str) -> Sequence[Any]:
 def _fetched(name: str, public: PublicSet, filename: str) -> str:
     """Return the local path of a set's file, from the hub's cache or over the network."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     def download(local_files_only: bool) -> str:
         return hf_hub_download(
@@ -216,16 +216,16 @@ def _fetched(name: str, public: PublicSet, filename: str) -> str:
             cache_dir=hub_cache(),
             local_files_only=local_files_only,
             etag_timeout=ANSWER_SECONDS,
+            endpoint=endpoint(),
         )
 
     with suppress(LocalEntryNotFoundError):
         return download(local_files_only=True)
-    failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
+    folder = hub_cache() / f"datasets--{public.repository.replace('/', '--')}"
     try:
-        return fetch(lambda: download(local_files_only=False), failures)
+        return fetch(lambda: download(local_files_only=False), folder)
     except HubError as error:
         raise DataError(
             f"{name}: {filename} of {public.repository} is not in the local hub cache, and {error};"
-            " connect once, or give a local folder with train.jsonl and test.jsonl (`id`, "
-            "`question`, `answer` on each line) as the data source `folder:PATH`"
+            " or give a file or folder of your own as the data source `folder:PATH`"
         ) from error

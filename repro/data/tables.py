@@ -14,13 +14,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repro.data.problem import DataError, shown
-from repro.spec.hub import HubError, fetch
+from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # A decoded row, and the file and line that it was read from.
 Row = tuple[Any, str]
@@ -30,6 +31,8 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "test": ("test", "validation", "valid", "dev", "eval"),
 }
 _SAVED = ("dataset_dict.json", "state.json")
+_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.jsonl.gz", "*.json.gz")
+_FAULTS = (OSError, ValueError, LookupError, TypeError)
 
 
 def tables_of_path(path: Path) -> dict[str, list[Row]]:
@@ -60,40 +63,99 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
     }
 
 
-def tables_of_hub(name: str, revision: str = "") -> dict[str, list[Row]]:
+def tables_of_hub(name: str) -> dict[str, list[Row]]:
     """Return the rows of a set on the hub by split, as `tables_of_path` does.
 
-    Raises `DataError` if the set is not on this machine and cannot be fetched.
+    Its files are fetched into the hub's cache once, those of one configuration alone, and read
+    there by `datasets`.
+
+    Raises `DataError` if it is not on this machine and cannot be fetched, or is not read.
 
     Parameters
     ----------
     name
-        `owner/name`, or `owner/name:CONFIG` where the set has several configurations.
-    revision
-        Branch, tag or commit; empty takes `main`.
+        `owner/name`, with `:CONFIG` where it has several configurations, and with `@REVISION` for
+        another branch, tag or commit than `main`.
     """
     import datasets
 
-    repository, _, config = name.partition(":")
-    datasets.disable_progress_bars()
+    named, _, revision = name.partition("@")
+    repository, _, config = named.partition(":")
+    card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
+    patterns = _patterns(card, name, config) if card.is_file() else list(_DATA_FILES)
+    folder = _snapshot(name, repository, revision, ["README.md", *patterns])
+    return _loaded(partial(datasets.load_dataset, str(folder), config or None), name)
 
-    def load() -> Any:
-        return datasets.load_dataset(repository, config or None, revision=revision or None)
+
+def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Return the folder of a set's files in the hub's cache, fetched where they are not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def stored(*, local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                repository,
+                repo_type="dataset",
+                revision=revision or "main",
+                allow_patterns=list(patterns),
+                cache_dir=hub_cache(),
+                local_files_only=local,
+                etag_timeout=ANSWER_SECONDS,
+                endpoint=endpoint(),
+            )
+        )
+
+    with suppress(LocalEntryNotFoundError):
+        return stored(local=True)
+    home = hub_cache() / f"datasets--{repository.replace('/', '--')}"
+    try:
+        return fetch(lambda: stored(local=False), home)
+    except HubError as error:
+        raise DataError(f"data set {name} is not in the local hub cache, and {error}") from error
+
+
+def _patterns(card: Path, name: str, config: str) -> list[str]:
+    """Return the patterns of a configuration's files, as a set's card names them."""
+    from huggingface_hub import DatasetCard
 
     try:
-        return _of_datasets(fetch(load), name)
-    except HubError as error:
-        raise DataError(f"data set {name}: {error}") from error
+        listed = DatasetCard.load(card).data.to_dict().get("configs") or []
+        configs = {str(item["config_name"]): item.get("data_files") for item in listed}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return list(_DATA_FILES)  # `datasets` then says what is wrong with the card
+    taken = config or (next(iter(configs)) if len(configs) == 1 else "default")
+    if configs and taken not in configs:
+        raise DataError(
+            f"data set {name} has the configurations {', '.join(configs)}; needed is one of them: "
+            f"{name.partition(':')[0]}:{next(iter(configs))}"
+        )
+    files = configs.get(taken)
+    items = files if isinstance(files, list) else [files]
+    paths = [item.get("path") if isinstance(item, dict) else item for item in items if item]
+    found = [path for own in paths for path in (own if isinstance(own, list) else [own]) if path]
+    return [str(path) for path in found] or list(_DATA_FILES)
+
+
+def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
+    """Return the rows of what `datasets` loads from this machine."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return _of_datasets(load(), name)
+    except DataError:
+        raise
+    except (*_FAULTS, datasets.exceptions.DatasetsError) as error:
+        said = shown(" ".join(str(error).split()), 300)
+        raise DataError(f"{name} is not read as a data set ({said})") from error
 
 
 def _saved(path: Path) -> dict[str, list[Row]]:
     """Return the rows of a folder that `datasets` saved."""
     import datasets
 
-    try:
-        return _of_datasets(datasets.load_from_disk(str(path)), str(path))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is no whole saved data set ({shown(str(error))})") from error
+    return _loaded(partial(datasets.load_from_disk, str(path)), str(path))
 
 
 def _of_datasets(loaded: Any, name: str) -> dict[str, list[Row]]:

@@ -32,6 +32,7 @@ def require_writing(args: argparse.Namespace) -> None:
     all_of(
         lambda: _require_place(args.source) if "source" in args else adapter_folder(args.adapter),
         partial(_require_place, base, "--base "),
+        partial(_require_hub_name, base if "base" in args else args.source, args.revision),
         lambda: require(
             base is None or args.kind == "adapter",
             f"--base names the base of an adapter; --as {getattr(args, 'kind', '')} merges into "
@@ -49,6 +50,7 @@ def require_asking(args: argparse.Namespace) -> None:
     named, adapter = args.checkpoint, args.adapter
     all_of(
         partial(_require_place, named),
+        partial(_require_hub_name, named or "", args.revision if named else None),
         lambda: adapter is None or adapter_folder(adapter),
         lambda: require(
             bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
@@ -70,6 +72,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
         partial(_formats_of, args.formats),
         partial(_sigmas_of, args.sigmas),
         partial(_require_place, args.model, "--model "),
+        partial(_require_hub_name, args.model, args.revision),
         lambda: require((args.prompts or 0) >= 0, f"--prompts {args.prompts}: needs 0 or more"),
         lambda: require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more"),
     )
@@ -89,6 +92,14 @@ def _require_place(named: str | None, flag: str = "") -> None:
     require(
         known or described or not place.is_dir(),
         f"{flag}{named} holds no config.json; it is not a checkpoint folder",
+    )
+
+
+def _require_hub_name(named: str | None, revision: str | None) -> None:
+    """Raise where a revision is given of what has none."""
+    require(
+        not revision or (is_hub_name(named or "") and not Path(named or "").exists()),
+        f"--revision {revision}: needs a hub name (owner/model), not {named}",
     )
 
 
