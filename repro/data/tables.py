@@ -247,11 +247,11 @@ def _separated(delimiter: str, path: Path) -> Iterator[Row]:
     try:
         for row in reader:
             where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
-            cells = sum(value is not None for value in row.values())
-            if None in row or cells < width:
-                more = len(row.get(None, [])) - 1 if None in row else 0  # type: ignore[call-overload]
+            beyond = row.pop(None, [])  # cells behind the header's last
+            cells = sum(value is not None for value in row.values()) + len(beyond)
+            if cells != width:
                 raise DataError(
-                    f"{where}: found {cells + more} cells; needed are {width}, as in the header"
+                    f"{where}: found {cells} cells; needed are {width}, as the header has"
                 )
             yield {key: value or None for key, value in row.items()}, where
     except csv.Error as error:

@@ -201,7 +201,7 @@ def _trained_parameters(run: RunConfig) -> int | None:
 
 def disk_refusal(needs: Needs, runs: Sequence[RunConfig], workers: int, folder: Path) -> str | None:
     """Return why downloads, or what runs write, do not fit the disks, or None."""
-    absent = sum(item.nbytes for item in needs.downloads if not item.present())
+    absent = sum(item.nbytes or 0 for item in needs.downloads if not item.present())
     written = disk_bytes(runs, needs, workers)
     for what, place, needed in (
         ("the downloads", hub_cache(), absent),

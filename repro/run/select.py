@@ -243,13 +243,15 @@ def model_source(named: str) -> str:
 
 
 def parse_seeds(text: str | None) -> int | list[int] | None:
-    """Return how many seeds (`5`) or which (`0,3,4`) a flag names; `ValueError` for else."""
+    """Return how many seeds (`5`) or which (`0,3,4`, `0`) a flag names; `ValueError` for else."""
     if text is None:
         return None
     try:
         if "," in text:
             return [int(part) for part in text.split(",") if part.strip()]
         count = int(text)
+        if count == 0:  # no number of seeds; the list of one of them
+            return [0]
     except ValueError:
         raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
     if count < 1:

@@ -166,12 +166,12 @@ class Download:
     name
         `owner/name` on the hub.
     nbytes
-        Size on disk.
+        Size on disk; None where it is not known.
     """
 
     kind: str
     name: str
-    nbytes: int
+    nbytes: int | None
 
     def present(self) -> bool:
         """Whether the hub's cache on this machine holds it (or a local folder of that name is)."""
