@@ -106,8 +106,15 @@ def _is_opened(data: DataConfig, named: bool) -> bool:
 
 
 def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:
-    """Return a line per gold that can never be paid; raise `DataError` if none of a split can."""
+    """Return lines on a test split held out, and on golds that can never be paid.
+
+    Raises `DataError` if none of a split can.
+    """
     lines = []
+    tables = {problems[0].where.rpartition(", ")[0] for problems in splits.values()}
+    if len(splits) > len(tables):
+        test, every = len(splits["test"]), sum(map(len, splits.values()))
+        lines.append(f"  {source}: {test} of {every} problems are held out as its test split")
     for split, problems in splits.items():
         unpayable = _unpayable(problems, pool)
         lines += [

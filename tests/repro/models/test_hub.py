@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
+from repro.__main__ import main
 from repro.data.load import load_problems, source_named
 from repro.data.problem import DataError
 from repro.data.public import PUBLIC_SETS
@@ -195,7 +196,80 @@ def test_a_set_of_the_hub_that_is_not_there_is_a_sentence(name: str, said: str, 
 @pytest.mark.parametrize("kind", sorted(ANSWERS))
 def test_public_sets_fail_with_the_same_causes(kind: str, hub: Hub) -> None:
     hub.fault = Fault(kind=kind, match="gsm8k")
-    with pytest.raises(DataError, match=r"is not in the local hub cache, and the hub|and its owner"):
+    with pytest.raises(
+        DataError, match=r"is not in the local hub cache, and the hub|and its owner"
+    ):
         load_problems(DataConfig(source="gsm8k"), "test")
     hub.fault = None
     assert len(load_problems(DataConfig(source="gsm8k"), "test")) == 8
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["evaluate", "owner/other", "--data", "generated", "--limit", "1"],
+        ["quantize", "owner/other", "out"],
+        ["dose", "--model", "owner/other"],
+    ],
+)
+def test_every_command_refuses_another_architecture_before_its_weights(
+    line: list[str],
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*line, "--revision", COMMITS[0], "--device", "cpu"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("repro: ")
+    assert "qwen3_moe" in said
+    assert not [path for path in hub.asked if "/large/" in path]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_revision_is_what_is_evaluated_and_recorded(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.csv").write_text("prompt,gold\nIs it 7 or 8?,7\n")
+    asked = ["--data", str(tmp_path / "mine.csv"), "--columns", "answer=gold"]
+    asked += ["--temperature", "0", "--tokens", "40", "--device", "cpu"]
+    for commit in COMMITS:
+        out = tmp_path / f"{commit[0]}.json"
+        line = ["evaluate", "owner/model", "--revision", commit, *asked, "--out", str(out)]
+        assert main(line) == 0
+        assert json.loads(out.read_text())["checkpoint"]["revision"] == commit
+    assert main(["evaluate", "tiny", "--revision", "main", *asked]) == 2
+    assert "--revision main: needs a hub name" in capsys.readouterr().err
+
+
+OWN_RUN = ["table1", "--tier", "smoke", "--model", "owner/model", "--arms", "bf16_lora"]
+OWN_RUN += ["--seeds", "1", "--steps", "1", "--set", "max_prompt_tokens=600"]
+
+
+def test_weights_that_cannot_be_fetched_stop_the_command_and_fail_no_run(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.fault = Fault(kind="cut", match="/large/")
+    assert main(["run", *OWN_RUN, "--template", "boxed", "--runs", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "is not whole in the local hub cache, and the download failed" in said
+    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+
+
+def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["plan", *OWN_RUN, "--runs", str(tmp_path / "runs")]
+    with monkeypatch.context() as offline:
+        offline.setenv("HF_HUB_OFFLINE", "1")
+        assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "owner/model (not known)" in said
+    assert "one run   not known" in said
+    assert " 0 B" not in said
+    assert main(line) == 0
+    said = capsys.readouterr().out
+    assert "not known" not in said
+    assert "million parameters" in said
+    assert not [path for path in hub.asked if "/large/" in path]
