@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from repro.data.problem import ROLES, DataError, Problem, hash_of, problems_of_rows
-from repro.data.tables import tables_of_hub, tables_of_path
+from repro.data.row_sources import tables_of_hub, tables_of_path
 from repro.spec.arm import require, unknown
 from repro.spec.hub import is_hub_name
 

@@ -1,4 +1,4 @@
-"""Public data sets by name, at pinned revisions; the only module that imports `datasets`.
+"""Public data sets by name, at pinned revisions.
 
 Files are fetched one by one through the hub's cache, then read by `datasets`, so a set that was
 fetched once loads without network, and a machine without network gets one sentence within seconds
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from repro.data.problem import DataError, Problem, read_level
+from repro.data.row_sources import rows_by_datasets
 from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
@@ -165,7 +166,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in _rows(_fetched(name, public, filename))]
+    rows = [dict(row) for row in rows_by_datasets(_fetched(name, public, filename))]
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
@@ -191,15 +192,6 @@ def _problem(
         level=level,
         where=f"{name}, {split} row {index}",
     )
-
-
-def _rows(path: str) -> Sequence[Any]:
-    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    kind = "parquet" if path.endswith(".parquet") else "json"
-    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> str:

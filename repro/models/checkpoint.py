@@ -178,11 +178,14 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
             snapshot_download(model, allow_patterns=wanted, local_files_only=local, **common)
         )
 
+    here: Path | None = None
     with suppress(LocalEntryNotFoundError):
         folder = stored(_HUB_PATTERNS if weights else _SMALL_PATTERNS, local=True)
-        # The client also returns a folder whose download was cut short.
+        # The client also returns a folder whose download was cut short, or was of one file alone.
         if file or is_whole(folder) or (not weights and (folder / "config.json").is_file()):
-            return folder
+            here = folder
+        if here is not None and (file or any(folder.glob("*token*"))):
+            return here
     watched = hub_cache() / f"models--{model.replace('/', '--')}"
     try:
         if not file:
@@ -192,6 +195,8 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
             read_description(folder)  # what is not read here is refused before it is fetched
         folder = fetch(lambda: stored(_HUB_PATTERNS), watched, SILENT_SECONDS_OF_WEIGHTS)
     except HubError as error:
+        if here is not None:  # a model without a tokenizer
+            return here
         raise CheckpointError(
             f"{name} at revision {revision} is not whole in the local hub cache, and {error}; "
             "or name a local folder with config.json and safetensors, or a GGUF file "

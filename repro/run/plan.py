@@ -20,10 +20,11 @@ from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
+from repro.run.hub_sizes import ask_size
 from repro.run.preflight import among_unlike_devices, disk_bytes, is_published, memory_of, refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import HubError, ask_size
+from repro.spec.hub import HubError
 from repro.spec.needs import Needs
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.tier import Tier

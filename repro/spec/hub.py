@@ -1,4 +1,4 @@
-"""The hub: what of it is on this machine, and fetching what is not; its client is imported late.
+"""The hub: what of it is on this machine, and fetching what is not. Standard library only.
 
 A machine without network must learn so within seconds: the hub's own client tries again for a
 minute, and waits without end for a server that takes a connection and stays silent. So the hub is
@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from repro.spec.whole_files import sha256_of, stamp_of
 
@@ -194,30 +194,6 @@ def _watched(download: Callable[[], Result], home: Path, silent: float) -> Resul
 
 def _as_named(blob: Path) -> bool:
     return hub_digest(blob) in (None, sha256_of(blob))
-
-
-def ask_size(checkpoint: str, revision: str = "") -> int:
-    """Return the bytes of a checkpoint's weights as the hub lists them; fetch its config.
-
-    `HubError` says why the hub cannot tell.
-    """
-    from huggingface_hub import HfApi, hf_hub_download
-
-    model, _, file = checkpoint.partition(":")
-    pinned = revision if revision and not revision.startswith(PINNED_BYTES) else "main"
-    place: dict[str, Any] = {"revision": pinned, "etag_timeout": ANSWER_SECONDS}
-
-    def ask() -> int:
-        listed = HfApi(endpoint=endpoint()).list_repo_tree(model, revision=pinned, recursive=True)
-        sizes = {item.path: int(getattr(item, "size", 0)) for item in listed}
-        if "config.json" in sizes and not file:
-            hf_hub_download(
-                model, "config.json", cache_dir=hub_cache(), endpoint=endpoint(), **place
-            )
-        wanted = [n for n in sizes if n == file or (not file and n.endswith(".safetensors"))]
-        return sum(sizes[name] for name in wanted)
-
-    return fetch(ask, hub_cache() / f"models--{model.replace('/', '--')}")
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 Read are JSON lines, JSON (an array of objects), CSV and TSV with a header, Parquet, folders that
 `datasets` saved, and sets on the hub by name. A folder of files has its splits in their names:
-`train.csv`, `test-00000-of-00002.parquet`.
+`train.csv`, `test-00000-of-00002.parquet`. This is the only module that imports `datasets`.
 
 Easy to get wrong: CSV by a reader that guesses types turns the answer 0.50 into 0.5 and 007 into 7;
 here its cells are texts.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repro.data.problem import DataError, shown
 from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
@@ -66,8 +66,8 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
 def tables_of_hub(name: str) -> dict[str, list[Row]]:
     """Return the rows of a set on the hub by split, as `tables_of_path` does.
 
-    Its files are fetched into the hub's cache once, those of one configuration alone, and read
-    there by `datasets`.
+    Its files are fetched into the hub's cache once, those of one configuration alone. `datasets`
+    finds the splits of a set whose card does not list them.
 
     Raises `DataError` if it is not on this machine and cannot be fetched, or is not read.
 
@@ -77,14 +77,30 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
         `owner/name`, with `:CONFIG` where it has several configurations, and with `@REVISION` for
         another branch, tag or commit than `main`.
     """
-    import datasets
-
     named, _, revision = name.partition("@")
     repository, _, config = named.partition(":")
     card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
-    patterns = _patterns(card, name, config) if card.is_file() else list(_DATA_FILES)
+    listed = _listed_files(card, name, config) if card.is_file() else {}
+    patterns = [pattern for own in listed.values() for pattern in own] or _DATA_FILES
     folder = _snapshot(name, repository, revision, ["README.md", *patterns])
+    if listed:
+        tables = {}
+        for split, globs in listed.items():
+            files = sorted({path for pattern in globs for path in folder.glob(pattern)})
+            tables[split] = [row for file in files for row in _rows(file)]
+        return _by_split(tables, name)
+    import datasets
+
     return _loaded(partial(datasets.load_dataset, str(folder), config or None), name)
+
+
+def rows_by_datasets(path: str) -> Sequence[Any]:
+    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    kind = "parquet" if path.endswith(".parquet") else "json"
+    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
 
 
 def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
@@ -115,26 +131,36 @@ def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]
         raise DataError(f"data set {name} is not in the local hub cache, and {error}") from error
 
 
-def _patterns(card: Path, name: str, config: str) -> list[str]:
-    """Return the patterns of a configuration's files, as a set's card names them."""
+def _listed_files(card: Path, name: str, config: str) -> dict[str, list[str]]:
+    """Return the patterns of a configuration's files by split, as a set's card lists them.
+
+    Empty where it lists none; `datasets` then finds them by their names.
+    """
     from huggingface_hub import DatasetCard
 
     try:
-        listed = DatasetCard.load(card).data.to_dict().get("configs") or []
-        configs = {str(item["config_name"]): item.get("data_files") for item in listed}
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return list(_DATA_FILES)  # `datasets` then says what is wrong with the card
-    taken = config or (next(iter(configs)) if len(configs) == 1 else "default")
-    if configs and taken not in configs:
+        configs = DatasetCard.load(card).data.to_dict().get("configs") or []
+        of_name = {str(item["config_name"]): _patterns(item) for item in configs}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        said = shown(" ".join(str(error).split()))
+        raise DataError(f"data set {name}: its card, {card}, is not read ({said})") from error
+    taken = config or (next(iter(of_name)) if len(of_name) == 1 else "default")
+    if of_name and taken not in of_name:
         raise DataError(
-            f"data set {name} has the configurations {', '.join(configs)}; needed is one of them: "
-            f"{name.partition(':')[0]}:{next(iter(configs))}"
+            f"data set {name} has the configurations {', '.join(of_name)}; needed is one of them: "
+            f"{name.partition(':')[0]}:{next(iter(of_name))}"
         )
-    files = configs.get(taken)
-    items = files if isinstance(files, list) else [files]
-    paths = [item.get("path") if isinstance(item, dict) else item for item in items if item]
-    found = [path for own in paths for path in (own if isinstance(own, list) else [own]) if path]
-    return [str(path) for path in found] or list(_DATA_FILES)
+    return of_name.get(taken, {})
+
+
+def _patterns(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return a configuration's patterns of files by split, as cards write them: all for `train`."""
+    files: dict[str, list[str]] = {}
+    listed = config.get("data_files") or []
+    for item in listed if isinstance(listed, list) else [listed]:
+        split, paths = (item["split"], item["path"]) if isinstance(item, dict) else ("train", item)
+        files.setdefault(str(split), []).extend([paths] if isinstance(paths, str) else paths)
+    return files
 
 
 def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
@@ -162,17 +188,22 @@ def _of_datasets(loaded: Any, name: str) -> dict[str, list[Row]]:
     """Return the rows of a `datasets.Dataset`, undivided, or of a `DatasetDict` by split."""
     if not isinstance(loaded, Mapping):
         return {"all": _numbered(loaded, name)}
-    tables = {}
-    for split, names in SPLITS.items():
-        own = next((own for own in names if own in loaded), None)
-        if own is not None:
-            tables[split] = _numbered(loaded[own], f"{name}, {own}")
-    if not tables and len(loaded) == 1:
-        ((own, rows),) = loaded.items()
-        tables["all"] = _numbered(rows, f"{name}, {own}")
-    if not tables:
-        raise DataError(f"{name} has the splits {', '.join(loaded)}; needed are train and test")
-    return tables
+    tables = {own: _numbered(rows, f"{name}, {own}") for own, rows in loaded.items()}
+    return _by_split(tables, name)
+
+
+def _by_split(tables: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
+    """Return tables by split, of those by their makers' names; one of any name is undivided."""
+    found = {
+        split: next((tables[own] for own in names if own in tables), [])
+        for split, names in SPLITS.items()
+    }
+    splits = {split: rows for split, rows in found.items() if rows}
+    if not splits and len(tables) == 1:
+        splits["all"] = next(iter(tables.values()))
+    if not splits:
+        raise DataError(f"{name} has the splits {', '.join(tables)}; needed are train and test")
+    return splits
 
 
 def _numbered(rows: Iterable[Any], name: str) -> list[Row]:
