@@ -66,10 +66,8 @@ def free_bytes(folder: Path) -> int | None:
         return None
 
 
-def size(nbytes: float | None) -> str:
-    """Return a number of bytes in the largest unit that keeps it above one; None is not known."""
-    if nbytes is None:
-        return "not known"
+def size(nbytes: float) -> str:
+    """Return a number of bytes in the largest unit that keeps it above one."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= scale:
             return f"{nbytes / scale:.3g} {unit}"

@@ -50,15 +50,12 @@ def needs_of_checkpoint(scale: TrainScale) -> Needs:
     Its memory is that of 16-bit weights and 8 GiB, for where an arm has no memory plan.
     """
     shape = shape_of_checkpoint(scale.checkpoint)
-    weights = None if shape is None else 2 * shape.parameters()
+    weights = 0 if shape is None else 2 * shape.parameters()
     sources = dict.fromkeys([scale.data.source, *(item.data.source for item in scale.test_sets)])
     downloads = [DATA_DOWNLOADS[name] for name in sources if name in DATA_DOWNLOADS]
     if is_hub_name(scale.checkpoint):
         # Files of mixed 4 to 8 bits have .36 to .5 of the bytes of 16 bits.
-        is_gguf = scale.checkpoint.endswith(".gguf")
-        stored = weights // 2 if weights and is_gguf else weights
+        stored = weights // 2 if scale.checkpoint.endswith(".gguf") else weights
         model = Download(kind="model", name=scale.checkpoint, nbytes=stored)
         downloads.insert(0, model)
-    return Needs(
-        memory_bytes=(weights or 0) + 8 * GIB, disk_bytes=10_000_000, downloads=tuple(downloads)
-    )
+    return Needs(memory_bytes=weights + 8 * GIB, disk_bytes=10_000_000, downloads=tuple(downloads))

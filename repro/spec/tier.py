@@ -13,11 +13,12 @@ import ctypes
 import ctypes.util
 import functools
 import os
+import platform
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.spec.arm import unknown
+from repro.spec.arm import require, unknown
 from repro.spec.byte_sizes import usable_bytes
 from repro.spec.hub import is_whole, snapshots
 
@@ -103,6 +104,12 @@ PLANNED = (Tier.MINI,)
 SMOKE_SEEDS = 3
 
 
+def require_linux() -> None:
+    """Raise `ValueError` where runs cannot be carried out: their locks and signals are Linux's."""
+    system = platform.system()
+    require(system == "Linux", f"runs need Linux (on Windows: WSL 2); this is {system}")
+
+
 def parse_tier(name: str) -> Tier:
     """Return the tier called `name`; `ValueError` lists the tiers otherwise."""
     try:
@@ -170,12 +177,12 @@ class Download:
     name
         `owner/name` on the hub.
     nbytes
-        Size on disk; None where it is not known.
+        Size on disk.
     """
 
     kind: str
     name: str
-    nbytes: int | None
+    nbytes: int
 
     def present(self) -> bool:
         """Whether the hub's cache on this machine holds it (or a local folder of that name is)."""

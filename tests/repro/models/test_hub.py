@@ -138,6 +138,7 @@ def test_a_connection_that_is_cut_once_is_taken_up_again(hub: Hub) -> None:
 @pytest.mark.parametrize("match", ["/api/", "/resolve/", "/large/"])
 def test_a_silent_server_is_given_up(match: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hubs, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("repro.models.checkpoint.SILENT_SECONDS_OF_WEIGHTS", 1.0)
     hub.fault = Fault(kind="silent", match=match)
     begun = time.monotonic()
     with pytest.raises(CheckpointError, match=r"has sent nothing for 1 seconds|timed out"):
