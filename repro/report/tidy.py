@@ -28,7 +28,7 @@ from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
 from repro.run.listing import title_of
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_files
 from repro.targets import TARGETS
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
@@ -287,8 +287,9 @@ def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
         print(_as_csv(rows, Row), end="")  # noqa: T201
         return
     path = Path(name)
-    replace_text(path, _as_csv(rows, Row))
-    replace_text(path.with_suffix(".values.csv"), _as_csv(values(checks), Value))
+    second = _as_csv(values(checks), Value)
+    both = {path: _as_csv(rows, Row), path.with_suffix(".values.csv"): second}
+    replace_files({file: text.encode() for file, text in both.items()})
     print(f"wrote {path}")  # noqa: T201
 
 
