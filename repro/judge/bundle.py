@@ -17,13 +17,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import lzma
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.environment import device_of
+from repro.evidence.origins import is_clean
 from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
+from repro.evidence.provenance import checkout_folder
 from repro.evidence.record import Record, finite_json, parse_record
 from repro.evidence.store import (
     PRESET,
@@ -49,6 +52,7 @@ MOST_BYTES = 2**27
 # What reading may take besides, as `lzma` counts.
 _MEMORY = 2**25
 _REASON = 300
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,15 @@ def judge_bundle(path: Path, expected: Path) -> Checked:
         return check_selection(bundle.selection, bundle, expected)
 
 
+def _as_committed(record: Record) -> Record:
+    """Return a stranger's record as one with local changes unless its commit is what ran.
+
+    Where there is no git checkout to look the commit up in, it is as it says of itself.
+    """
+    known = checkout_folder() is None or (COMMIT.fullmatch(record.commit) and is_clean(record))
+    return record if known else dataclasses.replace(record, dirty=True)
+
+
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle in memory; to be called within `untrusted`."""
     require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
@@ -135,7 +148,7 @@ def read_bundle(path: Path) -> Bundle:
     head, *lines = text.decode().splitlines()
     named = finite_json(head)
     records = tuple(
-        parse_record(raw, f"record {number}")
+        _as_committed(parse_record(raw, f"record {number}"))
         for number, raw in enumerate(raw_records(lines, finite_json), 1)
     )
     finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]

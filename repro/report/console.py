@@ -68,7 +68,7 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         f", {device_title(device)}" + (f" ({seeds_text(seeds)})" if len(devices) > 1 else "")
         for device, seeds in devices.items()
     )
-    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
+    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count_text}"
     if not target.claims:
         line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
         console.print(line, highlight=False, soft_wrap=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.origins import named_commits
 from repro.evidence.paper import read_paper
-from repro.judge.bundle import bundles_in, judge_bundle, untrusted
+from repro.judge.bundle import COMMIT, bundles_in, judge_bundle, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
@@ -34,7 +35,6 @@ _FEWEST = 3
 ABSENT = "without records here"
 REPORTED = PACKAGE.parent / "reported"
 _WHO = re.compile(r"[A-Za-z0-9-]{1,39}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARKS = re.compile(r"([\\`*_\[\]])")
 _SHORT = 12
 
@@ -179,8 +179,8 @@ def _report(path: Path, expected: Path) -> Report:
 def _judged(who: str, checked: Checked, expected: Path) -> Report:
     target, tier = checked.selection.target.name, checked.selection.tier.value
     records = [*checked.evidence.every_record(), *checked.evidence.failed_records]
-    known = {r.commit[:_SHORT] for r in records if _COMMIT.fullmatch(r.commit)}
-    commits = ", ".join(sorted(known)) or "unknown"
+    known = [record for record in records if COMMIT.fullmatch(record.commit)]
+    commits = ", ".join(named_commits(known, _SHORT)) or "unknown"
     device = device_title(device_name(checked.evidence) or "")
     title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
     summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
