@@ -27,6 +27,7 @@ from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
 from repro.rl.stacked.stack import Stack
 from repro.rl.stacked.stacked_sampler import StackedSampler
+from repro.rollout.engine import Engine
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
@@ -50,15 +51,18 @@ class ProblemSets:
         Problems that `accuracy` is computed on: the test split, or all further sets together.
     further
         The further test sets, by name.
+    rewarded
+        Whether a user's reward pays, which may read any column of the rows that are trained on.
     """
 
     train: list[Problem]
     development: list[Problem]
     test: list[Problem]
     further: dict[str, list[Problem]]
+    rewarded: bool = False
 
     @classmethod
-    def of(cls, scale: TrainScale, *, trains: bool) -> ProblemSets:
+    def of(cls, scale: TrainScale, *, trains: bool, rewarded: bool = False) -> ProblemSets:
         """Load a scale's problems; the training problems only if `trains`."""
         further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
@@ -69,6 +73,7 @@ class ProblemSets:
             if scale.accuracy_over == "split"
             else [problem for problems in further.values() for problem in problems],
             further=further,
+            rewarded=rewarded,
         )
 
     @cached_property
@@ -80,8 +85,9 @@ class ProblemSets:
 
     @cached_property
     def train_digest(self) -> str:
-        """Digest of the training problems."""
-        return digest_of_problems(self.train)
+        """Digest of the training problems, with the columns that a user's reward may read."""
+        columns = {str(name) for problem in self.train * self.rewarded for name in problem.row}
+        return digest_of_problems(self.train, sorted(columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,6 +191,8 @@ class LoadedRuns:
         facts = {**self.facts[number], **self.receipts}
         if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
+        if isinstance(self.sampler, Engine):
+            facts["road"] = self.sampler.road
         facts |= {
             "test_sets_left_out": [
                 item.name for item in run.scale.test_sets if item.name not in problems.further
