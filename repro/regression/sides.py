@@ -12,14 +12,15 @@ from pathlib import Path
 
 from repro.evidence.origins import devices_of
 from repro.evidence.record import iterate_records
-from repro.judge.blessed import blessed_checks
-from repro.judge.check import device_name
-from repro.judge.gathering import Evidence, gather
-from repro.regression.judgement import Judgement, Side, compare
+from repro.evidence.store import blessed_sources
+from repro.judge.as_before import Side, compare, side_of
+from repro.judge.check import stored_evidence
+from repro.judge.gathering import gather
+from repro.regression.judgement import Judgement
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.arm import require
-from repro.spec.tier import PLANNED, Tier, parse_tier
+from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 BLESSED = "blessed"
@@ -53,13 +54,13 @@ def judgement_of(
         return Judgement(problems=(f"there is no record of {asked} in {where}",))
     comparisons = []
     for selection in selections:
-        now = side_of(str(new), selection, gather(selection, new))
+        now = side_of(str(new), selection, gather(selection, new, expected))
         if old == BLESSED:
             devices = devices_of(now.every())
             device = devices.pop() if len(devices) == 1 else None
             before = blessed_side(expected, selection, device, new)
         else:
-            before = side_of(old, selection, gather(selection, Path(old)))
+            before = side_of(old, selection, gather(selection, Path(old), expected))
         comparisons.append(compare(selection.source, selection.tier, before, now))
     return Judgement(comparisons=tuple(comparisons))
 
@@ -88,22 +89,6 @@ def selected(
     return selections
 
 
-def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
-    """Return evidence as one side; arms that other targets record are left to those.
-
-    Where learning is planned, a run that fails is a result like any other, and spoils nothing.
-    """
-    shared = selection.source.shared
-    failed = [] if selection.tier in PLANNED else evidence.failed
-    spoilt = [
-        f"{'/'.join(path.parts[-4:])} {what}: {why}"
-        for what, items in (("is refused", evidence.refused), ("failed", failed))
-        for path, why in items
-    ]
-    own = {arm: by_seed for arm, by_seed in evidence.records.items() if arm not in shared}
-    return Side(name=name, records=own, problems=tuple(spoilt))
-
-
 def blessed_side(expected: Path, selection: Selection, device: str | None, runs: Path) -> Side:
     """Return the blessed records of a selection on a device; a problem where there are none.
 
@@ -112,20 +97,14 @@ def blessed_side(expected: Path, selection: Selection, device: str | None, runs:
     runs
         The folder whose records may become the baseline, for that sentence.
     """
-    by_device: dict[str | None, Side] = {}
-    for checked in blessed_checks(expected, selection.source.name):
-        if checked.selection.tier is selection.tier:
-            side = side_of("blessed records", checked.selection, checked.evidence)
-            by_device[device_name(checked.evidence)] = side
-    if selection.tier is Tier.SMOKE:  # its values belong to no device
-        device = next(iter(by_device), None)
-    # Where all of them are refused, as of a configuration since changed, none names a device.
-    baseline = by_device.get(device) or by_device.get(None)
     command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
-    if baseline is not None:
-        again = tuple(f"{why}; to replace the baseline: {command}" for why in baseline.problems)
-        return replace(baseline, problems=again)
-    known = ", ".join(sorted(map(str, by_device)))
+    stored = stored_evidence(selection, device, expected)
+    if stored is not None:
+        side = side_of("blessed records", selection, stored)
+        again = tuple(f"{why}; to replace the baseline: {command}" for why in side.problems)
+        return replace(side, problems=again)
+    sources = blessed_sources(expected, selection.tier)
+    known = ", ".join(str(item.device) for item in sources if item.has(selection.source.name))
     sentence = (
         f"nothing is blessed on {device or 'the device of these records'}"
         + (f" (but on {known})" if known else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -11,16 +10,13 @@ from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.verdict_words import (
     BAR_WORDS,
-    BLESSED_WORDS,
     CLAIM_WORDS,
     OWN_BAR,
     Kind,
     counted,
     kind_of,
     labelled,
-    of_kind,
     stated_bars,
-    to_show,
     word,
 )
 from repro.run.places import expected_folder
@@ -52,7 +48,6 @@ def verdict(
         ("paper value", "paper: Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
         ("claim", OWN_BAR, Kind.BAR, "met missed undecided"),
         ("expectation", "derived: the suite's own bar", Kind.BAR, "met missed undecided"),
-        ("expectation", "measured: 5 seeds", Kind.BLESSED, "unchanged changed unclear"),
     ],
 )
 def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
@@ -98,21 +93,12 @@ def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
 
 def test_every_status_has_a_word_of_its_own() -> None:
     assert set(CLAIM_WORDS) == set(get_args(Status))
-    for words in (CLAIM_WORDS, BAR_WORDS, BLESSED_WORDS):
+    for words in (CLAIM_WORDS, BAR_WORDS):
         assert len(set(words.values())) == len(words)
 
 
-def test_stated_bars_are_not_the_blessed_values_of_the_same_name(blessed: list[Checked]) -> None:
+def test_stated_bars_are_bars(blessed: list[Checked]) -> None:
     for checked in blessed:
         bars = [bar.verdict for bar in stated_bars(checked, EXPECTED)]
         assert {kind_of(bar) for bar in bars} <= {Kind.BAR}
     assert sum(len(stated_bars(checked, EXPECTED)) for checked in blessed) > 100
-
-
-def test_values_unchanged_or_not_run_are_counted_alone_and_changed_ones_shown(
-    blessed: list[Checked],
-) -> None:
-    values = of_kind(blessed[0], Kind.BLESSED)[:3]
-    statuses: tuple[Status, ...] = ("reproduced", "contradicted", "not run")
-    mixed = [replace(item, status=said) for item, said in zip(values, statuses, strict=True)]
-    assert to_show(replace(blessed[0], verdicts=mixed)) == mixed[1:2]
