@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from repro.evidence.origins import commits_of, devices_of
 from repro.evidence.printable import one_line
 from repro.judge.as_before import VERDICTS, Side
 from repro.regression.judgement import Judgement
-from repro.report.changes import row_text
+from repro.report.verdict_words import row_text
 
 LINES = 10
 _PROBLEMS_SHOWN = 3
@@ -36,7 +37,8 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     most
         How many lines there may be; None for all rows and reasons.
     """
-    counts = ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
+    found = Counter(row.verdict for row in judgement.rows)
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
     first = [headline(judgement), counts]
     last = [line for line in (provenance_text(judgement), files) if line]
     problems = judgement.every_problem

@@ -23,12 +23,11 @@ from repro.judge.check import (
     exit_status,
     seeds_by_device,
 )
-from repro.report.changes import as_before_lines
 from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
 from repro.report.tidy import write_table
-from repro.report.verdict_words import Kind, about, kind_of, labelled
+from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
 from repro.spec.arm import require
