@@ -10,9 +10,8 @@ what was judged; only this module has the words:
 
 In README and in the last line of a command a claim of the paper holds, does not hold, is mixed, is
 undecided or was not tested. Values compared with earlier ones have the words of
-`repro.judge.as_before`.
-*Post hoc* is added if the rules are newer than the runs, and q if over the study a target's result
-may be luck.
+`repro.judge.as_before`. *Post hoc* is added if the rules are newer than the runs, and q if over the
+study a target's result may be luck.
 """
 
 from __future__ import annotations
