@@ -23,14 +23,20 @@ from typing import Any
 
 from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.origins import devices_of, mixed_devices
+from repro.evidence.origins import CHANGED, devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import Blessed, RunsFolder, Source, source_of
 from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.statistics import wilson_interval
-from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Status, Verdict, judge_expectation
+from repro.evidence.verdicts.verdict import (
+    MINIMUM_SEEDS,
+    Status,
+    Verdict,
+    judge_expectation,
+    marked,
+)
 from repro.judge.as_before import Comparison, MetricRow, by_severity, compare, side_of
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
@@ -162,9 +168,9 @@ def _verdicts(
     plans = Plans(selection, read_plans(expected))
     for verdict in _judged(selection, matched, evidence, absent):
         claim = by_name[verdict.name]
-        late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict)
-        verdicts[verdict.name] = _labelled(stated, late)
+        late = marked(stated, "post hoc", plans.post_hoc(claim, evidence.every_record()))
+        verdicts[verdict.name] = marked(late, CHANGED, evidence.changed(claim.arms))
     ordered = [verdicts[claim.name] for claim in target.claims]
     lost = evidence.lost([arm.name for arm in target.arms])
     for expectation in _expectations(selection, device_name(evidence), expected):
@@ -176,7 +182,9 @@ def _verdicts(
             "paper value" if expectation.source == "paper" else "expectation",
             lost.get(expectation.arm, ""),
         )
-        ordered.append(_explained(verdict, expectation.metric, [expectation.arm], evidence))
+        arm = [expectation.arm]
+        stated = _explained(verdict, expectation.metric, arm, evidence)
+        ordered.append(marked(stated, CHANGED, evidence.changed(arm)))
     return ordered
 
 
@@ -203,13 +211,6 @@ def _judged(
             timed=evidence.timed,
         ),
     ]
-
-
-def _labelled(verdict: Verdict, late: str) -> Verdict:
-    """Mark a verdict as post hoc if its rules are newer than its runs; `late` is the reason."""
-    if not late or verdict.status == "not run":
-        return verdict
-    return dataclasses.replace(verdict, post_hoc=late, sentence=f"{verdict.sentence}. {late}")
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:

@@ -87,5 +87,7 @@ def test_runs_that_are_not_there_are_counted(blessed_of: Of) -> None:
 
 
 def test_notes_follow_what_they_are_about(blessed_of: Of) -> None:
-    checked = with_statuses(blessed_of("table6"), Kind.PAPER, "reproduced", post_hoc="other rules")
+    checked = with_statuses(
+        blessed_of("table6"), Kind.PAPER, "reproduced", marks={"post hoc": "other rules"}
+    )
     assert ending([checked]) == "1 claim of the paper holds (post hoc)."
