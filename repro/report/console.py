@@ -28,7 +28,7 @@ from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
 from repro.report.tidy import write_table
-from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled
+from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled, word
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
 from repro.spec.arm import require
@@ -86,10 +86,12 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
     table.add_column("because", overflow="fold")
     for verdict in sorted(checked.verdicts, key=lambda item: _ORDER.index(kind_of(item))):
         kind = f" ({about(verdict)})" if about(verdict) else ""
-        missed = verdict.is_bar and verdict.status == "contradicted"
+        said = labelled(verdict)
+        if verdict.is_bar and verdict.status == "contradicted":
+            said = said.replace(word(verdict), bar_word(verdict), 1)
         table.add_row(
             escape(verdict.statement + kind),
-            f"[{_COLOURS[verdict.status]}]{bar_word(verdict) if missed else labelled(verdict)}[/]",
+            f"[{_COLOURS[verdict.status]}]{said}[/]",
             escape(verdict.sentence),
         )
     if checked.verdicts:
