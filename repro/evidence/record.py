@@ -27,7 +27,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from types import UnionType
@@ -36,6 +36,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
+from repro.evidence.steady_clock import steady_now
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import write_new
 
@@ -150,13 +151,14 @@ class Record:
         FileExistsError
             If the run already has a record of success: records are never overwritten.
         ValueError
-            If observations contradict each other.
+            If observations contradict each other, or the record could not be read again.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
         follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
         raw = dataclasses.replace(self, metrics=measured)
         text = json.dumps(raw.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        parse_record(finite_json(text), f"the record of seed {self.seed}")
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1
@@ -183,6 +185,8 @@ def record_of(
 
     Parameters
     ----------
+    started
+        By `steady_now` of this process.
     sources
         States of the source from the run's checkpoints; those of this process are added.
     """
@@ -206,7 +210,7 @@ def record_of(
         facts=dict(facts or {}),
         outcome=dict(outcome or {"status": "ok"}),
         started=started.isoformat(timespec="seconds"),
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished=max(started, steady_now()).isoformat(timespec="seconds"),
     )
 
 
@@ -221,7 +225,7 @@ def failed_record(
         run,
         metrics={},
         environment=environment,
-        started=started or datetime.now(UTC),
+        started=started or steady_now(),
         outcome={"status": "failed", "reason": reason or "no reason given"},
     )
 

@@ -133,7 +133,7 @@ def make_run() -> Callable[..., RunConfig]:
             rollout=SamplingConfig(max_new_tokens=6),
             optimizer=OptimizerConfig(
                 learning_rates=LearningRates(lora_16bit=1e-2, lora_4bit=1e-2, full=1e-3),
-                warmup_steps=2,
+                warmup_steps=min(2, changes.get("steps", 6)),
             ),
             prompt_template="tiny",
             checkpoint_every=100,
