@@ -115,6 +115,9 @@ class EvaluationConfig:
     sampling
         "temperature 0.6, top_p 0.95, 4096 tokens, evaluated multiple times" (section 4.1);
         the number of times is not stated.
+    test_at
+        Steps after which the test split is answered as at the end, sampled and greedily; the end
+        is tested in any case.
     token_budget
         Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
         none.
@@ -130,6 +133,7 @@ class EvaluationConfig:
     every: Natural = 0
     samples: Annotated[int, Bound(least=1, most=65_536)] = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
+    test_at: tuple[Count, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     token_budget: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
     at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     threshold: Annotated[float, Bound(least=0, most=100)] = field(
@@ -138,6 +142,11 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
+        for step, before in zip(self.test_at, (0, *self.test_at), strict=False):
+            require(
+                step > before,
+                f"evaluation.test_at is {self.test_at}; its steps must rise, from 1 on",
+            )
         for k in self.at:
             require(
                 1 <= k <= self.samples,
@@ -281,6 +290,16 @@ class TrainScale:
         require(
             self.accuracy_over == "split" or bool(self.test_sets),
             "accuracy_over is sets; it needs test_sets",
+        )
+        late = [step for step in self.evaluation.test_at if step >= self.steps]
+        require(
+            not late,
+            f"evaluation.test_at names step {late[:1]}; the run has {self.steps}, and its end is "
+            "tested in any case",
+        )
+        require(
+            not self.evaluation.test_at or self.accuracy_over == "split",
+            "evaluation.test_at answers the test split; accuracy_over must be split",
         )
         every, held_out = self.evaluation.every, self.data.development_problems
         require(
