@@ -285,7 +285,7 @@ class TrainScale:
         require(
             self.steps == 0 or warm_up <= self.steps,
             f"optimizer.warmup_steps is {warm_up}; with {self.steps} steps it must be at most "
-            f"{self.steps}, or the learning rate is never reached",
+            f"{self.steps}, or the learning rate is never reached (--steps cuts both)",
         )
         require(
             self.accuracy_over == "split" or bool(self.test_sets),

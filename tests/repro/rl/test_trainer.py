@@ -300,8 +300,6 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, f
 
 
 def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:
-    with pytest.raises(ValueError, match="importance_cap"):
-        go(loss=LossConfig(importance_cap=2.0, old_policy="sampler"))
     with pytest.raises(ValueError, match="a rollout takes 9"):
         go(prompts_per_rollout=9)
     with pytest.raises(ValueError, match="takes at most 3"):
