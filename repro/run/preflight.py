@@ -42,7 +42,7 @@ _RECORD_BYTES = 500_000
 
 def refusal(run: RunConfig, ranks: int = 1) -> str | None:
     """Return why a run by so many ranks cannot work here, or None; fetches nothing."""
-    return "; ".join(dict.fromkeys(filter(None, (unfit(run), lacking(run, ranks))))) or None
+    return unfit(run) or lacking(run, ranks)
 
 
 def unfit(run: RunConfig) -> str | None:
@@ -54,11 +54,11 @@ def unfit(run: RunConfig) -> str | None:
     refusals = [check(run) for check in (_noise_refusal, _sampler_refusal, _optimizer_refusal)]
     refusals += [*_data_refusals(bare)]
     try:
+        shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
         folder = Path(scale.checkpoint).expanduser()
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
             folder = checked_folder(bare)
         template_named(scale.prompt_template)
-        refusals.append(_rank_refusal(run))
         refusals += [_format_refusal(folder, run)] if folder.is_dir() else []
     except (OSError, ValueError) as error:
         refusals.append(str(error))
@@ -69,10 +69,7 @@ def lacking(run: RunConfig, ranks: int = 1) -> str | None:
     """Return what this machine lacks for a run by so many ranks, or None."""
     refusals = [missing_package(run)]
     if isinstance(run.scale, TrainScale) and is_published(run.scale):
-        try:
-            refusals.append(memory_of(run.arm, run.scale, ranks)[1])
-        except ValueError as error:  # a config.json without a decoder's sizes
-            refusals.append(str(error))
+        refusals.append(memory_of(run.arm, run.scale, ranks)[1])
     return "; ".join(filter(None, refusals)) or None
 
 
@@ -187,16 +184,6 @@ def _sampler_refusal(run: RunConfig) -> str | None:
             "loss.importance_cap is None; needed is a number: --set arm.loss.importance_cap=2"
         )
     return None
-
-
-def _rank_refusal(run: RunConfig) -> str | None:
-    """Return why an adapter's rank is too large for a run's model, or None."""
-    name, rank = run.scale.checkpoint, run.arm.lora_rank
-    shape = shape_of_checkpoint(name) or shape_by_name(name)
-    if shape is None or run.arm.training != "lora" or rank <= shape.hidden:
-        return None
-    width = shape.hidden
-    return f"lora_rank is {rank}; the model's width is {width}, so it must be {width} or less"
 
 
 def smallest_device() -> CudaDevice | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from repro.spec.bounds import Bound, Count, Positive, check_fields
+from repro.spec.bounds import Bound, Positive, check_fields
 from repro.spec.resolve import OMIT_AT_DEFAULT
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
@@ -249,8 +249,8 @@ class Arm:
     label: str
     weight_format: WeightFormat = "bf16"
     training: Training = "lora"
-    lora_rank: Count = 32
-    lora_alpha: Annotated[float, Bound(above=0, most=1e6)] = 32.0
+    lora_rank: Annotated[int, Bound(least=1, most=4096)] = 32
+    lora_alpha: Annotated[float, Bound(least=0.01, most=1e6)] = 32.0
     norms_trained: bool = False
     noise: NoiseConfig | None = None
     loss: LossConfig = GRPO

@@ -315,7 +315,8 @@ def go(make_policy: Any, make_run: Any, problems: Any, tmp_path: Path) -> Any:
         **changes: Any,
     ) -> Any:  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
-        policy = make_policy(training=training, weight_format=weight_format)
+        alpha = {name: changes[name] for name in ("lora_alpha",) if name in changes}
+        policy = make_policy(training=training, weight_format=weight_format, **alpha)
         source = WatchedSampler(policy)
         if prepare is not None:
             prepare(policy, source)

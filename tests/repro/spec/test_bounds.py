@@ -53,7 +53,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("evaluation.threshold", math.nan, "a number from 1e-18"),
     ("data.test_problems", -1, "0 or more"),
     ("seeds", [-1], "0 or more"),
-    ("arm.lora_alpha", 0, "above 0"),
+    ("arm.lora_alpha", 0, "0.01 or more"),
     ("arm.lora_rank", 0, "1 or more"),
     ("arm.learning_rate_factor", 0, "above 0"),
     ("arm.learning_rate_factor", 1e9, "at most 1"),
