@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -248,10 +249,10 @@ def run_folder(run: RunConfig, runs: Path) -> Path:
 def find_record(run: RunConfig, runs: Path) -> Path | None:
     """Return the path of the finished record of `run`, or None.
 
-    Raises `RecordError` if the record at this path was made with another configuration.
+    Raises `RecordError` if what stands at this path is no record, or of another configuration.
     """
     path = record_path(run, runs)
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     difference = config_difference(read_record(path), run)
     if difference is not None:
