@@ -388,10 +388,10 @@ class RunConfig:
             f"arm {self.arm.name}: norms_trained adds norm gains to LoRA's parameters; training is "
             f"{self.arm.training!r}, and must be lora",
         )
-        if self.procedure in ("train", "dose"):
+        if isinstance(self.scale, TrainScale) and self.procedure in ("train", "dose"):
             _require_sampled(self)
-        if self.procedure == "train":
-            _require_trained(self)
+            if self.procedure == "train":
+                _require_trained(self)
 
     @property
     def rollout(self) -> SamplingConfig:
@@ -412,12 +412,7 @@ class RunConfig:
 
 def _require_sampled(run: RunConfig) -> None:
     """Raise `ValueError` unless completions are draws from the policy's whole distribution."""
-    where, scale = f"arm {run.arm.name}: ", run.scale
-    require(
-        isinstance(scale, TrainScale),
-        f"{where}its scale is a {type(scale).__name__}; a {run.procedure} needs a TrainScale",
-    )
-    drawn = run.rollout
+    where, drawn = f"arm {run.arm.name}: ", run.rollout
     require(
         drawn.temperature > 0,
         f"{where}rollout.temperature is {drawn.temperature}; rollouts are draws, so it must be "

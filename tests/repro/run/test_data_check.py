@@ -84,7 +84,7 @@ def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
         write_problems(
             tmp_path / "set" / f"{split}.jsonl",
             [
-                Problem(id=f"{split}/{i}", question=f"{i} {question}", answer="3")
+                Problem(id=f"{split}/{i}", question=f"{split} {i}: {question}", answer="3")
                 for i, question in enumerate(questions)
             ],
         )
