@@ -26,6 +26,7 @@ from repro.data.prompts import template_named
 from repro.models.memory_plan import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
+from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
 from repro.spec.arm import Arm, require, tried
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name
@@ -33,7 +34,7 @@ from repro.spec.needs import Needs
 from repro.spec.schedule import stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.tier import CudaDevice, cuda_devices
+from repro.spec.tier import CudaDevice, Tier, cuda_devices
 from repro.targets import TARGETS
 
 # A run's record and its metrics.jsonl of some hundred steps.
@@ -67,7 +68,9 @@ def unfit(run: RunConfig) -> str | None:
 
 def lacking(run: RunConfig, ranks: int = 1) -> str | None:
     """Return what this machine lacks for a run by so many ranks, or None."""
-    refusals = [missing_package(run)]
+    device, refusals = smallest_device(), [missing_package(run)]
+    if device is not None and run.tier == Tier.SYSTEMS.value:
+        refusals += [kernels_refusal(run, device), _points_refusal(run, device)]
     if isinstance(run.scale, TrainScale) and is_published(run.scale):
         refusals.append(memory_of(run.arm, run.scale, ranks)[1])
     return "; ".join(filter(None, refusals)) or None
@@ -199,8 +202,22 @@ def among_unlike_devices() -> str:
     return f" (smallest of {len(devices)} cards; CUDA_VISIBLE_DEVICES chooses)"
 
 
-def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
+def _points_refusal(run: RunConfig, device: CudaDevice) -> str | None:
+    """Return why none of a measurement's points fits a device by the plan, or None."""
+    left_out = points_left_out(run, device.memory_bytes)
+    if not left_out or len(left_out) < measured_parts(run):
+        return None
+    least = min(left_out.values(), key=lambda sentence: float(sentence.split()[1]))
+    return (
+        f"{run.arm.label} of {run.target}: the smallest of {len(left_out)} points {least}"
+        f"{among_unlike_devices()}"
+    )
+
+
+def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int | None, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    The peak of a model whose shape is not known is None.
 
     Of unlike devices the smallest counts. On a device the cache has the size that it will have
     there; without one it holds all rows at once. Only one row must fit: other rows wait for a
@@ -208,7 +225,7 @@ def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | N
     """
     memory = training_memory(arm, scale, ranks)
     if memory is None:
-        return 0, None
+        return None, None
     device = smallest_device()
     if device is None:
         return memory.peak(None), None
