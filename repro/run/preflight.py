@@ -24,6 +24,7 @@ from typing import Any, cast
 from repro.data.load import is_generated, require_declared
 from repro.data.prompts import template_named
 from repro.models.memory_plan import training_memory
+from repro.reward.custom import load_reward
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
@@ -55,7 +56,14 @@ def unfit(run: RunConfig) -> str | None:
     refusals = [check(run) for check in (_noise_refusal, _sampler_refusal, _optimizer_refusal)]
     refusals += [*_data_refusals(bare)]
     try:
+        require(
+            scale.checkpoint == "tiny" or is_published(scale),
+            f"checkpoint is {scale.checkpoint!r}; it must be a folder that is here, or a hub name "
+            "(owner/model)",
+        )
         shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
+        if run.arm.reward_function is not None:
+            load_reward(run.arm.reward_function)
         folder = Path(scale.checkpoint).expanduser()
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
             folder = checked_folder(bare)

@@ -62,6 +62,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
             "--set prompts_per_rollout=3000",
             "there are 2000 training problems",
         ),
+        ("--set checkpoint=nowhere", "checkpoint is 'nowhere'; it must be a folder that is here"),
         ("--set prompt_template=papers", "prompt template 'papers' is unknown"),
         ("--set optimizer.name=adamw_8bit --arms bf16_lora", "the smoke tier needs adamw"),
         ("--set data.train_problems=99999999999", "it must be 1000000 or less"),
