@@ -71,7 +71,7 @@ def check_fields(instance: Any, where: str = "") -> None:
 
     `where` is put before the field's name in messages.
     """
-    hints = field_types(type(instance))
+    hints = field_types(instance.__class__)
     for item in dataclasses.fields(instance):
         check_value(getattr(instance, item.name), hints[item.name], f"{where}{item.name}")
 

@@ -82,7 +82,7 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
         Dotted path of the instance, for messages.
     """
     instance: Any = value
-    hints = field_types(type(instance))
+    hints = field_types(instance.__class__)
     names = [item.name for item in dataclasses.fields(instance)]
 
     def field_of(key: str, given: Any) -> Any:
