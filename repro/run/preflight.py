@@ -4,8 +4,9 @@ A run on a published checkpoint takes hours, and most of what stops one can be k
 `RunConfig` refuses settings that train nothing. `unfit` looks at what the settings name, as far as
 it is here, and `lacking` at this machine: a package that is not installed, a step that no card of
 this size holds. Both are for `plan` and `run` alike, which end in an error where no run is fit.
-`files_refusal` is for `run` alone, since it fetches the small files (config, tokenizer, problems):
-a hub that does not answer, a prompt longer than the scale allows.
+`files_refusal` and `fetch_files` are for `run` alone, since they fetch what runs read: first the
+small files (config, tokenizer, problems), then the weights. So a hub that does not answer refuses a
+run, as a prompt longer than the scale allows does, and one that has begun needs no network.
 
 Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
 the tokenizer; so prompts are rendered here as the run will render them.
@@ -113,7 +114,10 @@ def _own_prompts() -> frozenset[tuple[Any, ...]]:
 def _is_here(scale: TrainScale) -> bool:
     """Whether nothing that a scale reads would have to be fetched."""
     sources = {read.data.source for read in reads_of(scale)}
-    local = all(is_generated(source) or source.startswith("folder:") for source in sources)
+    own = ("folder:", "file:")
+    local = all(is_generated(source) or source.startswith(own) for source in sources)
+        is_generated(source) or source.startswith(("folder:", "file:")) for source in sources
+    )
     return local and (scale.checkpoint == "tiny" or Path(scale.checkpoint).expanduser().exists())
 
 
@@ -125,6 +129,20 @@ def files_refusal(run: RunConfig) -> str | None:
         return _format_refusal(checked_folder(dataclasses.replace(run.scale, seeds=())), run)
     except ValueError as error:
         return str(error)
+
+
+def fetch_files(runs: Iterable[RunConfig]) -> None:
+    """Fetch what runs read, the weights last; `ValueError` says what cannot be had or read."""
+    from repro.models.checkpoint import resolve
+
+    by_scale: dict[TrainScale, list[RunConfig]] = {}
+    for run in runs:
+        if isinstance(run.scale, TrainScale) and is_published(run.scale):
+            by_scale.setdefault(dataclasses.replace(run.scale, seeds=()), []).append(run)
+    for scale, of_scale in by_scale.items():
+        folder = checked_folder(scale)
+        if any(_format_refusal(folder, run) is None for run in of_scale):
+            resolve(scale.checkpoint, scale.revision)
 
 
 def is_published(scale: TrainScale) -> bool:
