@@ -116,8 +116,6 @@ def _is_here(scale: TrainScale) -> bool:
     sources = {read.data.source for read in reads_of(scale)}
     own = ("folder:", "file:")
     local = all(is_generated(source) or source.startswith(own) for source in sources)
-        is_generated(source) or source.startswith(("folder:", "file:")) for source in sources
-    )
     return local and (scale.checkpoint == "tiny" or Path(scale.checkpoint).expanduser().exists())
 
 
