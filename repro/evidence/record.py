@@ -26,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -260,6 +260,32 @@ def find_record(run: RunConfig, runs: Path) -> Path | None:
             f"{path}: {difference}; name another --runs folder, or move that record away"
         )
     return path
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """Runs with a record of success, runs without one, and why what stands is not a run's record.
+
+    An unreadable file, or a record of another configuration, costs its own run alone: nothing is
+    written over it. A sentence of `blocked` names the file.
+    """
+
+    recorded: list[RunConfig] = field(default_factory=list)
+    left: list[RunConfig] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+
+
+def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
+    """Sort runs by what stands at the place of their record."""
+    standing = Standing()
+    for run in planned:
+        try:
+            found = find_record(run, runs)
+        except RecordError as error:
+            standing.blocked.append(str(error))
+        else:
+            (standing.left if found is None else standing.recorded).append(run)
+    return standing
 
 
 def config_difference(record: Record, run: RunConfig) -> str | None:

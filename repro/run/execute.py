@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.record import failed_record, read_record, record_path
+from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
@@ -61,7 +61,6 @@ from repro.run.several_ranks.rank_processes import (
 )
 from repro.run.several_ranks.ray_pool import RayPool, join_cluster
 from repro.run.shared_work import RunLocks
-from repro.run.standing import standing_of
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of

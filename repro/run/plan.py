@@ -17,7 +17,7 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record
+from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
@@ -33,7 +33,6 @@ from repro.run.preflight import (
 )
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
 from repro.run.select import Selection
-from repro.run.standing import standing_of
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import HubError
 from repro.spec.needs import Needs

@@ -30,8 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.record import record_path
-from repro.run.standing import standing_of
+from repro.evidence.record import record_path, standing_of
 from repro.run.worker import Task
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
