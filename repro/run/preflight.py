@@ -26,12 +26,12 @@ from repro.data.load import is_generated, require_declared
 from repro.data.prompts import template_named
 from repro.models.memory_plan import training_memory
 from repro.reward.custom import load_reward
-from repro.run.data_check import problems_of, reads_of
+from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
 from repro.spec.arm import Arm, require, tried
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import hub_cache, is_hub_name
+from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
 from repro.spec.schedule import stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
@@ -65,11 +65,12 @@ def unfit(run: RunConfig) -> str | None:
         shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
         if run.arm.reward_function is not None:
             load_reward(run.arm.reward_function)
-        folder = Path(scale.checkpoint).expanduser()
         if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
-            folder = checked_folder(bare)
+            checked_folder(bare)
         template_named(scale.prompt_template)
-        refusals += [_format_refusal(folder, run)] if folder.is_dir() else []
+        if Path(scale.checkpoint).expanduser().exists():
+            (folder,) = local_folders(scale.checkpoint)
+            refusals.append(_format_refusal(folder, run))
     except (OSError, ValueError) as error:
         refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -350,6 +351,7 @@ def _checked_files(scale: TrainScale) -> Path:
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
     positions = read_description(folder).config.max_position_embeddings
+    require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)
         if read.split == "train" and len(problems) < scale.prompts_per_rollout:
