@@ -94,7 +94,7 @@ def plan_text(
     lines += [
         f"  timed     {timed.basis}",
         *_card_lines(selection.tier, left or runs),
-        f"  memory    {_known(memory)}",
+        f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
     ]
     refused = _refusals(left, ranks)
@@ -111,6 +111,14 @@ def plan_text(
 def _known(nbytes: int | None) -> str:
     """Return a number of bytes as text: none and 0 stand for one that nobody knows."""
     return size(nbytes) if nbytes else "not known"
+
+
+def _beyond_card(tier: Tier, memory: int | None) -> str:
+    """Return what a plan adds to the memory of measurements that fill a larger card than this."""
+    device = smallest_device()
+    if tier is not Tier.SYSTEMS or device is None or (memory or 0) <= device.memory_bytes:
+        return ""
+    return f" on a card that holds every point; {size(device.memory_bytes)} here"
 
 
 def _card_lines(tier: Tier, runs: list[RunConfig]) -> list[str]:
