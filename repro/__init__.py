@@ -1,13 +1,26 @@
 """The reproducibility suite of QeRL (arXiv 2510.11696): a command and a verdict for each claim.
 
+`repro.train`, `repro.quantize` and `repro.evaluate` are for models of one's own; each is imported
+when it is first named (`repro.door.front_door`), and torch when it has checked its arguments.
 Importing this package is free of side effects and of torch: `python -m repro list` answers at once.
 It refuses where `import kernels` would find another distribution's package of that name.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function of the front door; `evaluate` is a package that can be called."""
+    if name == "evaluate":
+        return import_module("repro.evaluate")
+    if name in ("train", "quantize"):
+        return getattr(import_module("repro.door.front_door"), name)
+    raise AttributeError(f"module 'repro' has no attribute {name!r}")
 
 
 def _require_own_kernels() -> None:

@@ -37,6 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/measure": (*_RUNS, "repro.targets"),
     "repro/procedures": (*_RUNS, "repro.evaluate", "repro.runlog", "repro.measure"),
     "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
+    "repro/door": (*_RUNS, "repro.targets", "repro.evaluate", "repro.export", "repro.run"),
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),

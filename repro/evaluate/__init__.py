@@ -3,4 +3,22 @@
 `questions` renders problems as prompts, `asking` samples completions from one or many policies, and
 `grades` grades and averages them. `scale_evaluator` evaluates as the scale of a run says. All tiers
 use these functions; a single run is a list of one.
+
+The package itself can be called: `repro.evaluate(...)` is `repro.door.front_door.evaluate`.
 """
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Evaluate(ModuleType):
+    """This package, which is also a function of the front door."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Evaluate a checkpoint; see `repro.door.front_door.evaluate`."""
+        return import_module("repro.door.front_door").evaluate(*args, **named)
+
+
+sys.modules[__name__].__class__ = _Evaluate

@@ -17,6 +17,8 @@ from repro.spec.config import RunConfig
 Progress = Callable[[str, dict[str, float]], None]
 # A number of this name marks the text of a progress as a warning, which stays on the screen.
 WARNING = "warning"
+# The same of a text that stays on the screen as it is.
+NOTE = "note"
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop and can go on

@@ -154,6 +154,12 @@ class LoadedRuns:
 
         def on_test(step: int, alive: Sequence[bool]) -> list[dict[str, float] | None]:
             del step
+            if self.evaluation.scale.evaluation.until:
+                greedy = self.evaluation.greedy(self.problems.test, alive)
+                return [
+                    own and {"accuracy_greedy": fmean(own.accuracy), "seconds": tally.seconds}
+                    for own, tally in zip(greedy, self.tallies, strict=True)
+                ]
             answers = self.evaluation.final(self.problems.test, {}, alive)
             return [
                 {

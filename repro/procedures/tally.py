@@ -11,6 +11,7 @@ the new process has counted until then.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +22,14 @@ from repro.reward.grader import GraderPool
 
 
 class RunTally:
-    """Grades, killed graders and peak memory of one run.
+    """Grades, killed graders, peak memory and seconds of one run.
 
     Parameters
     ----------
     inputs
         Digests of the run's inputs, by name; they must be the same in every start.
+    began
+        What `time.perf_counter` said when this process began with the run.
     """
 
     def __init__(
@@ -35,7 +38,10 @@ class RunTally:
         pool: GraderPool,
         number: int = 0,
         inputs: Mapping[str, str] | None = None,
+        began: float | None = None,
     ) -> None:
+        self._began = time.perf_counter() if began is None else began
+        self._seconds_before = 0.0
         self._inputs = dict(inputs or {})
         self._evaluation, self._pool, self._number = evaluation, pool, number
         # A pool may have served other runs before this one.
@@ -46,6 +52,11 @@ class RunTally:
     def grades(self) -> dict[str, int]:
         """Number of the run's grades by status."""
         return self._evaluation.grades(self._number)
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of the run over all starts, loading included."""
+        return self._seconds_before + time.perf_counter() - self._began
 
     @property
     def workers_killed(self) -> int:
@@ -63,6 +74,7 @@ class RunTally:
             "grades": self.grades,
             "workers_killed": self.workers_killed,
             "peak_bytes": self.peak_bytes,
+            "seconds": self.seconds,
         }
         return counts | ({"inputs": self._inputs} if self._inputs else {})
 
@@ -72,6 +84,7 @@ class RunTally:
         self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
+        self._seconds_before = counts.get("seconds", 0.0)
 
 
 def _require_same(before: Mapping[str, str], now: Mapping[str, str]) -> None:

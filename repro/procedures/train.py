@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -182,18 +183,19 @@ def load_arm(run: RunConfig, device: str) -> Policy:
 @contextmanager
 def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedRuns]:
     """Load a run's policy and its evaluator; leaving the context stops the graders."""
+    began = time.perf_counter()
     torch.set_num_threads(threads)
     release()  # memory that the process's previous run left reserved
     reset_peak()
     ranks = Ranks.joined()
     with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
-        made = _loaded_runs(run, pool)
+        made = _loaded_runs(run, pool, began)
         with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():
             yield made
 
 
-def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
+def _loaded_runs(run: RunConfig, pool: GraderPool, began: float) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     ranks = Ranks.joined()
@@ -212,7 +214,9 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         sampler=sampler,
         problems=problems,
         evaluation=evaluation,
-        tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.facts, problems))],
+        tallies=[
+            RunTally(evaluation, pool, 0, digests_at_start(policy.facts, problems), began)
+        ],
         facts=[policy.facts],
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})

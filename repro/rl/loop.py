@@ -13,7 +13,7 @@ from pathlib import Path
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
 from repro.rl.policies import Policies
-from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
+from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test, reached
 from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
 from repro.spec.config import TrainScale
 
@@ -81,7 +81,7 @@ def run_steps(
         _evaluate(policies, state, hooks)  # the area under the curve starts where training starts
     saved = state.step
     clock.leave_out()
-    while state.step < scale.steps and any(state.alive):
+    while state.step < scale.steps and any(state.alive) and not _reached(state, scale):
         if hooks.should_stop is not None and hooks.should_stop():
             break
         began = state.step
@@ -102,7 +102,13 @@ def run_steps(
             saved = state.step
     if state.step != saved or state.step == 0:
         _save(policies, state, hooks, folder)
-    return _results(state, finished=state.step >= scale.steps)
+    return _results(state, finished=state.step >= scale.steps or _reached(state, scale))
+
+
+def _reached(state: RunStates, scale: TrainScale) -> bool:
+    """Return whether the last test of every run has the accuracy at which training ends."""
+    until = scale.evaluation.until
+    return until > 0 and all(reached(run.series, until) for run in state.runs)
 
 
 def _load_or_begin(policies: Policies, hooks: Hooks, folder: Path) -> RunStates:

@@ -162,6 +162,12 @@ def note_test(state: TrainState, step: int, values: Mapping[str, float]) -> None
         state.series.setdefault(f"test_{name}", []).append(value)
 
 
+def reached(series: Mapping[str, list[float | int | None]], until: float) -> bool:
+    """Return whether the last test along a run has `until` percent of right greedy answers."""
+    tests = series.get("test_accuracy_greedy")
+    return bool(tests) and (tests[-1] or 0.0) >= until
+
+
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     """Note a held-out accuracy with the steps and the tokens sampled for training behind it."""
     sampled = state.facts["rows"]["tokens_sampled"] if step else 0

@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from repro.rl.single_run.ranks import Ranks
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
+# A selection of a user's own, and what is printed of it.
+Own = tuple[Selection, str]
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
@@ -95,10 +97,15 @@ class RunCounts:
         return self.failed == 0 and self.left == 0
 
 
-def main_run(args: argparse.Namespace) -> int:
+def main_run(args: argparse.Namespace, own: Own | None = None) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
     It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
+
+    Parameters
+    ----------
+    own
+        A selection in place of those that the line names, and what is printed of it.
     """
     require(
         args.ranks == 1 or "TORCHELASTIC_RUN_ID" not in os.environ,
@@ -110,7 +117,7 @@ def main_run(args: argparse.Namespace) -> int:
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
-    prepare = partial(_prepared, args, folder, console, ranks, joined is not None)
+    prepare = partial(_prepared, args, folder, console, ranks, joined is not None, own)
     (batches,), refused = tried(prepare)
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
     if joined is not None:
@@ -123,16 +130,22 @@ def main_run(args: argparse.Namespace) -> int:
 
 
 def _prepared(
-    args: argparse.Namespace, folder: Path, console: Console, ranks: int, launched: bool
+    args: argparse.Namespace,
+    folder: Path,
+    console: Console,
+    ranks: int,
+    launched: bool,
+    own: Own | None,
 ) -> dict[Tier, _Batch]:
     """Print the plan and return its runs; `launched` ranks are torchrun's."""
     expected = expected_folder(args.expected)
-    options, selections = all_of(partial(log_options_of, args), partial(selections_of, args))
+    selected = partial(selections_of, args) if own is None else lambda: [own[0]]
+    options, selections = all_of(partial(log_options_of, args), selected)
     batches: dict[Tier, _Batch] = {}
     on_hosts = args.executor == "ray"
     for selection in selections:
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
-        others = None if args.tier else other_tiers(selection.source, selection.tier)
+        others = None if args.tier or own else other_tiers(selection.source, selection.tier)
         _, devices, notes = all_of(
             partial(require_ready, selection, here=not on_hosts),
             partial(devices_to_fill, selection.tier, args.devices),
@@ -159,7 +172,7 @@ def _prepared(
         left = [run for run in standing_of(plan, folder).left if refusal(run, ranks) is None]
         full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
-        text = plan_text(selection, plan, folder, expected, workers, ranks)
+        text = own[1] if own else plan_text(selection, plan, folder, expected, workers, ranks)
         idle = None if launched or needs else idle_line(devices, ranks)
         for part in filter(None, (others, text, idle, *notes)):
             console.print(part, highlight=False, markup=False)

@@ -55,6 +55,9 @@ class Display:
         if event.kind == "warning":
             self._console.print(f"[yellow]warning[/] {escape(event.text)}", highlight=False)
             return
+        if event.kind == "note":
+            self._console.print(escape(event.text), highlight=False)
+            return
         if event.kind in ("started", "progress"):
             self._active[name] = event
             self._heartbeat()

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from repro.evidence.procedure import WARNING, PeerLostError, Stopped
+from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.run import carry_out as recording
 from repro.run.disk import is_disk_fault, sentence_of
@@ -32,6 +32,7 @@ EventKind = Literal[
     "started",
     "progress",
     "warning",
+    "note",
     "finished",
     "stopped",
     "failed",
@@ -40,6 +41,8 @@ EventKind = Literal[
     "disk",
     "elsewhere",
 ]
+# Events of a task that goes on; any other ends it.
+UNDER_WAY: tuple[EventKind, ...] = ("started", "progress", "warning", "note")
 CarryOut = Callable[..., Any]
 
 
@@ -183,9 +186,10 @@ def _carry_out(
 
     def progress(text: str, values: dict[str, float]) -> None:
         nonlocal last
-        if WARNING in values:
-            pipe.send(Event(task=task, kind="warning", text=text))
-            return
+        for kind in (WARNING, NOTE):
+            if kind in values:
+                pipe.send(Event(task=task, kind=cast(EventKind, kind), text=text))
+                return
         now = time.monotonic()
         if now - last >= 0.2 or values.get("step") == values.get("steps"):
             last = now

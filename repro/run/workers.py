@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.run.shared_work import Reservation
-from repro.run.worker import STOPPING, CarryOut, Event, EventKind, Task, work
+from repro.run.worker import STOPPING, UNDER_WAY, CarryOut, Event, EventKind, Task, work
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             yield from self._bury(worker, waiting)
             return
-        if event.kind not in ("started", "progress", "warning"):
+        if event.kind not in UNDER_WAY:
             worker.task = None
         if event.kind == "disk":
             self.stop()  # the other runs have the same disk
@@ -249,11 +250,24 @@ def start_process(
     # Blocked signals stay so in the new process, until it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
-        process.start()
+        with _script_left_out():
+            process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     its.close()
     return process, own
+
+
+@contextlib.contextmanager
+def _script_left_out() -> Iterator[None]:
+    """Let a fresh process start without the caller's script, which it would run once more."""
+    script = vars(sys.modules["__main__"])
+    kept = {name: script.get(name) for name in ("__spec__", "__file__")}
+    script.update(dict.fromkeys(kept))
+    try:
+        yield
+    finally:
+        script.update(kept)
 
 
 def ending_of(code: int | None) -> str:

@@ -37,4 +37,5 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
         trackers=own.trackers if log is None else parse_trackers(log),
         completions=own.completions or getattr(args, "completions", False),
         stop_idle=idle or own.stop_idle,
+        example=own.example or getattr(args, "example", False),
     )

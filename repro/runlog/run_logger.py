@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from repro.data.prompts import texts_of
-from repro.evidence.procedure import WARNING, Progress
+from repro.evidence.procedure import NOTE, WARNING, Progress
 from repro.runlog.stream import StepLines, read_lines
 from repro.runlog.trackers import TRACKERS, Tracker, name_of, parse_trackers
 from repro.runlog.watch import LENIENT, MIXED, Watch
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from repro.rl.loop import Hooks, StepValues
 
 LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
-STOP_IDLE_VARIABLE = "REPRO_STOP_IDLE"
+STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE = "REPRO_STOP_IDLE", "REPRO_EXAMPLE"
 Values = Mapping[str, float | int | None]
 
 
@@ -53,11 +53,14 @@ class LogOptions:
     ----------
     stop_idle
         Steps in a row that teach nothing before a run ends as failed; 0 never ends one.
+    example
+        Whether a prompt, a completion and its reward are shown before the first update.
     """
 
     trackers: tuple[str, ...] = ()
     completions: bool = False
     stop_idle: int = 0
+    example: bool = False
 
     @classmethod
     def from_environment(cls) -> LogOptions:
@@ -67,6 +70,7 @@ class LogOptions:
             trackers=parse_trackers(named),
             completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
             stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
+            example=bool(os.environ.get(EXAMPLE_VARIABLE)),
         )
 
     def pass_on(self) -> None:
@@ -74,6 +78,7 @@ class LogOptions:
         os.environ[LOG_VARIABLE] = ",".join(self.trackers)
         os.environ[COMPLETIONS_VARIABLE] = "1" if self.completions else ""
         os.environ[STOP_IDLE_VARIABLE] = str(self.stop_idle or "")
+        os.environ[EXAMPLE_VARIABLE] = "1" if self.example else ""
 
 
 class RunLogger:
@@ -181,6 +186,8 @@ class RunLogger:
 
                 folder = self.folders[number] / "completions"
                 write_completions(folder, self.runs[number], step, rollout, tokenizer)
+            if self.options.example and step == 0 and self._progress is not None:
+                self._progress(example_text(rollout, tokenizer), {NOTE: 1.0})
             self._seen[number] = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
             texts = texts_of(rollout.examples, tokenizer)
             try:
@@ -232,6 +239,20 @@ class RunLogger:
                 f"{type(tracker).__name__.strip('_')} failed at step {step} "
                 f"({type(error).__name__}: {error}); training goes on, with metrics.jsonl",
             )
+
+
+def example_text(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the first row of a rollout: its prompt with control tokens, its text, its reward."""
+    rows = rollout.rows
+    if not len(rows):
+        return "no completion of the first rollout is trained on"
+    prompt = tokenizer.decode(list(rows.prompts[int(rows.prompt_of_row[0])]))
+    text = tokenizer.decode(rows.token_ids[0][rows.mask[0]].tolist())
+    ended = "cut at the length limit" if bool(rows.truncated[0]) else "ended by itself"
+    return (
+        f"The model is given:\n{prompt}\nOne completion, {ended}:\n{text}\n"
+        f"Its reward: {rollout.reward[0]} (gold answer: {rollout.golds[0]})"
+    )
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:

@@ -216,6 +216,8 @@ DAPO = LossConfig(
     overlong_buffer=0.2,
     dynamic_sampling=3,
 )
+# arXiv 2507.18071, section 5.1: "left and right clipping ranges ... 3e-4 and 4e-4".
+GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

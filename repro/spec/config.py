@@ -122,6 +122,9 @@ class EvaluationConfig:
     test_at
         Steps after which the test split is answered as at the end, sampled and greedily; the end
         is tested in any case.
+    until
+        Percent of right greedy answers to the test split at which training ends, at one of
+        `test_at`; these tests are greedy alone. 0 trains all steps.
     token_budget
         Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
         none.
@@ -138,6 +141,7 @@ class EvaluationConfig:
     samples: Annotated[int, Bound(least=1, most=65_536)] = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
     test_at: tuple[Count, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    until: Annotated[float, Bound(least=0, most=100)] = field(default=0.0, metadata=OMIT_AT_DEFAULT)
     token_budget: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
     at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     threshold: Annotated[float, Bound(least=0, most=100)] = field(

@@ -47,7 +47,7 @@ def on_data(target: Target, source: str, columns: str = "") -> Target:
 
 def _source_slug(source: str) -> str:
     """Return the name that records of a data source are filed under."""
-    slug = _slug(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    slug = slug_of(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     require(bool(slug), f"data source {source!r} has no name to file its records under")
     return slug
 
@@ -56,7 +56,7 @@ def with_steps(target: Target, steps: int) -> Target:
     """Return `target` with its training cut to `steps`, and its warm-up to no more than these."""
     require(steps >= 1, f"steps is {steps}; it must be 1 or more")
     scales = {
-        tier: _in_steps(scale, steps)
+        tier: in_steps(scale, steps)
         for tier, scale in target.scales.items()
         if isinstance(scale, TrainScale)
     }
@@ -64,7 +64,8 @@ def with_steps(target: Target, steps: int) -> Target:
     return _variant(target, f"in_{steps}_steps", f"cut to {steps} steps", scales)
 
 
-def _in_steps(scale: TrainScale, steps: int) -> TrainScale:
+def in_steps(scale: TrainScale, steps: int) -> TrainScale:
+    """Return a scale cut to `steps`, and its warm-up to no more than these."""
     warm_up = min(scale.optimizer.warmup_steps, steps)
     optimizer = dataclasses.replace(scale.optimizer, warmup_steps=warm_up)
     return dataclasses.replace(scale, steps=steps, optimizer=optimizer)
@@ -116,7 +117,7 @@ def with_overrides(
         return target
     # Of a text of several lines, such as a prompt template, the first stands for it.
     text = ", ".join(f"{key} {str(value).partition(chr(10))[0]}" for key, value in words.items())
-    short = _slug("_".join(f"{key}_{str(value).rsplit('/')[-1]}" for key, value in words.items()))
+    short = slug_of("_".join(f"{key}_{str(value).rsplit('/')[-1]}" for key, value in words.items()))
     suffix = f"with_{short[:_NAME_CHARACTERS].strip('_')}_{digest_of(words)[:6]}"
     return _variant(target, suffix, f"with {text}", {tier: scale}, arms)
 
@@ -162,11 +163,12 @@ def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _slug(text: str) -> str:
+def slug_of(text: str) -> str:
+    """Return a text as letters, digits and underscores."""
     return re.sub(r"[\W_]+", "_", text).strip("_")
 
 
-def _short(name: str) -> str:
+def shortened(name: str) -> str:
     """Return a name, or the beginning of a long one with its digest."""
     if len(name) <= _LONGEST_NAME:
         return name
@@ -184,7 +186,7 @@ def _variant(
     own = target.title.startswith(_OWN)  # a variant already
     return dataclasses.replace(
         target,
-        name=_short(f"{target.name}_{suffix}"),
+        name=shortened(f"{target.name}_{suffix}"),
         title=f"{target.title if own else _OWN + target.name}, {words}",
         statement=f"{target.statement if own else 'your run'}, {words}",
         arms=target.arms if arms is None else arms,
@@ -223,7 +225,7 @@ def with_reward(target: Target, reward: RewardFunction) -> Target:
         else arm
         for arm in target.arms
     )
-    slug = _slug(f"{reward.module}_{reward.function}_{reward.source_sha256[:6]}")
+    slug = slug_of(f"{reward.module}_{reward.function}_{reward.source_sha256[:6]}")
     scales = {tier: s for tier, s in target.scales.items() if isinstance(s, TrainScale)}
     require(bool(scales) and arms != target.arms, f"{target.name} has no arm that a reward trains")
     words = f"rewarded by {reward.module}:{reward.function}"

@@ -460,6 +460,8 @@ _BASELINES = (
     ),
     _baseline("_16", "16 prompts x 8, cosine", (_at_peak("1e4"),), prompts_per_rollout=16),
 )
+# What `train` begins from, for a model of a user's own (`repro.targets.presets`).
+BASELINE: TrainScale = _BASELINES[0].scales[Tier.MINI]
 _SMALL = _table("0_5b")
 CODER_TARGETS = (
     _SMALL,

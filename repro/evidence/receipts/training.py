@@ -25,10 +25,21 @@ def training(record: Record) -> list[str]:
         faults.append("facts.parameters_trainable is 0 or missing: nothing could be trained")
     if not record.facts.get("trained_change_l2"):
         faults.append("facts.trained_change_l2 is 0 or missing: training changed no parameter")
-    steps = record.facts.get("optimizer_steps")
-    if steps != scale["steps"]:
-        faults.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
+    steps, needed = record.facts.get("optimizer_steps"), _steps_needed(record)
+    if steps != needed:
+        faults.append(f"{steps} optimiser steps were made; the scale has {needed}")
     return faults
+
+
+def _steps_needed(record: Record) -> int:
+    """Return the steps after which the run was to end: the scale's, or at a test's accuracy."""
+    scale, series = record.config["scale"], record.series
+    until = scale["evaluation"].get("until")
+    tests = zip(
+        series.get("test_steps", []), series.get("test_accuracy_greedy", []), strict=bool(until)
+    )
+    ended = [step for step, accuracy in tests if until and (accuracy or 0.0) >= until]
+    return int(ended[0] if ended else scale["steps"])
 
 
 def advantages(record: Record) -> list[str]:

@@ -25,11 +25,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
+from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Stopped
 from repro.evidence.record import record_path
 from repro.run import carry_out as recording
 from repro.run.carry_out import is_ensemble, launched_ranks
-from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
+from repro.run.worker import (
+    STOPPING,
+    UNDER_WAY,
+    CarryOut,
+    EndedError,
+    Event,
+    Task,
+    outcome_of,
+    work,
+)
 from repro.run.workers import WorkerPool, ending_of, send, start_process
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
@@ -194,15 +203,15 @@ class Ranked:
                     step = event.values.get("step")
                     reached = event.text if step is None else f"{event.text}, step {step:.0f} done"
                     progress(event.text, event.values)
-                elif event.kind == "warning" and rank == 0:
-                    progress(event.text, {WARNING: 1.0})
+                elif event.kind in (WARNING, NOTE) and rank == 0:
+                    progress(event.text, {event.kind: 1.0})
                 elif event.kind in ("finished", "stopped", "lost"):
                     del pipes[ready]
                     stopped = stopped or event.kind == "stopped"
                     if event.kind == "lost" and (lost is None or rank == 0):
                         # The others know only that the first, which names the missing, gave up.
                         lost, until = event.text, min(until, time.monotonic() + _NAMING_SECONDS)
-                elif event.kind not in ("started", "progress", "warning"):
+                elif event.kind not in UNDER_WAY:
                     raise EndedError(event.kind, f"rank {rank} ({reached}): {event.text}")
             if lost is not None and (not pipes or time.monotonic() > until):
                 raise EndedError("lost", f"{lost} ({reached})")

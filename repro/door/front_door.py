@@ -1,0 +1,416 @@
+"""Train a model of your own, quantise one, evaluate one: the functions behind `import repro`.
+
+`train` is what `python -m repro train` carries out: a run like those of targets, recorded, watched
+and resumed, and at its end exported. Nothing here imports torch before the request is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import inspect
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro.door.own_run import TrainRequest, request_text
+from repro.evaluate.flags import require_asking, require_writing
+from repro.evidence.provenance import source_at_start
+from repro.evidence.receipts import violations
+from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
+from repro.run.execute import FAILED, FINE, INTERRUPTED, main_run
+from repro.run.places import runs_folder
+from repro.spec.arm import require
+from repro.spec.config import RunConfig
+from repro.spec.settings import parse_settings
+from repro.spec.tier import Tier, require_linux
+
+_ADAPTER = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRun:
+    """What a finished training left.
+
+    Attributes
+    ----------
+    folder
+        The run's folder: `metrics.jsonl`, and `adapter/` with what was trained, in float32.
+    out
+        The exported adapter with its tokenizer, or None where none was requested.
+    accuracy_before, accuracy_after
+        Percent of right greedy answers to the held-out problems.
+    steps
+        Optimiser steps made.
+    seconds
+        Wall seconds of training and of evaluations during it.
+    reached
+        Where `until` was reached: percent, steps, and wall seconds from the start of the run.
+    """
+
+    folder: Path
+    out: Path | None
+    accuracy_before: float | None
+    accuracy_after: float | None
+    steps: int
+    seconds: float | None
+    reached: tuple[float, int, float] | None
+
+
+def train(
+    model: str | Path,
+    data: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    reward: str | Callable[..., Any] | None = None,
+    format: str = "nvfp4",
+    aqn: bool = False,
+    algorithm: str = "grpo",
+    template: str | None = None,
+    ranks: int = 1,
+    until: float | None = None,
+    out: str | Path | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    runs: str | Path | None = None,
+) -> TrainedRun:
+    """Train LoRA on a model's quantised weights by reinforcement learning, and export the adapter.
+
+    The run is recorded in `runs`. The same call resumes one that was stopped, and returns at once
+    for one that is finished. Call it from the main thread.
+
+    Parameters
+    ----------
+    model
+        A checkpoint folder, a GGUF file, or a hub name (`owner/model`); `tiny` is in the package.
+    data
+        A file (JSONL, JSON, CSV, Parquet), a folder, a hub name, or a public set such as `gsm8k`.
+    columns
+        {role: column} where the data name them otherwise, such as `{"question": "prompt"}`.
+    reward
+        A function of a module's file, or `module:function`. It takes lists by name, one entry per
+        completion: `completions`, `answers`, `prompts` or any column; it returns as many finite
+        numbers or None. None here: 1 for a right answer in a completion that ended by itself.
+    format
+        Of the frozen weights: `bf16`, `nf4`, `mxfp4` or `nvfp4`.
+    aqn
+        Whether noise is added to norms in rollouts (QeRL's AQN); any format takes it.
+    algorithm
+        `grpo`, `dapo` or `gspo`.
+    template
+        Prompt template by name or file; None asks for the answer in a box.
+    ranks
+        GPUs of the run.
+    until
+        Percent of right greedy answers to held-out problems at which training ends; tested about
+        ten times along the run.
+    out
+        New folder for the adapter in PEFT's layout, with its tokenizer; must not exist.
+    steps
+        Optimiser steps; None takes 150 on a GPU, 8 on a CPU.
+    settings
+        Any other setting, as `--set`: `{"optimizer.learning_rates.lora_4bit": 5e-5}`.
+    runs
+        Folder of records; None takes `$REPRO_RUNS`, else `runs`.
+
+    Returns
+    -------
+    TrainedRun
+
+    Raises
+    ------
+    ValueError
+        For a request that cannot be carried out here, before anything is downloaded; names all
+        that is wrong.
+    FileExistsError
+        When `out` exists and is not this run's export.
+    RuntimeError
+        When the run failed; the reason is its record's.
+    KeyboardInterrupt
+        When it was interrupted; what was trained is in a checkpoint.
+    """
+    named = ",".join(f"{role}={name}" for role, name in (columns or {}).items())
+    request = TrainRequest(
+        model=str(model),
+        data=str(data),
+        columns=named,
+        reward=_function_named(reward) if callable(reward) else reward,
+        format=format,
+        aqn=aqn,
+        algorithm=algorithm,
+        template=template,
+        steps=steps,
+        until=until,
+        seed=seed,
+        ranks=ranks,
+        settings=parse_settings([f"{key}={_text(v)}" for key, v in (settings or {}).items()]),
+    )
+    status, trained = _carry_out(request, runs and str(runs), out and Path(out))
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if not isinstance(trained, TrainedRun):
+        raise RuntimeError(trained)
+    return trained
+
+
+def quantize(
+    model: str | Path,
+    out: str | Path,
+    *,
+    format: str = "nvfp4",
+    revision: str | None = None,
+    device: str | None = None,
+) -> Path:
+    """Write a 16-bit checkpoint as a 4-bit one, compared before it is done; return the folder.
+
+    Parameters
+    ----------
+    model
+        A 16-bit folder, GGUF file or hub name.
+    out
+        The new folder; must not exist.
+    format
+        `nvfp4`, `mxfp4` or `nf4`, round to nearest.
+    revision
+        Branch, tag or commit of a hub name.
+    device
+        `cpu` or `cuda`; None takes CUDA where there is one.
+
+    Raises
+    ------
+    ValueError
+        When the model cannot be read or is quantised already, or `out` exists.
+    """
+    require(format in ("nvfp4", "mxfp4", "nf4"), f"format is {format!r}; needs nvfp4, mxfp4 or nf4")
+    args = argparse.Namespace(
+        source=str(model), out=str(out), format=format, revision=revision, device=device
+    )
+    require_writing(args)
+    from repro.export.quantising import main_quantize
+
+    main_quantize(args)
+    return Path(out)
+
+
+def evaluate(
+    model: str | Path | None = None,
+    *,
+    data: str,
+    adapter: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    samples: int = 1,
+    temperature: float = 0.6,
+    top_p: float = 0.95,
+    tokens: int = 4096,
+    prompt_tokens: int = 1024,
+    template: str = "paper",
+    seed: int = 0,
+    format: str | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+) -> dict[str, dict[str, float | None]]:
+    """Ask a checkpoint, with an adapter or without, the problems of data sets, and grade it.
+
+    Parameters
+    ----------
+    model
+        A folder, GGUF file or hub name; None takes the base that the adapter names.
+    data
+        Data sets by name, or files and folders, comma-separated; their test splits.
+    adapter
+        An adapter's folder, or a run's.
+    limit
+        Problems of each set; None takes all.
+    samples, temperature, top_p, tokens
+        Completions per problem, how they are drawn (temperature 0 is greedy), and their longest.
+    prompt_tokens, template
+        Longest prompt, and the prompt template by name or file.
+    format
+        Of the weights; None takes that with which the adapter was trained, else the stored one.
+
+    Returns
+    -------
+    dict
+        By data set, metrics by name: `accuracy`, `accuracy_lenient`, `truncation_rate` in percent,
+        `pass_at_<samples>` where several are drawn; None where there is no value.
+
+    Raises
+    ------
+    ValueError
+        For what cannot be asked; names all that is wrong.
+    """
+    named = ",".join(f"{role}={name}" for role, name in (columns or {}).items())
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        args = argparse.Namespace(
+            checkpoint=model and str(model),
+            adapter=adapter and str(adapter),
+            data=data,
+            columns=named or None,
+            limit=limit,
+            samples=samples,
+            at=None,
+            temperature=temperature,
+            top_p=top_p,
+            tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            template=template,
+            seed=seed,
+            format=format,
+            revision=revision,
+            device=device,
+            out=str(record),
+        )
+        require_asking(args)
+        from repro.evaluate.evaluate_command import main_evaluate
+
+        main_evaluate(args)
+        sets = json.loads(record.read_text())["sets"]
+    return {
+        name: {key: one["value"] for key, one in of["metrics"].items()} for name, of in sets.items()
+    }
+
+
+def main_train(args: argparse.Namespace) -> int:
+    """Carry out `python -m repro train`; return the exit status, as `run` does."""
+    request = TrainRequest(
+        model=args.model,
+        data=args.data,
+        columns=args.columns or "",
+        reward=args.reward,
+        format=args.format,
+        aqn=args.aqn,
+        algorithm=args.algorithm,
+        template=args.template,
+        steps=args.steps,
+        until=args.until,
+        seed=args.seed,
+        ranks=args.ranks,
+        settings=parse_settings(args.set or []),
+    )
+    status, _ = _carry_out(request, args.runs, args.out and Path(args.out))
+    return status
+
+
+def _carry_out(
+    request: TrainRequest, runs: str | None, out: Path | None
+) -> tuple[int, TrainedRun | str]:
+    """Carry out a request; return the exit status, and what there is, or why it is not there."""
+    require_linux()
+    source_at_start()  # what the record is of
+    folder = runs_folder(runs)
+    selection = request.selection()
+    (run,) = selection.plan()
+    recorded = find_record(run, folder) is not None
+    require(out is None or recorded or not out.exists(), f"--out {out} exists; name a new folder")
+    args = argparse.Namespace(
+        runs=runs, expected=None, tier=run.tier, data=request.data, seeds=None, arms=None,
+        workers=None, devices=None, ranks=request.ranks, stall_timeout=600.0, executor="workers",
+        threads=len(os.sched_getaffinity(0)) if run.tier == Tier.SMOKE.value else None,
+        example=True,
+    )  # fmt: skip
+    status = main_run(args, (selection, request_text(selection, folder, request.ranks)))
+    if status == INTERRUPTED:
+        return status, "interrupted"
+    if os.environ.get("RANK", "0") != "0":  # of torchrun's, the first exports
+        return status, "another rank exports"
+    record = read_record(record_path(run, folder))
+    if status != FINE or not record.ok:
+        return FAILED, str(record.outcome["reason"])
+    if out is not None:
+        _export(run_folder(run, folder), out)
+    trained = _trained(run, record, folder, out)
+    sys.stdout.write("\n".join(_end_lines(request, run, record, trained)) + "\n")
+    return FINE, trained
+
+
+def _export(folder: Path, out: Path) -> None:
+    """Write a run's adapter to `out`, unless that has it already."""
+    from repro.export.exporting import main_export
+
+    if out.exists():
+        same = (out / _ADAPTER).is_file() and filecmp.cmp(
+            out / _ADAPTER, folder / "adapter" / _ADAPTER, shallow=False
+        )
+        if not same:
+            raise FileExistsError(f"{out} exists and is not this run's adapter; name a new folder")
+        return
+    main_export(
+        argparse.Namespace(
+            adapter=str(folder), out=str(out), kind="adapter", base=None, revision=None, device=None
+        )
+    )
+
+
+def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> TrainedRun:
+    series, until = record.series, run.scale.evaluation.until
+    reached = None
+    if until and series.get("test_accuracy_greedy"):
+        last = series["test_accuracy_greedy"][-1] or 0.0
+        if last >= until:
+            reached = last, int(series["test_steps"][-1] or 0), series["test_seconds"][-1] or 0.0
+    return TrainedRun(
+        folder=run_folder(run, runs),
+        out=out,
+        accuracy_before=record.value("accuracy_greedy_start"),
+        accuracy_after=record.value("accuracy_greedy"),
+        steps=int(record.facts["optimizer_steps"]),
+        seconds=record.value("train_seconds"),
+        reached=reached,
+    )
+
+
+def _end_lines(
+    request: TrainRequest, run: RunConfig, record: Record, trained: TrainedRun
+) -> list[str]:
+    """Return what is printed at the end: accuracies, places, and the next commands."""
+
+    def percent(value: float | None) -> str:
+        return "not known" if value is None else f"{value:.1f} %"
+
+    lines = [f"Careful: {sentence}." for sentence in violations(record)]
+    if trained.reached is not None:
+        accuracy, steps, seconds = trained.reached
+        lines.append(f"reached {accuracy:.1f} % after {steps} steps, {seconds:.0f} s from the start")
+    elif request.until is not None:
+        lines.append(f"did not reach {request.until:g} % at a test in {trained.steps} steps")
+    minutes = "" if trained.seconds is None else f" in {trained.seconds / 60:.1f} minutes"
+    adapter = trained.out or trained.folder / "adapter"
+    sampling = run.scale.evaluation.sampling
+    template = request.template or run.scale.prompt_template
+    asked = ["--adapter", str(adapter), "--data", request.data, "--template", template]
+    asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
+    asked += ["--columns", request.columns] if request.columns else []
+    merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
+    return [
+        *lines,
+        f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "
+        f"{percent(trained.accuracy_after)} after {trained.steps} steps{minutes}.",
+        f"The adapter is in {adapter}, the run in {trained.folder}.",
+        f"Next: python -m repro evaluate {shlex.join(asked)}",
+        f"      python -m repro export {shlex.join(merged)}",
+    ]
+
+
+def _function_named(function: Callable[..., Any]) -> str:
+    """Return `module:function` of a function that worker processes can import."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    importable = module not in ("", "__main__") and name.isidentifier()
+    require(
+        importable and inspect.isfunction(function),
+        f"reward {module}:{name}: worker processes import it, so it needs to be a function of a "
+        "module's file, such as my_rewards.py, and not of the script or notebook itself",
+    )
+    return f"{module}:{name}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
