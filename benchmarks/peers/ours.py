@@ -1,6 +1,6 @@
 """The project's update on the rows of `step_rows`, and its whole step, compared with TRL's.
 
-    ours_bf16, ours_nvfp4    `SinglePolicy.backward` and `step`, as the trainer calls them, on a
+    ours_bf16, ours_nvfp4    `Learner.backward` and `step`, as the trainer calls them, on a
                              policy with LoRA on the seven projections
 
 Rows lie on the host when the clock starts, as they do after a rollout. With lengths `sampled` a
@@ -38,11 +38,10 @@ from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.diagnostics import token_mean
-from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, make_rows
-from repro.rl.runs import RunStates, fresh_states
+from repro.rl.runs import TrainState, fresh_state
 from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.single_policy import SinglePolicy, single_policy
+from repro.rl.single_run.learner import Learner, StepInputs, learner_of
 from repro.rl.step import StepOutput
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
@@ -178,26 +177,23 @@ def paid_by_turns(rows: Rows, advantages: Tensor) -> Rollout:
 class Stepping:
     """A policy that trains, and the state of its run."""
 
-    policies: SinglePolicy
-    state: RunStates
+    learner: Learner
+    state: TrainState
 
     def update(self, rollout: Rollout, step: int) -> StepOutput:
         """Make the passes and the optimiser step of a rollout."""
-        part = StepInputs(
-            run=self.policies.run, step=step, rollout=rollout,
-            index=torch.arange(len(rollout.rows)), old=None, reference=None,
-        )  # fmt: skip
-        (output,) = self.policies.backward([part], self.state)
-        self.policies.step(self.state, step)
-        assert output is not None
+        every = torch.arange(len(rollout.rows))
+        part = StepInputs(step=step, rollout=rollout, index=every, old=None, reference=None)
+        output = self.learner.backward(part, self.state)
+        self.learner.step(step)
         return output
 
 
 def stepping_of(run: RunConfig, policy: Policy, sampler: Sampler) -> Stepping:
     """Return a policy with a fresh optimiser, its micro-batches as training would have them."""
     tokens, kept = fitting_update(run, policy.device) or (None, 0)
-    policies = single_policy(run, policy, sampler, micro_tokens=tokens, kept_blocks=kept)
-    return Stepping(policies=policies, state=fresh_states(policies.runs, freeze=policies.freeze))
+    learner = learner_of(run, policy, sampler, micro_tokens=tokens, kept_blocks=kept)
+    return Stepping(learner=learner, state=fresh_state(run))
 
 
 def measure_update(
@@ -225,7 +221,7 @@ def measure_update(
     tokens = [step.completion_tokens for step in steps[1:]][: len(entry["seconds"])]
     return entry | {
         "logprob": token_mean(warm.logprobs, first.rows.mask),
-        "micro_batch_tokens": stepping.policies.micro_tokens,
+        "micro_batch_tokens": stepping.learner.micro_tokens,
         "completion_tokens": tokens,
         "computed_tokens": [count + sizes.rows * sizes.prompt_tokens for count in tokens],
     }
@@ -250,8 +246,7 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
         prompts = [_prompt(policy.tokenizer, text) for text in texts]
         seeds = [derive_seed(asked.seed, step, row) for row in range(B)]
         request = BatchRequest(prompts=prompts, golds=[""] * B, seeds=seeds)
-        (completions,) = stepping.policies.sample([request])
-        assert completions is not None
+        completions = stepping.learner.sample(request)
         rows = make_rows(prompts, completions, group_size=scale.group_size)
         return paid_by_turns(rows, 1.0 - 2.0 * (torch.arange(B) % 2))
 
@@ -262,7 +257,7 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
 
         def rest() -> None:
             stepping.update(drawn[0], step)
-            stepping.policies.refresh()
+            stepping.learner.refresh()
 
         return rollouts[-1] + harness.seconds_of(rest, device)
 

@@ -51,8 +51,8 @@ from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import TrainState
 from repro.rl.single_run.for_policy import CopySampler
+from repro.rl.single_run.learner import Learner
 from repro.rl.single_run.ranks import ALONE, Ranks
-from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
@@ -315,7 +315,7 @@ def _measure(
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(t.policies, sampler.statistics, state.runs[0], planned, point, waves)
+            facts = _facts(t.learner, sampler.statistics, state, planned, point, waves)
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
@@ -327,7 +327,7 @@ def _measure(
 
 
 def _facts(
-    policies: SinglePolicy,
+    learner: Learner,
     statistics: Statistics,
     state: TrainState,
     planned: StepShape,
@@ -335,8 +335,8 @@ def _facts(
     waves: int,
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), policies.policy
-    (generated,) = policies.ranks.add_numbers([statistics.generated_tokens])
+    fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), learner.policy
+    (generated,) = learner.ranks.add_numbers([statistics.generated_tokens])
     facts = {
         "micro_tokens": state.facts.get("micro_tokens", planned.micro_tokens),
         "kept_blocks": planned.kept_blocks,

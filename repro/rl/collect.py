@@ -9,9 +9,6 @@ most `dynamic_sampling` batches per step, and then continues with what there is.
 informative if its *accuracy* varies; with a user's own reward, if that reward varies before any
 shaping. Discarded problems are counted too: otherwise a comparison by steps would be unfair to an
 arm without dynamic sampling.
-
-Runs that train together are sampled and graded together, batch by batch, until each is complete. A
-run that needs no further batch idles and draws no random numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ from repro.rl.advantage import (
 from repro.rl.clock import Clock
 from repro.rl.diagnostics import mean_of
 from repro.rl.rows import Rows, make_rows
-from repro.rl.runs import RunStates
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:
@@ -47,12 +43,20 @@ if TYPE_CHECKING:
 
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
-# Texts, golds and seeds of one run's completions, and which of them were cut.
-GradingRequest = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
-# Their rewards; one entry per run, None for those that idle.
-Score = Callable[[Sequence[GradingRequest | None]], Sequence[Rewards | None]]
-# Each run's completions of what it asks.
-Sample = Callable[[Sequence["BatchRequest | None"]], Sequence["Sequence[Completion] | None"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingRequest:
+    """B completions to be rewarded: their texts, golds and seeds, and which of them were cut."""
+
+    texts: Sequence[str]
+    golds: Sequence[str]
+    seeds: Sequence[int]
+    cut: Sequence[bool]
+
+
+Score = Callable[[GradingRequest], Rewards]
+Sample = Callable[["BatchRequest"], Sequence["Completion"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,8 +135,6 @@ class Prompts(Protocol):
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
-    `prompts` caches prompts by problem id; runs of one scale that train together share it.
-
     Raises `ValueError` if there are fewer problems than a rollout takes, or if two share an id.
     """
 
@@ -141,7 +143,6 @@ class PromptSource:
         problems: Sequence[Problem],
         tokenizer: PreTrainedTokenizerBase,
         run: RunConfig,
-        prompts: dict[str, list[int]] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -156,7 +157,7 @@ class PromptSource:
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
-        self._prompts: dict[str, list[int]] = {} if prompts is None else prompts
+        self._prompts: dict[str, list[int]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, batch: int) -> list[Problem]:
@@ -239,6 +240,16 @@ class GrowingRollout:
         )
         self.latest = _Drawn(prompts=request.prompts, seeds=request.seeds)
         return request
+
+    def graded_as(self, request: BatchRequest, completions: Sequence[Completion]) -> GradingRequest:
+        """Note the sampled completions of the latest batch; return what its graders take."""
+        self.latest.completions = list(completions)
+        return GradingRequest(
+            texts=self.source.texts(completions, request.prompts),
+            golds=request.golds,
+            seeds=request.seeds,
+            cut=[completion.finish_reason == "length" for completion in completions],
+        )
 
     def add(
         self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
@@ -342,61 +353,20 @@ class GrowingRollout:
         )
 
 
-def collect(
-    growing: Sequence[GrowingRollout],
-    state: RunStates,
-    sample: Sample,
-    score: Score,
-    clock: Clock,
-) -> list[Rollout | None]:
-    """Return the rollout of every live run; a run for which that fails has failed.
+def collect(growing: GrowingRollout, sample: Sample, score: Score, clock: Clock) -> Rollout:
+    """Return the rollout that an empty one grows to.
 
-    `growing` has an empty rollout per run. `sample` samples from each run's current policy,
-    including added noise. The clock is marked after each batch's sampling and after its grading.
+    `sample` samples from the current policy, including added noise. The clock is marked after each
+    batch's sampling and after its grading.
     """
-    while True:
-        asked = state.each(lambda s: None if growing[s].complete else growing[s].request())
-        if not any(request is not None for request in asked):
-            return state.each(lambda s: growing[s].rollout())
-        _add_batch(growing, asked, state, sample, score, clock)
-
-
-def _add_batch(
-    growing: Sequence[GrowingRollout],
-    asked: Sequence[BatchRequest | None],
-    state: RunStates,
-    sample: Sample,
-    score: Score,
-    clock: Clock,
-) -> None:
-    """Sample and score a batch for the runs that need one; the others idle."""
-    sampled = sample(asked)
-    clock.mark("rollout")
-    rewards = score([_asked(*one) for one in zip(growing, asked, sampled, strict=True)])
-    clock.mark("reward")
-    state.each(lambda s: _take(growing[s], asked[s], sampled[s], rewards[s]))
-
-
-def _asked(
-    growing: GrowingRollout,
-    request: BatchRequest | None,
-    completions: Sequence[Completion] | None,
-) -> GradingRequest | None:
-    if request is None or completions is None:
-        return None
-    growing.latest.completions = list(completions)
-    cut = [completion.finish_reason == "length" for completion in completions]
-    return growing.source.texts(completions, request.prompts), request.golds, request.seeds, cut
-
-
-def _take(
-    growing: GrowingRollout,
-    request: BatchRequest | None,
-    completions: Sequence[Completion] | None,
-    rewards: Rewards | None,
-) -> None:
-    if request is not None and completions is not None and rewards is not None:
+    while not growing.complete:
+        request = growing.request()
+        completions = sample(request)
+        clock.mark("rollout")
+        rewards = score(growing.graded_as(request, completions))
+        clock.mark("reward")
         growing.add(request, completions, rewards)
+    return growing.rollout()
 
 
 def _append(collected: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:

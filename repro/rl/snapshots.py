@@ -38,7 +38,7 @@ from repro.models.files.tensor_files import write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"
-SCHEMA = 4
+SCHEMA = 5
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSORS = ".safetensors"
 

@@ -1,11 +1,11 @@
-"""Resumable checkpoints of training: what is trained, the optimiser, and what runs wrote down.
+"""Resumable checkpoints of training: what is trained, the optimiser, and what the run wrote down.
 
 A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
 `parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
-parameter, by its name) and the `RunStates`; of an ensemble the parameters are a row per run. What
-ranks divide is whole here, so that any number of them can go on. No
-random state is stored because none exists: every random stream is derived by name from the run's
-seed and the step, so a resumed run draws what the uninterrupted one would have drawn.
+parameter, by its name) and the `TrainState`. What ranks divide is whole here, so that any number of
+them can go on. No random state is stored because none exists: every random stream is derived by
+name from the run's seed and the step, so a resumed run draws what the uninterrupted one would have
+drawn.
 
 Easy mistakes: forgetting the optimiser's moments and step counter (training goes on, differently);
 keeping the stage of the noise or of the learning rate as state rather than computing it from the
@@ -15,7 +15,6 @@ step; resuming a run whose configuration has changed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch import nn
 
 from repro.evidence.provenance import note_source
 from repro.models.sharding import Shards
-from repro.rl.runs import RunStates, TrainState
+from repro.rl.runs import TrainState
 from repro.rl.single_run.optimizers import optimizer_tensors, restore_optimizer
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
 
@@ -33,7 +32,7 @@ OPTIMIZER = "optimizer.safetensors"
 
 def save_checkpoint(
     folder: Path,
-    state: RunStates,
+    state: TrainState,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
@@ -41,8 +40,7 @@ def save_checkpoint(
     writes: bool = True,
 ) -> Path | None:
     """Write the checkpoint of `state.step`, or help another rank to; return its folder."""
-    for run in state.runs:
-        note_source(run.facts)
+    note_source(state.facts)
     moments, numbers = optimizer_tensors(optimizer, parameters, shards)
     trained = {
         name: p.detach() if shards is None else shards.written(name, p.detach())
@@ -51,8 +49,7 @@ def save_checkpoint(
     if not writes:
         return None
     content = {
-        "runs": [dataclasses.asdict(run) for run in state.runs],
-        "failures": state.failures,
+        "run": dataclasses.asdict(state),
         "optimizer_numbers": numbers,
     }
     return write_snapshot(folder, state.step, {PARAMETERS: trained, OPTIMIZER: moments}, content)
@@ -60,40 +57,35 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path,
-    digests: Sequence[str],
+    digest: str,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
-    freeze: bool = False,
     shards: Shards | None = None,
     sets_aside: bool = True,
-) -> RunStates | None:
+) -> TrainState | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
-    Newer ones that were refused are named in `facts["checkpoints_refused"]` of every run.
+    Newer ones that were refused are named in `facts["checkpoints_refused"]`.
 
-    Raises `ValueError` when every checkpoint is damaged, or of other configurations or parameters;
-    the message names each.
+    Raises `ValueError` when every checkpoint is damaged, or of another configuration or other
+    parameters; the message names each.
 
     Parameters
     ----------
-    digests
-        Of the runs' configurations.
-    freeze
-        As of `RunStates`.
+    digest
+        Of the run's configuration.
     shards
         This rank's, where ranks divide what is trained.
     sets_aside
         As of `read_newest`; of several ranks the first alone does it.
     """
 
-    def restore(snapshot: Snapshot) -> RunStates:
-        runs = [TrainState(**values) for values in snapshot.content["runs"]]
-        stored = [run.digest for run in runs]
-        if stored != list(digests):
+    def restore(snapshot: Snapshot) -> TrainState:
+        state = TrainState(**snapshot.content["run"])
+        if state.digest != digest:
             raise SnapshotError(
-                f"it belongs to configurations {', '.join(stored)}; this training is of "
-                f"{', '.join(digests)}"
+                f"it belongs to configuration {state.digest}; this training is of {digest}"
             )
         trained = snapshot.tensors[PARAMETERS]
         _require_alike(trained, parameters if shards is None else {**parameters, **shards.cut})
@@ -103,16 +95,14 @@ def load_checkpoint(
                 parameter.copy_(whole if shards is None else shards.part(name, whole))
         numbers = snapshot.content["optimizer_numbers"]
         restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
-        failures = snapshot.content["failures"]
-        return RunStates(step=snapshot.step, runs=runs, failures=failures, freeze=freeze)
+        return state
 
     newest = read_newest(folder, restore, sets_aside=sets_aside)
     if newest is None:
         return None
     state, refused = newest
-    for run in state.runs:
-        if refused:
-            run.facts.setdefault("checkpoints_refused", []).extend(refused)
+    if refused:
+        state.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
 
 

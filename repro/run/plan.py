@@ -17,7 +17,6 @@ from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
-from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
 from repro.run.preflight import among_unlike_devices, disk_bytes, is_published, memory_of, refusal
 from repro.run.select import Selection
@@ -146,7 +145,7 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> li
 def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int:
     """Return the memory that runs need, `workers` of them at a time.
 
-    A run of a published checkpoint has a device for itself; ensembles share what is one's.
+    A run of a published checkpoint has a device for itself.
     """
     planned = [
         memory_of(run.arm, run.scale, ranks)[0]
@@ -155,7 +154,7 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
     ]
     if any(planned):
         return max(planned)
-    return of_one if any(map(is_ensemble, runs)) else of_one * max(1, min(workers, len(runs)))
+    return of_one * max(1, min(workers, len(runs)))
 
 
 def _disk_lines(needed: int, free: int | None) -> list[str]:
@@ -198,10 +197,8 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
 
 
 def _runs_at_once(record: Record) -> int:
-    """Return how many runs shared the record's time: an ensemble, or seeds on one loaded model."""
-    facts = record.facts
-    together = facts.get("together", {}).get("runs", 1)
-    return int(facts.get("repeats_together", together))
+    """Return how many runs shared the record's time: the seeds on one loaded model."""
+    return int(record.facts.get("repeats_together", 1))
 
 
 def duration(seconds: float) -> str:

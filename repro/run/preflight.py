@@ -110,9 +110,11 @@ def _sampler_refusal(run: RunConfig) -> str | None:
         return None
     if importlib.util.find_spec("vllm") is None:
         return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
-    if run.procedure not in ("train", "evaluate") or scale.together:
-        how = "trained together with others" if scale.together else f"a {run.procedure}"
-        return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
+    if run.procedure not in ("train", "evaluate"):
+        return (
+            f"{arm.name} is a {run.procedure}, by this project's own sampler; sampler is vllm, "
+            "needed is own"
+        )
     if arm.training == "full":
         return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
     if arm.rounding or scale.permuted:

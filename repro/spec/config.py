@@ -235,9 +235,6 @@ class TrainScale:
         of every rounding.
     sampler
         What samples rollouts and answers to questions: `own` engine, or `vllm` (docs/scale.md).
-    together
-        Whether runs of like shape train and answer many at once, as one batched model
-        (`repro.rl.stacked`): each is the run that it would be alone, but for the order of sums.
     """
 
     checkpoint: str
@@ -260,7 +257,6 @@ class TrainScale:
     accuracy_over: Literal["split", "sets"] = field(default="split", metadata=OMIT_AT_DEFAULT)
     permuted: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     sampler: Literal["own", "vllm"] = field(default="own", metadata=OMIT_AT_DEFAULT)
-    together: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:

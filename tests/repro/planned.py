@@ -110,8 +110,6 @@ SWEEP = Target(
     scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(100, 101))},
     headline="heldout_last",
 )
-# Its runs train many at once; it is no target that the suite knows.
-TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
 PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP)
 
 _LATE_IMPORTS = (

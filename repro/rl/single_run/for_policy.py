@@ -25,11 +25,11 @@ from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gath
 from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.single_run.divide import whole_parameters
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.rollout.state import Statistics
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import OptimizerName
 from repro.spec.config import SamplingConfig
 

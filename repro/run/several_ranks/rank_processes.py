@@ -28,7 +28,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.evidence.record import record_path
 from repro.run import carry_out as recording
-from repro.run.carry_out import is_ensemble, launched_ranks
+from repro.run.carry_out import launched_ranks
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import WorkerPool, ending_of, send, start_process
 from repro.spec.arm import require
@@ -66,11 +66,6 @@ def require_ranks(
             run.procedure in _DIVIDED,
             f"--ranks {ranks}: {run.target} {run.arm.name} is a {run.procedure}; needs one of "
             f"{', '.join(_DIVIDED)}",
-        )
-        require(
-            not is_ensemble(run),
-            f"--ranks {ranks}: {run.arm.name} is trained together with others, which go side by "
-            "side; needs 1 (see --devices), or --set together=false",
         )
         prompts = run.scale.prompts_per_rollout
         require(

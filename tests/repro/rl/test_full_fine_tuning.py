@@ -69,8 +69,8 @@ def body(runs, folder, records, progress, should_stop, threads):
                         micro_tokens=shape.micro_tokens)
         shared = SharedSampler(PointSampler(inner=sampler, point=own), ranks)
         abreast = dataclasses.replace(ranks, abreast=True)
-        policies = dataclasses.replace(t.policies, sampler=shared, ranks=abreast)
-        t = dataclasses.replace(t, policies=policies)
+        learner = dataclasses.replace(t.learner, sampler=shared, ranks=abreast)
+        t = dataclasses.replace(t, learner=learner)
         state = begin(t)
         while len(seconds) < {STEPS}:
             began = time.perf_counter()
@@ -84,7 +84,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         found = {{"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
                  "seconds": seconds, "reserved_bytes": reserved, "planned_bytes": planned,
                  "largest_pass_tokens": tokens,
-                 "grad_norm": list(state.runs[0].series["grad_norm"])}}
+                 "grad_norm": list(state.series["grad_norm"])}}
         (records / "full.json").write_text(json.dumps(found))
 """
 
