@@ -123,7 +123,13 @@ class LoadedRun:
             del step
             return fmean(self.evaluation.greedy(self.problems.development).accuracy)
 
+        def on_test(step: int) -> dict[str, float]:
+            del step
+            answers = self.evaluation.final(self.problems.test, {})
+            return {name: fmean(own.accuracy) for name, own in answers.items()}
+
         return Hooks(
+            test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
             should_stop=should_stop,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
-from repro.rl.rollout_receipts import Tally, Values, note_accuracy
+from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
 from repro.rl.runs import TrainResult, TrainState, fresh_state
 from repro.rl.single_run.learner import Learner
 from repro.spec.config import TrainScale
@@ -31,6 +31,9 @@ class Hooks:
         Takes the number of steps done; returns the held-out accuracy in percent. Called without
         added noise every `scale.evaluation.every` steps, and before the first step if the scale has
         a `token_budget`. None: no evaluation.
+    test
+        Takes the same; returns metrics on the test split, in percent. Called without added noise
+        after the steps that `scale.evaluation.test_at` names.
     on_step
         Takes the number of steps done and the step's values: those of its series, and the wall
         seconds of its phases (`repro.rl.clock`).
@@ -47,6 +50,7 @@ class Hooks:
     """
 
     evaluate: Callable[[int], float] | None = None
+    test: Callable[[int], Mapping[str, float]] | None = None
     on_step: Callable[[int, Values], None] | None = None
     on_rollout: Callable[[int, Rollout], None] | None = None
     on_fault: Callable[[int, GrowingRollout], str] | None = None
@@ -84,6 +88,10 @@ def run_steps(
         if every >= 1 and state.step // every != began // every:
             clock.mark("idle")
             _evaluate(learner, state, hooks)
+            clock.leave_out()
+        if any(began < step <= state.step for step in scale.evaluation.test_at):
+            clock.mark("idle")
+            _test(learner, state, hooks)
             clock.leave_out()
         if state.step - saved >= scale.checkpoint_every:
             _save(learner, state, hooks, folder)
@@ -124,4 +132,14 @@ def _evaluate(learner: Learner, state: TrainState, hooks: Hooks) -> None:
     started = time.perf_counter()
     learner.refresh()
     note_accuracy(state, state.step, hooks.evaluate(state.step))
+    state.count_seconds("evaluation_seconds", started)
+
+
+def _test(learner: Learner, state: TrainState, hooks: Hooks) -> None:
+    """Answer the test split, without noise, and note what it gave."""
+    if hooks.test is None:
+        return
+    started = time.perf_counter()
+    learner.refresh()
+    note_test(state, state.step, hooks.test(state.step))
     state.count_seconds("evaluation_seconds", started)

@@ -3,7 +3,7 @@
 In the run's folder, which lies beside its record and is named by its digest:
 
     metrics.jsonl        one line per step: what the record's series will hold
-    evaluations.jsonl    one line per evaluation on the development split
+    evaluations.jsonl    one line per evaluation on the development or test split
     warnings.txt         what was said of it on the way, if anything
     completions/         one Parquet file per rollout, where asked for (`--completions`)
     tensorboard/, wandb/ where asked for (`--log`)
@@ -117,7 +117,6 @@ class RunLogger:
 
     def around(self, hooks: Hooks, tokenizer: PreTrainedTokenizerBase) -> Hooks:
         """Return a training's hooks with what is kept before each of them."""
-        inner = hooks.evaluate
 
         def on_step(step: int, values: Values) -> None:
             self.step(step, values)
@@ -125,14 +124,21 @@ class RunLogger:
                 hooks.on_step(step, values)
 
         def evaluate(step: int) -> float:
-            assert inner is not None
-            accuracy = inner(step)
-            self.evaluation(step, accuracy)
+            assert hooks.evaluate is not None
+            accuracy = hooks.evaluate(step)
+            self.evaluation(step, {"evaluation_accuracy": accuracy})
             return accuracy
+
+        def test(step: int) -> Mapping[str, float]:
+            assert hooks.test is not None
+            tested = hooks.test(step)
+            self.evaluation(step, {f"test_{name}": value for name, value in tested.items()})
+            return tested
 
         return dataclasses.replace(
             hooks,
-            evaluate=None if inner is None else evaluate,
+            test=None if hooks.test is None else test,
+            evaluate=None if hooks.evaluate is None else evaluate,
             on_step=on_step,
             on_rollout=lambda step, rollout: self.rollout(step, rollout, tokenizer),
         )
@@ -144,9 +150,9 @@ class RunLogger:
         if self._watch is not None:
             self._warn(self._watch.step(every))
 
-    def evaluation(self, step: int, accuracy: float) -> None:
-        """Take the accuracy on the development split after `step` steps, percent."""
-        self._take(self._evaluations, step, {"evaluation_accuracy": accuracy})
+    def evaluation(self, step: int, values: Values) -> None:
+        """Take what the development or test split gave after `step` steps, percent."""
+        self._take(self._evaluations, step, values)
 
     def rollout(self, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the rollout after `step` steps, and write it where completions are kept.

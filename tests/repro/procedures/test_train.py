@@ -19,6 +19,7 @@ from repro.models.memory_plan import training_memory
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import evaluate_untrained, fitting_update, train_and_evaluate
 from repro.run.carry_out import keep
+from repro.runlog.stream import read_lines
 from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -100,3 +101,51 @@ def test_only_what_is_trained_has_problems_to_train_on() -> None:
     assert asked.test == trained.test
     over_sets = ProblemSets.of(dataclasses.replace(SCALE, accuracy_over="sets"), trains=False)
     assert over_sets.test == over_sets.further["small"]
+
+
+def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path: Path) -> None:
+    (run,) = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])
+    scale = run.scale
+    small = dataclasses.replace(
+        scale,
+        steps=3,
+        data=dataclasses.replace(scale.data, train_problems=64, test_problems=12),
+        prompts_per_rollout=4,
+        updates_per_rollout=1,
+        evaluation=dataclasses.replace(scale.evaluation, test_at=(1, 2), every=0, token_budget=0),
+    )
+    untested = dataclasses.replace(small.evaluation, test_at=())
+    last = dataclasses.replace(small, steps=2, evaluation=untested)
+    measured = {
+        steps: train_and_evaluate(
+            dataclasses.replace(run, scale=one),
+            folder=tmp_path / str(steps),
+            progress=lambda *_: None,
+            should_stop=lambda: False,
+            threads=1,
+        )
+        for steps, one in ((3, small), (2, last))
+    }
+    series = measured[3].series
+    assert series["test_steps"] == [1, 2]
+    assert len(series["reward"]) == 3
+    # What is tested after two steps is what a run that ends there is tested by.
+    end = measured[2].facts["answers"]
+    for name in ("accuracy", "accuracy_greedy"):
+        right = end[name]["right"]
+        samples = len(right) - 1
+        percent = 100 * sum(hits * count for hits, count in enumerate(right)) / samples / sum(right)
+        assert series[f"test_{name}"][1] == pytest.approx(percent)
+    lines = read_lines(tmp_path / "3" / "evaluations.jsonl")
+    assert [line["test_accuracy"] for line in lines] == series["test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"), [((2, 2), "must rise"), ((0,), "must rise"), ((3,), "the run has 3")]
+)
+def test_tests_along_a_run_lie_within_it_and_rise(steps: tuple[int, ...], message: str) -> None:
+    scale = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0].scale
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(
+            scale, steps=3, evaluation=dataclasses.replace(scale.evaluation, test_at=steps)
+        )
