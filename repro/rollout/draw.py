@@ -10,10 +10,10 @@ Drawing by inversion from one uniform number per token makes arms comparable: tw
 differ a little choose the same token for most uniforms. `torch.multinomial` has no such property,
 and its draw for one row depends on the others.
 
-`choose` is the end of an engine's decode step: a draw, and the rows' state moved on by it. It is the
-plain form, for any device and any filter; it neither waits for the device nor branches on values,
-so it can be captured; `kernels.reference_step.choose`, which specifies the kernel, has no filters
-and waits for the device to refuse bad logits. A row whose largest logit is not finite draws
+`choose` is the end of an engine's decode step: a draw, and the rows' state moved on by it. It is
+the plain form, for any device and any filter; it neither waits for the device nor branches on
+values, so it can be captured; `kernels.reference_step.choose`, which specifies the kernel, has no
+filters and waits for the device to refuse bad logits. A row whose largest logit is not finite draws
 nothing, in all three: NaN and infinity are such, a token ruled out by -inf is not. A filter takes
 few rows at a time, since a capture keeps the memory that one draw needs.
 
