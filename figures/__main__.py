@@ -27,7 +27,7 @@ from repro.report.run_report import reported
 from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
 from repro.run.places import expected_folder, runs_folder
-from repro.spec.arm import require, unknown
+from repro.spec.checks import require, unknown
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from repro.data.folder import Split, cut_development, load_folder
 from repro.data.problem import DataError, Problem, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
-from repro.spec.arm import require_choice, unknown
+from repro.spec.checks import require_choice, unknown
 from repro.spec.config import DataConfig
 
 _FOLDER_PREFIX = "folder:"

@@ -39,7 +39,8 @@ from repro.models.policy import Policy, device_named, load_policy, load_tokenize
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import WeightFormat
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text
 

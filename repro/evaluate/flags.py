@@ -15,7 +15,8 @@ from pathlib import Path
 
 from repro.data.load import data_sources, is_generated
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
+from repro.spec.arm import WEIGHT_FORMATS
+from repro.spec.checks import all_of, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
 

@@ -40,13 +40,8 @@ import math
 from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
-from repro.spec.arm import (
-    Arm,
-    OptimizerName,
-    WeightFormat,
-    require,
-    require_choice,
-)
+from repro.spec.arm import Arm, OptimizerName, WeightFormat
+from repro.spec.checks import require, require_choice
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 

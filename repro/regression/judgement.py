@@ -32,8 +32,7 @@ from repro.evidence.record import Record
 from repro.evidence.verdicts.statistics import holm
 from repro.judge.gathering import values_of
 from repro.regression.two_samples import difference
-from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, BETTER_OF_UNIT, Better, Metric
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 

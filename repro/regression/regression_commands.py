@@ -23,7 +23,7 @@ from repro.regression.sides import BLESSED, blessed_side, judgement_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.tier import Tier
 from repro.targets import find
 

@@ -18,7 +18,7 @@ from repro.judge.gathering import Evidence, gather
 from repro.regression.judgement import Judgement, Side, compare
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.tier import PLANNED, Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 

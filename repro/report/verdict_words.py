@@ -24,7 +24,7 @@ from pathlib import Path
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.verdict import SHOWN, Status, Verdict
 from repro.judge.check import Checked, device_name
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
 
 # The source of claims that are bars of this suite rather than the paper's.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
 FinishReason = Literal["stop", "length"]

@@ -27,9 +27,8 @@ from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
-from repro.spec.claim import Claim, planned
+from repro.spec.claim import ALPHA, Claim, planned
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier

@@ -19,7 +19,7 @@ from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, cuda_devices
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from repro.evidence.record import run_folder
 from repro.run.carry_out import carried_together
 from repro.run.worker import Task
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices

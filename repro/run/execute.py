@@ -62,7 +62,7 @@ from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.spec.arm import all_of, require, tried
+from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier

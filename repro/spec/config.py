@@ -17,12 +17,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from repro.spec.arm import (
-    Arm,
-    OptimizerName,
-    require,
-    require_choice,
-)
+from repro.spec.arm import Arm, OptimizerName
+from repro.spec.checks import require, require_choice
 from repro.spec.resolve import OMIT_AT_DEFAULT, plain_values
 
 

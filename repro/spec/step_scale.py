@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from repro.spec.arm import Arm, OptimizerName, WeightFormat, require, require_choice
+from repro.spec.arm import Arm, OptimizerName, WeightFormat
+from repro.spec.checks import require, require_choice
 from repro.spec.config import derive_seed
 from repro.spec.resolve import OMIT_AT_DEFAULT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.resolve import OMIT_AT_DEFAULT
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from repro.models.policy import Policy
 from repro.models.sharding import BLOCK, FEWEST, Gatherer, Shards
-from repro.spec.arm import OptimizerName, require
+from repro.spec.arm import OptimizerName
+from repro.spec.checks import require
 
 
 def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerName) -> None:

@@ -31,7 +31,7 @@ from repro.run import carry_out as recording
 from repro.run.carry_out import launched_ranks
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import WorkerPool, ending_of, send, start_process
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 

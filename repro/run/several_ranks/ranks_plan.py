@@ -30,7 +30,8 @@ from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.models.memory_plan import TrainingMemory, plan_memory, training_memory, update_cost
 from repro.run.preflight import among_unlike_devices, smallest_device
-from repro.spec.arm import Arm, require
+from repro.spec.arm import Arm
+from repro.spec.checks import require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.shapes import SHAPES, shape_of_checkpoint
 from repro.spec.step_scale import StepPoint
