@@ -29,8 +29,8 @@ from repro.models.memory_plan import StepShape, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.loop import Hooks
-from repro.rl.runs import TrainState
 from repro.rl.trainer import Training
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
 from repro.spec.step_scale import StepArm, StepPoint, StepScale

@@ -50,9 +50,8 @@ from repro.regression.two_samples import difference
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import TrainState
 from repro.rl.snapshots import SUMS
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import SamplingConfig
 from repro.spec.shapes import shape_of_checkpoint

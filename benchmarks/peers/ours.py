@@ -37,12 +37,11 @@ from repro.models.random_policy import random_policy
 from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.diagnostics import token_mean
-from repro.rl.rows import Rows, make_rows
-from repro.rl.runs import TrainState, fresh_state
-from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.learner import Learner, StepInputs, learner_of
+from repro.rl.learner import Learner, StepInputs, learner_of
+from repro.rl.rows import Rows, make_rows, token_mean
 from repro.rl.step import StepOutput
+from repro.rl.training_state import TrainState, fresh_state
+from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
 from repro.spec.config import (

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from repro.distributed import ALONE, Ranks
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.ranks import ALONE, Ranks, shared
-from repro.rollout.sampler import Completion, Sampler
+from repro.rollout.sampler import Completion, Sampler, shared
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 

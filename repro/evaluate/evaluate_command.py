@@ -37,7 +37,7 @@ from repro.models.files.adapter_files import TENSORS, base_named, load_adapted, 
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.for_policy import sampler_for
+from repro.rollout.for_policy import sampler_for
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat
 from repro.spec.checks import require

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
 from repro.data.prompts import template_named
+from repro.distributed import ALONE, Ranks
 from repro.evaluate.asking import Evaluator
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import questions
@@ -23,7 +24,6 @@ from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.collect import GradingRequest
-from repro.rl.single_run.ranks import ALONE, Ranks
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from repro.distributed import ALONE, Ranks
 from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
 from repro.evidence.procedure import Progress
@@ -49,12 +50,11 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import TrainState
-from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.single_run.learner import Learner
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.rl.learner import Learner
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.for_policy import CopySampler
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kernels.timing import matmul_rate
+from repro.distributed import Ranks
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
@@ -25,7 +26,6 @@ from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import Results, metrics_of, series_of, summary, way_of
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.ranks import Ranks
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
 

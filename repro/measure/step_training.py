@@ -28,17 +28,17 @@ from repro.data.generator import GeneratorConfig
 from repro.data.load import load_problems
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.distributed import ALONE, EXCHANGE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.clock import PHASES, Phase
 from repro.rl.collect import GradingRequest, Score
+from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.runs import TrainState, fresh_state
-from repro.rl.single_run.learner import learner_of
-from repro.rl.single_run.ranks import ALONE, EXCHANGE, Ranks
 from repro.rl.trainer import Training, everything, iterate, prepare
+from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import (

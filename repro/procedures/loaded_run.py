@@ -11,6 +11,7 @@ from typing import Any
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
+from repro.distributed import Ranks
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
 from repro.evidence.procedure import Measured, Progress
@@ -20,7 +21,7 @@ from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
-from repro.rl.runs import TrainResult
+from repro.rl.training_state import TrainResult
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
@@ -98,6 +99,8 @@ class LoadedRun:
 
     Attributes
     ----------
+    ranks
+        Those that carry the run out together.
     receipts
         Facts beside those of loading and training.
     """
@@ -107,6 +110,7 @@ class LoadedRun:
     sampler: Sampler
     problems: ProblemSets
     evaluation: ScaleEvaluator
+    ranks: Ranks
     tally: RunTally
     receipts: Mapping[str, Any] = field(default_factory=dict)
 

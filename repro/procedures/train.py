@@ -21,6 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import release
@@ -39,13 +40,12 @@ from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, PromptSource, Score
+from repro.rl.divide import shard
+from repro.rl.learner import Learner, learner_of
 from repro.rl.loop import Hooks
-from repro.rl.runs import BatchError, TrainResult
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.for_policy import CopySampler, sampler_for
-from repro.rl.single_run.learner import Learner, learner_of
-from repro.rl.single_run.ranks import Ranks
 from repro.rl.trainer import train
+from repro.rl.training_state import TrainResult
+from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Sampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.kept_batch import keep_batch
@@ -59,7 +59,7 @@ def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Pat
 
     Raises `Stopped` if it was stopped before its last step.
     """
-    evaluation, ranks = loaded_run.evaluation, Ranks.joined()
+    evaluation, ranks = loaded_run.evaluation, loaded_run.ranks
     source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
     score = _alike_on_ranks(evaluation.score, ranks)
     hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
@@ -107,7 +107,7 @@ def train_and_evaluate(
     options = LogOptions.from_environment() if ranks.first else LogOptions()
     with (
         RunLogger(run, folder, options, progress) as logger,
-        loaded(run, progress, threads) as loaded_run,
+        loaded(run, ranks, progress, threads) as loaded_run,
     ):
         policy = loaded_run.policy
         parameters = trainable_parameters(policy)
@@ -142,13 +142,14 @@ def evaluate_untrained(
 ) -> Measured:
     """Evaluate an untrained arm; see `repro.evidence.procedure.Procedure`."""
     del folder
+    ranks = Ranks.joined()
 
     def on_part(share: float) -> None:
-        if Ranks.joined().any(should_stop()):
+        if ranks.any(should_stop()):
             raise Stopped
         progress("evaluating", {"percent": 100 * share})
 
-    with loaded(run, progress, threads) as loaded_run:
+    with loaded(run, ranks, progress, threads) as loaded_run:
         on_part(0.0)
         loaded_run.evaluation.evaluator.on_part = on_part
         return loaded_run.outcome(loaded_run.final())
@@ -175,29 +176,27 @@ def load_arm(run: RunConfig, device: str) -> Policy:
 
 
 @contextmanager
-def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedRun]:
+def loaded(run: RunConfig, ranks: Ranks, progress: Progress, threads: int) -> Iterator[LoadedRun]:
     """Load a run's policy and its evaluator; leaving the context stops the graders."""
     torch.set_num_threads(threads)
     release()  # memory that the process's previous run left reserved
     reset_peak()
-    ranks = Ranks.joined()
     with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
-        made = _loaded_run(run, pool)
+        made = _loaded_run(run, ranks, pool)
         with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():
             yield made
 
 
-def _loaded_run(run: RunConfig, pool: GraderPool) -> LoadedRun:
+def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool) -> LoadedRun:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    ranks = Ranks.joined()
     if ranks.world > 1 and run.arm.training == "full":
         shard(policy, ranks.devices, scale.optimizer.name)
         release()  # the whole masters
     sampler = _sampler(policy, run)
     evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
-    fitting = fitting_update(run, policy.device)
+    fitting = fitting_update(run, policy.device, ranks)
     problems = ProblemSets.of(scale, trains=run.arm.training != "none")
     return LoadedRun(
         run=run,
@@ -205,6 +204,7 @@ def _loaded_run(run: RunConfig, pool: GraderPool) -> LoadedRun:
         sampler=sampler,
         problems=problems,
         evaluation=evaluation,
+        ranks=ranks,
         tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems)),
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
@@ -217,14 +217,15 @@ def learner_of_run(loaded_run: LoadedRun) -> Learner:
     run, policy = loaded_run.run, loaded_run.policy
     # There is no memory plan for a CPU; it keeps all activations.
     unplanned = (None, None if policy.device.type == "cpu" else 0)
-    micro_tokens, kept = fitting_update(run, policy.device) or unplanned
+    ranks = loaded_run.ranks
+    micro_tokens, kept = fitting_update(run, policy.device, ranks) or unplanned
     return learner_of(
         run,
         policy,
         loaded_run.sampler,
         micro_tokens=micro_tokens,
         kept_blocks=kept,
-        ranks=Ranks.joined(),
+        ranks=ranks,
     )
 
 
@@ -232,18 +233,20 @@ def learner_of_run(loaded_run: LoadedRun) -> Learner:
 _FITTED = ("micro_tokens", "kept_blocks")
 
 
-def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | None:
+def fitting_update(
+    run: RunConfig, device: torch.device, ranks: Ranks = ALONE
+) -> tuple[int, int] | None:
     """Return the tokens of a micro-batch, and of how many blocks the device can keep activations.
 
     None where memory is not planned: the scale then sets the rows, and no activations are kept.
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
-    memory = training_memory(run.arm, run.scale, Ranks.joined().world)
+    memory = training_memory(run.arm, run.scale, ranks.world)
     if memory is None:
         return None
     # With different cards, the smallest one decides for all ranks.
-    room = Ranks.joined().least(device_bytes(device))
+    room = ranks.least(device_bytes(device))
     step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 

@@ -32,8 +32,7 @@ from repro.rl.advantage import (
     overlong_penalty,
 )
 from repro.rl.clock import Clock
-from repro.rl.diagnostics import mean_of
-from repro.rl.rows import Rows, make_rows
+from repro.rl.rows import Rows, make_rows, mean_of
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:

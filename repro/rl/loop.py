@@ -12,9 +12,9 @@ from pathlib import Path
 
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
+from repro.rl.learner import Learner
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
-from repro.rl.runs import TrainResult, TrainState, fresh_state
-from repro.rl.single_run.learner import Learner
+from repro.rl.training_state import TrainResult, TrainState, fresh_state
 from repro.spec.config import TrainScale
 
 # Makes some steps and advances the state in place; returns the values of each step.

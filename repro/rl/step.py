@@ -26,14 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels.segments import sent
+from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
-from repro.rl.diagnostics import entropies, mean_of
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
-from repro.rl.rows import Rows
-from repro.rl.single_run.packed import packed_logprobs
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.rl.packed import packed_logprobs
+from repro.rl.rows import Rows, entropies, mean_of
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 

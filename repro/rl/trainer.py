@@ -43,16 +43,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from repro.distributed import BatchError
 from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
+from repro.rl.learner import Learner, StepInputs
 from repro.rl.loop import Hooks, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
-from repro.rl.runs import BatchError, TrainResult, TrainState
-from repro.rl.single_run.learner import Learner, StepInputs
 from repro.rl.step import step_metrics
+from repro.rl.training_state import TrainResult, TrainState
 from repro.spec.config import RunConfig, TrainScale
 
 

@@ -68,7 +68,7 @@ from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
 if TYPE_CHECKING:
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors.torch import save
 
+from repro.distributed import Ranks
 from repro.rl.collect import GrowingRollout
-from repro.rl.single_run.ranks import Ranks
 from repro.spec.whole_files import replace_files
 
 

@@ -15,10 +15,10 @@ from repro.data.problem import Problem
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, PromptSource
+from repro.rl.learner import learner_of
 from repro.rl.loop import Hooks
-from repro.rl.runs import TrainResult
-from repro.rl.single_run.learner import learner_of
 from repro.rl.trainer import train
+from repro.rl.training_state import TrainResult
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed

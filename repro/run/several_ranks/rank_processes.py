@@ -1,6 +1,6 @@
 """One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
 
-Each rank carries out the run by its procedure, whose work `repro.rl.single_run.ranks` divides; only
+Each rank carries out the run by its procedure, whose work `repro.distributed` divides; only
 the first rank writes. `Ranked` runs in a worker that has N devices and starts the ranks; if one
 dies, fails or does not start, it is named and the others are ended. `InPlace` replaces the worker
 pool in the first of torchrun's processes; the others `follow` it.
@@ -36,11 +36,11 @@ from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 if TYPE_CHECKING:
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
-# As `repro.rl.single_run.ranks` reads it, which imports torch.
+# As `repro.distributed` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
 # Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
 # at all that is left. A signal that reached one of the others alone is their answer.
@@ -321,7 +321,7 @@ def join_torchrun(stall: float) -> Ranks:
     os.environ[_STALL] = str(stall)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = str(local) if device is None else device
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
     try:
         ranks = Ranks.joined()

@@ -15,8 +15,8 @@ from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import TrainState
 from repro.rl.trainer import Training
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NVFP4

@@ -20,7 +20,7 @@ from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
-from repro.rl.single_run import learner as learner_module
+from repro.rl import learner as learner_module
 from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NF4, NVFP4, RELEASED

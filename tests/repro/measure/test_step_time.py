@@ -19,8 +19,8 @@ from repro.measure.step_training import (
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
+from repro.rl import learner as learner_module
 from repro.rl.clock import PHASES
-from repro.rl.single_run import learner as learner_module
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin

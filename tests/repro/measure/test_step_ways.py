@@ -20,8 +20,8 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.optimizers import gradient_step, optimizer_tensors, restore_optimizer
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion

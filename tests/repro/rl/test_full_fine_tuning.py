@@ -31,9 +31,10 @@ from repro.measure.step_training import PointSampler, begin, training_of
 from repro.models.memory_plan import CONTEXT_BYTES, StepShape, padded, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.single_run.ranks import Ranks, SharedSampler
+from repro.rl.divide import shard
+from repro.rollout.for_policy import CopySampler
+from repro.rollout.sampler import SharedSampler
+from repro.distributed import Ranks
 from repro.rl.trainer import iterate
 from repro.rollout.engine import Engine
 from repro.spec.shapes import shape_named

@@ -16,15 +16,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from repro import distributed as ranks_module
 from repro.data.load import load_problems
+from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
 from repro.evaluate.asking import Evaluator
 from repro.models.policy import Policy
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
-from repro.rl.single_run import ranks as ranks_module
-from repro.rl.single_run.ranks import ALONE, EXCHANGE, MEETING, Ranks, SharedSampler
 from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
+from repro.rollout.sampler import SharedSampler
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier

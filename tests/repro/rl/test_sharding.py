@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.distributed import ALONE, Ranks
+from repro.rl.divide import shard
 from repro.run.several_ranks.rank_processes import Ranked
 from repro.targets import find
 from tests.planted import planted
@@ -27,15 +27,15 @@ import json, os
 from pathlib import Path
 import torch
 from repro.models.policy import load_policy, trainable_parameters
-from repro.rl.single_run.divide import shard
-from repro.rl.runs import fresh_state
-from repro.rl.single_run.learner import StepInputs, learner_of
-from repro.rl.single_run.ranks import Ranks
+from repro.rl.divide import shard
+from repro.rl.training_state import fresh_state
+from repro.rl.learner import StepInputs, learner_of
+from repro.distributed import Ranks
 from tests.repro.rl.uneven_rows import exact_head, exact_norm
 
 def body(runs, folder, records, progress, should_stop, threads):
     import kernels.dispatch, kernels.reference
-    import repro.rl.single_run.learner as module
+    import repro.rl.learner as module
 
     asked = json.loads((records / "asked.json").read_text())
     rollout, run = torch.load(records / "step.pt", weights_only=False)

@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from repro.distributed import ALONE, BatchError
 from repro.models.norms import block_norms
 from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
-from repro.rl.runs import BatchError
-from repro.rl.single_run.ranks import ALONE
 from repro.rollout.torch_sampler import TorchSampler
 from repro.runlog.kept_batch import keep_batch
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction

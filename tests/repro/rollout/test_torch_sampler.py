@@ -12,8 +12,7 @@ from repro.models.policy import Policy
 from repro.models.policy_weights import policy_weights
 from repro.rl.noise import perturbed
 from repro.rl.rows import make_rows
-from repro.rollout.torch_decoding import Buffers, Decoder
-from repro.rollout.torch_sampler import TorchSampler
+from repro.rollout.torch_sampler import Buffers, Decoder, TorchSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import DataConfig, SamplingConfig
 from tests.repro.rl.conftest import PlainSampler

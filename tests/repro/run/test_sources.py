@@ -15,8 +15,7 @@ from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Record, read_record
-from repro.rl.runs import TrainState
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
 from repro.spec.target import plan

@@ -16,15 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.optimizers import build_optimizer, scheduled_step
 from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
-from repro.rl.runs import TrainState
-from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
-from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
@@ -32,8 +31,8 @@ from repro.rl.step import (
     reference_logprobs,
     zero_missing_gradients,
 )
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
-from repro.rollout.sampler import Completion, Sampler
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
+from repro.rollout.sampler import Completion, Sampler, shared
 from repro.spec.config import RunConfig, TrainScale
 
 During = Literal["rollout", "update"]

@@ -1,4 +1,4 @@
-"""Resumable checkpoints of training: what is trained, the optimiser, and what the run wrote down.
+"""The state of a run in training, its result, and resumable checkpoints of it.
 
 A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
 `parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
@@ -15,19 +15,76 @@ step; resuming a run whose configuration has changed.
 from __future__ import annotations
 
 import dataclasses
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from repro.evidence.provenance import note_source
 from repro.models.sharding import Shards
-from repro.rl.runs import TrainState
-from repro.rl.single_run.optimizers import optimizer_tensors, restore_optimizer
+from repro.rl.optimizers import optimizer_tensors, restore_optimizer
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from repro.spec.config import RunConfig
 
 PARAMETERS = "parameters.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """The result of a training run.
+
+    Attributes
+    ----------
+    finished
+        False if `should_stop` ended it; the same call resumes from its checkpoint.
+    step
+        Optimiser steps done.
+    series
+        `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
+        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
+    """
+
+    finished: bool
+    step: int
+    series: dict[str, list[float | int | None]]
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """The state of a run besides tensors; grows with every step.
+
+    Attributes
+    ----------
+    draws
+        Batches of prompts drawn; more than rollouts where dynamic sampling refills.
+    series
+        `{name: [one value per step]}`.
+    counts
+        Counts of the process for the run when the checkpoint was written; see
+        `repro.rl.rollout_receipts.Tally`.
+    """
+
+    digest: str
+    step: int
+    draws: int
+    series: dict[str, list[float | int | None]]
+    facts: dict[str, Any]
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def count_seconds(self, name: str, started: float) -> None:
+        """Add the seconds since `started` to a named total."""
+        seconds = self.facts.setdefault("seconds", {})
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def fresh_state(run: RunConfig) -> TrainState:
+    """Return the state of a run that has made no step."""
+    return TrainState(digest=run.digest(), step=0, draws=0, series={}, facts={})
 
 
 def save_checkpoint(
