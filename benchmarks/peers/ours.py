@@ -36,7 +36,7 @@ from repro.models.policy import Policy, load_policy
 from repro.models.random_policy import random_policy
 from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
-from repro.rl.collect import BatchRequest, Rollout
+from repro.rl.collect import BatchRequest, Graded, Rollout
 from repro.rl.learner import Learner, StepInputs, learner_of
 from repro.rl.rows import Rows, make_rows, token_mean
 from repro.rl.step import StepOutput
@@ -162,9 +162,7 @@ def paid_by_turns(rows: Rows, advantages: Tensor) -> Rollout:
             groups=len(rows.prompts),
             zero_variance_groups=0,
         ),
-        reward=reward,
-        accuracy=reward,
-        format=[0.0] * count,
+        graded=[Graded(accuracy=value, reward=value) for value in reward],
         batches=1,
         groups_drawn=len(rows.prompts),
         tokens_sampled=int(rows.mask.sum()),

@@ -26,7 +26,9 @@ from tests.repro.runlog.conftest import small_of
 def rollout(
     mixed: int = 0, reward: tuple[float | None, ...] = (0.0, 0.0), right: float = 0.25
 ) -> Any:
-    return SimpleNamespace(mixed=mixed, reward=list(reward), lenient_sampled=right)
+    return SimpleNamespace(
+        mixed=mixed, graded=[SimpleNamespace(reward=one) for one in reward], lenient_sampled=right
+    )
 
 
 def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dict[str, Any]:
