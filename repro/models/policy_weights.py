@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from repro.models.decoder import BLOCK_NORMS, LINEARS
@@ -136,8 +136,8 @@ def policy_weights(policy: Policy) -> PolicyWeights:
     )
 
 
-def _layer(block: nn.Module, norms: list[PerturbableRMSNorm], config: Any) -> LayerWeights:
-    attention: Any = block.self_attn
+def _layer(block: Any, norms: list[PerturbableRMSNorm], config: Any) -> LayerWeights:
+    attention = block.self_attn
     head_gain = None
     if hasattr(attention, "q_norm"):
         heads = (
@@ -151,9 +151,9 @@ def _layer(block: nn.Module, norms: list[PerturbableRMSNorm], config: Any) -> La
     return LayerWeights(input_norm=norms[0], post_norm=norms[1], head_gain=head_gain, **parts)
 
 
-def _fused(block: nn.Module, leaves: tuple[str, ...]) -> Projection:
+def _fused(block: Any, leaves: tuple[str, ...]) -> Projection:
     """Return projections that read the same input as one."""
-    modules: Any = {**dict(block.self_attn.named_children()), **dict(block.mlp.named_children())}
+    modules = dict(block.self_attn.named_children()) | dict(block.mlp.named_children())
     linears = [modules[leaf] for leaf in leaves]
     biases = [base_linear(linear).bias for linear in linears]
     present = [bias.detach().float() for bias in biases if bias is not None]
