@@ -14,6 +14,7 @@ from repro.data.prompts import template_named
 from repro.distributed import Ranks
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
+from repro.evidence.fact_names import SETS_LEFT_OUT
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
@@ -159,7 +160,7 @@ class LoadedRun:
         if self.policy.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
         facts |= {
-            "test_sets_left_out": [
+            SETS_LEFT_OUT: [
                 item.name for item in run.scale.test_sets if item.name not in problems.further
             ],
             "grades": tally.grades,

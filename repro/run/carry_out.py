@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment
+from repro.evidence.fact_names import DEVICE, NOT_RUN, SOURCES
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
@@ -97,7 +98,7 @@ def carry_out(
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
-        left_out = measurement.facts.get("not_run")
+        left_out = measurement.facts.get(NOT_RUN)
         if left_out and not measurement.metrics:
             reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
             paths.append(failed_record(run, reason, environment, started).write(records))
@@ -114,7 +115,7 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
         require_clean()
     before = device_state()
     measured = _measure(runs, **how)
-    device = {"device": between(before, device_state())}
+    device = {DEVICE: between(before, device_state())}
     return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
 
 
@@ -134,7 +135,7 @@ def keep(
         run,
         metrics=measured.metrics,
         series=measured.series,
-        sources=facts.pop("sources", ()),
+        sources=facts.pop(SOURCES, ()),
         facts=facts,
         inputs=measured.inputs | plan_inputs(run),
         environment=environment,
