@@ -42,7 +42,7 @@ from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.files.gguf_files import made_of
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
-from repro.models.fused_weights import pack_projections
+from repro.models.fused_weights import fuse_projections
 from repro.models.loading import (
     Filled,
     ModelDescription,
@@ -242,7 +242,7 @@ def _load_base(
         "norms_wrapped": len(wrap_norms(model)),
         "base_bytes": base_bytes(model),
     }
-    pack_projections(model, dtype)
+    fuse_projections(model, dtype)
     return model, facts
 
 
@@ -284,7 +284,7 @@ def device_bytes(device: torch.device) -> int:
     total = int(torch.cuda.get_device_properties(device).total_memory)
     usable = usable_bytes(total)
     if usable < total:
-        torch.cuda.set_per_process_memory_fraction(usable / total, device)
+        torch.cuda.set_per_process_memory_fraction(usable / total)
     return usable
 
 

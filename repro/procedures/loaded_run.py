@@ -23,6 +23,7 @@ from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
 from repro.rl.training_state import TrainResult
+from repro.rollout.engine import Engine
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
@@ -159,6 +160,8 @@ class LoadedRun:
         facts = {**self.policy.facts, **self.receipts}
         if self.policy.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
+        if isinstance(self.sampler, Engine):
+            facts["road"] = self.sampler.road
         facts |= {
             SETS_LEFT_OUT: [
                 item.name for item in run.scale.test_sets if item.name not in problems.further

@@ -16,12 +16,13 @@ import ctypes
 import ctypes.util
 import functools
 import os
+import platform
 import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.spec.checks import unknown
+from repro.spec.checks import require, unknown
 from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
@@ -106,6 +107,12 @@ PLANNED = (Tier.MINI,)
 # machinery alone, of gains of 33 to 43 points where seeds differ by 1 to 2: an interval of three
 # seeds has 4.3 standard errors to either side, of five 2.8.
 SMOKE_SEEDS = 3
+
+
+def require_linux() -> None:
+    """Raise `ValueError` where runs cannot be carried out: their locks and signals are Linux's."""
+    system = platform.system()
+    require(system == "Linux", f"runs need Linux (on Windows: WSL 2); this is {system}")
 
 
 def parse_tier(name: str) -> Tier:
