@@ -94,9 +94,9 @@ def measure_seeds(
             _measure_shape(shape, left, arm, progress, should_stop)
             release()
     arm.name_points_left_out()
-    rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
+    rates = copy_rate(), matmul_rate()
     return [
-        Measured(metrics=repeat.metrics, facts=arm.facts | _receipt(repeat, rates))
+        Measured(metrics=repeat.metrics, facts=arm.facts | _receipt(repeat, *rates))
         for repeat in arm.repeats
     ]
 
@@ -186,10 +186,17 @@ def _policy(run: RunConfig, shape: str) -> Policy:
     )
 
 
-def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
+def _receipt(repeat: Repeat, copied: float, multiplied: float) -> dict[str, Any]:
+    """Return what was timed beside the device's rates: bytes copied and FLOP multiplied a second."""
     if not repeat.seconds:
         return {}
-    return Timing(seconds=repeat.seconds, bytes=repeat.nbytes, flops=repeat.flops, **rates).fact()
+    return Timing(
+        seconds=repeat.seconds,
+        bytes=repeat.nbytes,
+        flops=repeat.flops,
+        bytes_per_second=copied,
+        flops_per_second=multiplied,
+    ).fact()
 
 
 def _point(
