@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.data.problem import Problem
+from repro.data.problem import Problem, columns_of
 from repro.data.prompts import template_named
 from repro.distributed import ALONE, Ranks
 from repro.evaluate.asking import Evaluator
@@ -114,6 +114,7 @@ class ScaleEvaluator:
             pool,
             request.seeds,
             self.own_reward,
+            None if self.own_reward is None else columns_of(request.problems),
             evaluator.reads,
             request.cut,
         )

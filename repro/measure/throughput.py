@@ -187,7 +187,7 @@ def _policy(run: RunConfig, shape: str) -> Policy:
 
 
 def _receipt(repeat: Repeat, copied: float, multiplied: float) -> dict[str, Any]:
-    """Return what was timed beside the device's rates: bytes copied and FLOP multiplied a second."""
+    """Return what was timed beside the device's rates, bytes copied and FLOP made per second."""
     if not repeat.seconds:
         return {}
     return Timing(

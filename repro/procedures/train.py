@@ -197,7 +197,8 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool) -> LoadedRun:
     sampler = _sampler(policy, run)
     evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
     fitting = fitting_update(run, policy.device, ranks)
-    problems = ProblemSets.of(scale, trains=run.arm.training != "none")
+    rewarded = run.arm.reward_function is not None
+    problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
     return LoadedRun(
         run=run,
         policy=policy,

@@ -46,12 +46,13 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingRequest:
-    """B completions to be rewarded: their texts, golds and seeds, and which of them were cut."""
+    """B completions to be rewarded: texts, golds, seeds, which were cut, and their problems."""
 
     texts: Sequence[str]
     golds: Sequence[str]
     seeds: Sequence[int]
     cut: Sequence[bool]
+    problems: Sequence[Problem] = ()
 
 
 Score = Callable[[GradingRequest], Rewards]
@@ -213,12 +214,13 @@ def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
 class BatchRequest:
     """One batch of problems for a sampler and a grader: P prompts, and P * G golds and seeds.
 
-    Golds and seeds are prompt-major.
+    Golds and seeds are prompt-major, and so are `problems`, each G times.
     """
 
     prompts: list[list[int]]
     golds: list[str]
     seeds: list[int]
+    problems: list[Problem]
 
 
 class GrowingRollout:
@@ -253,6 +255,7 @@ class GrowingRollout:
         self._request = BatchRequest(
             prompts=[self.source.prompt(problem) for problem in problems],
             golds=[problem.answer for problem in problems for _ in range(group_size)],
+            problems=[problem for problem in problems for _ in range(group_size)],
             seeds=[
                 derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
                 for problem in problems
@@ -269,6 +272,7 @@ class GrowingRollout:
             golds=request.golds,
             seeds=request.seeds,
             cut=[completion.finish_reason == "length" for completion in completions],
+            problems=request.problems,
         )
 
     def add(
