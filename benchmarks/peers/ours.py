@@ -242,7 +242,7 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
         texts = questions(scale.prompts_per_rollout, step, asked.seed)
         prompts = [_prompt(policy.tokenizer, text) for text in texts]
         seeds = [derive_seed(asked.seed, step, row) for row in range(B)]
-        request = BatchRequest(prompts=prompts, golds=[""] * B, seeds=seeds)
+        request = BatchRequest(prompts=prompts, golds=[""] * B, seeds=seeds, problems=[])
         completions = stepping.learner.sample(request)
         rows = make_rows(prompts, completions, group_size=scale.group_size)
         return paid_by_turns(rows, 1.0 - 2.0 * (torch.arange(B) % 2))
