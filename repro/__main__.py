@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from repro import __version__
 from repro.export.command_line import (
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
 
+        _drop_unprinted()
         said = sentence_of(error) if isinstance(error, OSError) else str(error)
         # What is refused is said by the first of torchrun's ranks on a host, a disk by whose it is.
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
@@ -59,6 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time.sleep(_SAYING_SECONDS)
         return USAGE
     return status
+
+
+def _drop_unprinted() -> None:
+    """Drop what standard output does not take: the interpreter would fail on it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -470,8 +480,6 @@ def _bless(args: argparse.Namespace) -> int:
 
 
 def _bundle(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from repro.evidence.store import RunsFolder
     from repro.judge.bundle import pack
     from repro.report.console import main_verify
@@ -501,8 +509,6 @@ def _environment(args: argparse.Namespace) -> int:
     text = environment_text()
     print(text, end="")
     if args.out:
-        from pathlib import Path
-
         from repro.spec.whole_files import replace_text
 
         replace_text(Path(args.out), text)

@@ -43,7 +43,7 @@ from repro.spec.arm import WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.hub import resolved_revision
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_text, require_place
 
 _ROWS = 256
 _SILENT_SECONDS = 15.0
@@ -75,6 +75,8 @@ class EvaluationRequest:
 def main_evaluate(args: argparse.Namespace) -> int:
     """Ask and grade; print a table, write the record where one is asked for; return 0."""
     device = device_named(args.device)
+    if args.out:
+        require_place(Path(args.out))
     asked = asked_of(args)
     policy = _load(asked, device)
     began = time.perf_counter()

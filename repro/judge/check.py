@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.origins import devices_of, mixed_devices
+from repro.evidence.origins import CHANGED, devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import RunsFolder, Source, source_of
@@ -28,7 +28,7 @@ from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.statistics import wilson_interval
-from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Verdict, judge_expectation
+from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Verdict, judge_expectation, marked
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text
@@ -90,9 +90,9 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     plans = Plans(selection, read_plans(expected))
     for verdict in _judged(selection, matched, evidence, absent):
         claim = by_name[verdict.name]
-        late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict)
-        verdicts[verdict.name] = _labelled(stated, late)
+        late = marked(stated, "post hoc", plans.post_hoc(claim, evidence.every_record()))
+        verdicts[verdict.name] = marked(late, CHANGED, evidence.changed(claim.arms))
     ordered = [verdicts[claim.name] for claim in target.claims]
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
@@ -108,7 +108,9 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             "paper value" if expectation.source == "paper" else "expectation",
             lost.get(expectation.arm, "") if counted else "",
         )
-        ordered.append(_explained(verdict, expectation.metric, [expectation.arm], evidence))
+        arm = [expectation.arm]
+        stated = _explained(verdict, expectation.metric, arm, evidence)
+        ordered.append(marked(stated, CHANGED, evidence.changed(arm)))
     return Checked(selection=selection, evidence=evidence, verdicts=ordered, lacking=lacking)
 
 
@@ -135,13 +137,6 @@ def _judged(
             timed=evidence.timed,
         ),
     ]
-
-
-def _labelled(verdict: Verdict, late: str) -> Verdict:
-    """Mark a verdict as post hoc if its rules are newer than its runs; `late` is the reason."""
-    if not late or verdict.status == "not run":
-        return verdict
-    return dataclasses.replace(verdict, post_hoc=late, sentence=f"{verdict.sentence}. {late}")
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:

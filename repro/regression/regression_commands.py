@@ -25,6 +25,7 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
 from repro.spec.checks import require
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import find
 
 COULD_NOT_JUDGE = EXIT_STATUS["could not judge"]
@@ -143,7 +144,7 @@ def _measure(
 
 def _conclude(judgement: Judgement, folder: Path) -> int:
     """Write everything beside the records, print the judgement, return the exit status."""
-    (folder / "regress.md").write_text(markdown(judgement), encoding="utf-8")
+    replace_text(folder / "regress.md", markdown(judgement))
     if os.environ.get(SUMMARY_VARIABLE):
         with Path(os.environ[SUMMARY_VARIABLE]).open("a", encoding="utf-8") as summary:
             summary.write(markdown(judgement))

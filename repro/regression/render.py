@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from repro.evidence.origins import commits_of, devices_of
+from repro.evidence.origins import devices_of, named_commits
 from repro.evidence.printable import one_line
 from repro.regression.judgement import VERDICTS, Judgement, MetricRow, Side
 from repro.report.numbers import quantity
@@ -123,7 +123,7 @@ def _origin(sides: Sequence[Side]) -> str:
         return ""
     names = ", ".join(dict.fromkeys(side.name for side in sides if side.every()))
     devices = ", ".join(sorted(str(device or "no GPU") for device in devices_of(records)))
-    commits = ", ".join(commit[:12] for commit in commits_of(records))
+    commits = ", ".join(named_commits(records, 12))
     return f"{names} ({devices}, commit {commits})"
 
 

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
+from repro.evidence.store import WHOLE
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.bundle import bundles_in, judge_bundle, untrusted
+from repro.judge.bundle import copies, judge_bundle, judge_folder, untrusted
 from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
@@ -68,7 +69,7 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         f", {device_title(device)}" + (f" ({seeds_text(seeds)})" if len(devices) > 1 else "")
         for device, seeds in devices.items()
     )
-    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
+    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count_text}"
     if not target.claims:
         line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
         console.print(line, highlight=False, soft_wrap=True)
@@ -148,12 +149,26 @@ def main_check(args: argparse.Namespace) -> int:
 
 
 def main_verify(place: Path, expected: Path) -> int:
-    """Carry out `repro bundle --verify`; return the exit status."""
-    checks = []
-    for path in bundles_in(place):
-        checked = judge_bundle(path, expected)
-        with untrusted(path):
-            print_check(checked)
-        checks.append(checked)
+    """Carry out `repro bundle --verify`; return the exit status.
+
+    Of a folder, a bundle that cannot be judged costs itself alone; then the status is 2. It is 1
+    when a record is refused, or when runs in a folder are also elsewhere.
+    """
+    if not place.is_dir():
+        judged: dict[Path, Checked | str] = {place: judge_bundle(place, expected)}
+        copied = {}
+    else:
+        judged = judge_folder(place, expected)
+        require(bool(judged), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
+        copied = copies(judged, expected)
+    checks = [one for one in judged.values() if isinstance(one, Checked)]
+    for path, one in judged.items():
+        if isinstance(one, Checked):
+            with untrusted(path):
+                print_check(one)
+    for path, why in copied.items():
+        print(f"{path}: {why}")  # noqa: T201
     print(conclusion(checks))  # noqa: T201
-    return 1 if any(item.evidence.refused or item.lacking for item in checks) else 0
+    if broken := [one for one in judged.values() if isinstance(one, str)]:
+        raise ValueError("; ".join(broken))
+    return 1 if copied or any(item.evidence.refused or item.lacking for item in checks) else 0

@@ -10,12 +10,14 @@ what was judged; only this module has the words:
 * a value blessed earlier: unchanged, changed, unclear, not run.
 
 A blessed value's interval has two sides, so `changed` may be better or worse; only
-`repro.regression` says *regressed*, of values shown to be worse. *Post hoc* is added if the rules
-are newer than the runs, and q if over the study a target's result may be luck.
+`repro.regression` says *regressed*, of values shown to be worse. A verdict's marks follow its word,
+such as *post hoc* if the rules are newer than the runs; q, if over the study a target's result may
+be luck. Whatever marks there are is shown and counted: a new kind is added where verdicts are made.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -91,8 +93,8 @@ def word(verdict: Verdict) -> str:
 
 
 def labelled(verdict: Verdict) -> str:
-    """Return the verdict's word, that it is post hoc if it is, and a q at which it is not shown."""
-    notes = ["post hoc"] * bool(verdict.post_hoc)
+    """Return the verdict's word, its marks, and a q at which it is not shown."""
+    notes = [*verdict.marks]
     if _is_by_chance(verdict):
         notes.append(f"q = {verdict.q:.2g}")
     return ", ".join([word(verdict), *notes])
@@ -125,26 +127,23 @@ def counted(verdicts: Iterable[Verdict]) -> str:
 
 def _notes(verdicts: Sequence[Verdict]) -> str:
     """Return in brackets how many verdicts are so marked, without a number where all are."""
-    marks = {
-        "post hoc": [item for item in verdicts if item.post_hoc],
-        BY_CHANCE: [item for item in verdicts if _is_by_chance(item)],
-    }
     notes = ", ".join(
-        mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
-        for mark, marked in marks.items()
-        if marked
+        mark if count == len(verdicts) else f"{count} {mark}"
+        for mark, count in _count_marks(verdicts).items()
     )
     return f" ({notes})" if notes else ""
 
 
+def _count_marks(verdicts: Iterable[Verdict]) -> Counter[str]:
+    """Return how many verdicts have each mark, by chance last."""
+    every = list(verdicts)
+    marks = Counter(mark for verdict in every for mark in verdict.marks)
+    return marks + Counter({BY_CHANCE: sum(map(_is_by_chance, every))})
+
+
 def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
     """Return the marks that must follow a word for several verdicts."""
-    every = list(verdicts)
-    marks = {
-        "post hoc": any(item.post_hoc for item in every),
-        BY_CHANCE: any(map(_is_by_chance, every)),
-    }
-    return [mark for mark, is_so in marks.items() if is_so]
+    return [*_count_marks(verdicts)]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:

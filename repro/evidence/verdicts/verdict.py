@@ -26,7 +26,7 @@ failed; with a failed seed the only possible decision is a fault of this suite's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from repro.evidence.estimate import mean_interval
@@ -77,8 +77,8 @@ class Verdict:
         Smallest effect that n seeds show with probability 0.8.
     paper, matters
         The paper's effect in these units, and the smallest that matters; None if not declared.
-    post_hoc
-        Reason why the rules were not fixed before the runs; empty if they were.
+    marks
+        {mark: reason} of what a reader of the verdict must know (`marked`); most have none.
     """
 
     name: str
@@ -98,12 +98,32 @@ class Verdict:
     detectable: float | None = None
     paper: float | None = None
     matters: float | None = None
-    post_hoc: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_fault(self) -> bool:
         """Whether the verdict shows a fault of this suite, not a finding about the paper."""
         return self.status == "contradicted" and self.about in ("mechanism", "expectation")
+
+
+def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:
+    """Return a verdict with a mark; as it was without a reason, or where nothing was run.
+
+    `repro.judge.check` calls this, once for each kind of mark. A further kind needs that call and
+    nothing else: what shows or counts verdicts (terminal, JSON, tables, report, page, README's
+    blocks) prints the marks that there are, in the order in which they were set.
+
+    Parameters
+    ----------
+    mark
+        The words that follow the verdict's own wherever it stands, such as `post hoc`.
+    reason
+        A sentence; it is added to the verdict's.
+    """
+    if not reason or verdict.status == "not run":
+        return verdict
+    marks = {**verdict.marks, mark: reason}
+    return replace(verdict, marks=marks, sentence=f"{verdict.sentence}. {reason}")
 
 
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_files, replace_text
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -259,13 +258,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
     The file appears under its name only when complete.
     """
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     content = save({name: _own(t) for name, t in tensors.items()}, metadata={"format": "pt"})
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_files({path: content})
     return hashlib.sha256(content).hexdigest()
 
 

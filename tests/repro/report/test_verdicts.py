@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from repro.evidence.verdicts.verdict import Status, Verdict
+from repro.evidence.verdicts.verdict import Status, Verdict, marked
 from repro.judge.check import Checked
+from repro.report.readme import short_word
 from repro.report.verdict_words import (
     BAR_WORDS,
     BLESSED_WORDS,
@@ -34,12 +36,12 @@ def verdict(
     about: str = "claim",
     source: str = "Table 1",
     matters: float | None = None,
-    post_hoc: str = "",
+    marks: Mapping[str, str] | None = None,
     q: float | None = None,
 ) -> Verdict:
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
-        sentence="because", matters=matters, unit="points", post_hoc=post_hoc, q=q,
+        sentence="because", matters=matters, unit="points", marks=marks or {}, q=q,
     )  # fmt: skip
 
 
@@ -79,21 +81,32 @@ def test_no_difference_says_within_what_and_is_counted_without() -> None:
 
 def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
     assert labelled(verdict("excluded")) == "excluded at the paper's size"
-    late = verdict("excluded", post_hoc="the plan of these runs has other rules")
+    late = verdict("excluded", marks={"post hoc": "the plan of these runs has other rules"})
     assert labelled(late) == "excluded at the paper's size, post hoc"
     assert word(late) == "excluded at the paper's size"
 
 
 def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
-    lucky = verdict("reproduced", q=0.14, post_hoc="other rules")
+    lucky = verdict("reproduced", q=0.14, marks={"post hoc": "other rules"})
     assert labelled(lucky) == "reproduced, post hoc, q = 0.14"
     assert labelled(verdict("reproduced", q=0.01)) == "reproduced"
     assert labelled(verdict("inconclusive", q=0.9)) == "inconclusive"
     assert counted([lucky]) == "1 reproduced (post hoc, q >= 5 %)"
-    late = verdict("inconclusive", post_hoc="other rules")
+    late = verdict("inconclusive", marks={"post hoc": "other rules"})
     assert counted([lucky, verdict("reproduced"), late, late]) == (
         "2 reproduced (1 post hoc, 1 q >= 5 %), 2 inconclusive (post hoc)"
     )
+
+
+def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
+    twice = marked(marked(verdict("reproduced"), "first", "Why"), "second", "And why")
+    assert twice.marks == {"first": "Why", "second": "And why"}
+    assert twice.sentence == "because. Why. And why"
+    assert labelled(twice) == "reproduced, first, second"
+    assert counted([twice, verdict("reproduced")]) == "2 reproduced (1 first, 1 second)"
+    assert short_word([twice]) == "holds, first, second"
+    assert marked(verdict(), "first", "") == verdict()
+    assert marked(verdict("not run"), "first", "Why").marks == {}
 
 
 def test_every_status_has_a_word_of_its_own() -> None:

@@ -127,8 +127,9 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
         digest = earlier_plan.digest[:12]
-        assert verdict.post_hoc == f"Post hoc: the plan of these runs ({digest}) has other rules"
-        assert verdict.sentence.endswith(verdict.post_hoc)
+        late = f"Post hoc: the plan of these runs ({digest}) has other rules"
+        assert verdict.marks == {"post hoc": late}
+        assert verdict.sentence.endswith(late)
 
 
 def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
