@@ -41,13 +41,13 @@ from repro.evidence.verdicts.statistics import (
     power,
     wilson_interval,
 )
+from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
-from repro.regression.two_samples import difference
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool

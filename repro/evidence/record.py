@@ -37,7 +37,7 @@ from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.whole_files import write_new
+from repro.spec.whole_files import stamp_of, write_new
 
 SCHEMA = 3
 SEAL = "seal"
@@ -281,8 +281,17 @@ def read_record(path: Path) -> Record:
     if path.exists() and not path.is_file():
         raise RecordError(f"{path}: not a readable record: it is not a plain file")
     try:
+        return _read(path, stamp_of(path))
+    except (OSError, RecursionError) as error:
+        raise RecordError(f"{path}: not a readable record: {error}") from error
+
+
+# One start asks several times which runs are recorded. The stamp detects changed files.
+@functools.lru_cache(maxsize=512)
+def _read(path: Path, stamp: str) -> Record:
+    try:
         raw = finite_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
     record = parse_record(raw, str(path))
     if not record.ok:

@@ -23,12 +23,12 @@ from typing import Any
 
 from repro.data.load import require_declared
 from repro.models.memory_plan import training_memory
-from repro.run.data_check import problems_of, reads_of
+from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import hub_cache, is_hub_name
+from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
@@ -50,8 +50,9 @@ def refusal(run: RunConfig, ranks: int = 1) -> str | None:
         refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
         try:
             refusals += [memory_of(run.arm, scale, ranks)[1]] if is_published(scale) else []
-            folder = Path(scale.checkpoint).expanduser()
-            refusals += [_format_refusal(folder, run.arm)] if folder.is_dir() else []
+            if Path(scale.checkpoint).expanduser().exists():
+                (folder,) = local_folders(scale.checkpoint)
+                refusals += [_format_refusal(folder, run.arm)]
         except ValueError as error:  # a config.json without a decoder's sizes
             refusals.append(str(error))
     return "; ".join(dict.fromkeys(filter(None, refusals))) or None
@@ -267,6 +268,7 @@ def _checked_files(scale: TrainScale) -> Path:
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
+    require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)
         if read.split == "train" and len(problems) < scale.prompts_per_rollout:

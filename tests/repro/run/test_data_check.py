@@ -52,6 +52,27 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path
         data_lines(_plan(_folder(tmp_path / "all", ["1"], ["}{", "..."])), named=True)
 
 
+@pytest.mark.parametrize(
+    "gold",
+    ["The answer is 4.", "Answer: 4", "4 (four)", "about 4 apples", "The answer is Evelyn.",
+     "\\text{She has } 4", "4, because 2+2=4", "18 thousand", "so it is 4"],
+)  # fmt: skip
+def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path: Path, gold: str) -> None:
+    folder = _folder(tmp_path / "set", ["1", gold], ["4"])
+    [line] = data_lines(_plan(folder), named=True)
+    assert f"train.jsonl, line 2: gold {gold!r} is paid for these words alone" in line
+
+
+@pytest.mark.parametrize(
+    "gold",
+    ["4 apples", "12 ounces", "\\boxed{4}", "70,000", "Evelyn", "\\text{(B)}", "2516_8", "4%",
+     "x = 3 \\text{ or } x = 5", "3 \\text{ and } 5", "2\\sin 3x", "sin(2x)",
+     "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"],
+)  # fmt: skip
+def test_a_gold_whose_words_may_be_left_out_is_not(tmp_path: Path, gold: str) -> None:
+    assert data_lines(_plan(_folder(tmp_path / "set", ["1", gold], ["4"])), named=True) == []
+
+
 def test_a_test_split_that_is_held_out_is_named(tmp_path: Path) -> None:
     write_problems(tmp_path / "mine.jsonl", _problems("mine", list("12345678901")))
     [line] = data_lines(_plan(tmp_path / "mine.jsonl"), named=True)
