@@ -184,7 +184,7 @@ def template_source(named: str) -> str:
     path = Path(named).expanduser()
     if named not in PROMPT_TEMPLATES and path.is_file():
         try:
-            named = OWN + path.read_text(encoding="utf-8").strip()
+            named = OWN + path.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise ValueError(f"--template {path} is no text in UTF-8: {error}") from error
     template_named(named)

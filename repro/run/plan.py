@@ -17,7 +17,7 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record, find_record
+from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
@@ -28,6 +28,7 @@ from repro.run.preflight import (
     is_published,
     memory_of,
     refusal,
+    require_fit,
     smallest_device,
 )
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
@@ -64,12 +65,15 @@ def plan_text(
 ) -> str:
     """Return the plan of `runs`, recorded in `folder`, as lines of text.
 
+    Raises `ValueError` if no machine can carry out any that is left.
+
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
     listed = _listed(runs)
     needs = selection.source.needs_at(selection.tier)
-    done = {run.digest() for run in runs if find_record(run, folder) is not None}
-    left = [run for run in runs if run.digest() not in done]
+    standing = standing_of(runs, folder)
+    done, left = {run.digest() for run in standing.recorded}, standing.left
+    require_fit(left)
     timed = timed_runs(selection.tier, runs, expected)
     lines = [
         f"{selection.target.name} at the {selection.tier.value} tier: {len(runs)} runs "
@@ -95,6 +99,7 @@ def plan_text(
     ]
     refused = _refusals(left, ranks)
     lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
+    lines += [f"  refused   {reason}" for reason in standing.blocked]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
     writing = [run for run in left if missing or refusal(run, ranks) is None]
     written = None if _unknown(writing) else disk_bytes(writing, needs, workers)

@@ -198,7 +198,8 @@ class RunLogger:
         if watch is None:
             lines = read_lines(self._steps[number].path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            watch = self._watches[number] = Watch(self.options.stop_idle, earlier)
+            steps = self.runs[number].scale.steps
+            watch = self._watches[number] = Watch(self.options.stop_idle, earlier, steps)
         return watch
 
     def _warn(self, number: int, sentence: str | None) -> None:

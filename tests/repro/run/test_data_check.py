@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.__main__ import build_parser
+from repro.__main__ import build_parser, main
 from repro.data.problem import DataError, Problem
 from repro.run.data_check import data_lines
 from repro.run.select import Changes, select
@@ -117,3 +117,34 @@ def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"test\.jsonl, line 2: `question` is missing"):
             args.command(args)
     assert not list(tmp_path.glob("runs/**/*.json"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (40, 1, "training problems of folder"),
+        (1, 40, "test problems of folder"),
+    ],
+)
+def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
+    train: int, test: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set").mkdir()
+    for split, words_of_last in (("train", train), ("test", test)):
+        questions = ["Tom has 3 apples?"] * 15 + ["Tom has 3 apples " * words_of_last]
+        write_problems(
+            tmp_path / "set" / f"{split}.jsonl",
+            [
+                Problem(id=f"{split}/{i}", question=f"{split} {i}: {question}", answer="3")
+                for i, question in enumerate(questions)
+            ],
+        )
+    flags = ["table1", "--tier", "smoke", "--data", str(tmp_path / "set"), "--seeds", "1"]
+    flags += ["--runs", str(tmp_path / "runs"), "--set", "max_prompt_tokens=150"]
+    for command in ("plan", "run"):
+        assert main([command, *flags]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert "max_prompt_tokens there is 150" in said
+        assert len(said.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
