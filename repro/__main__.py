@@ -118,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bless = commands.add_parser("bless", help="turn records into measured expectations")
+    bless = commands.add_parser("bless", help="keep records: new ones are compared with them")
     _add_selection(bless, optional=True)
     bless.add_argument(
         "--device",
@@ -212,10 +212,10 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check = commands.add_parser(
         "check",
         help="verdicts from records alone",
-        description="Exit status: 0 when nothing is wrong with this suite, whatever the verdicts "
-        "on the paper's claims; 1 when an expectation of the suite itself (derived or blessed) or "
-        "a claim about its machinery is contradicted, or records are refused; 2 when a target has "
-        "no record, and for a bad command line.",
+        description="Exit status: 1 for a fault of this suite (a refused record, a failed check of "
+        "the machinery) and for what is worse than in the blessed records of the same device (a "
+        "value, or a target of the suite that was met); 2 when there is no record, and for a bad "
+        "command line; else 0, whatever the verdicts on the paper's claims.",
     )
     _add_selection(check, optional=True)
     add_reward(check)
@@ -409,7 +409,8 @@ def _plan(args: argparse.Namespace) -> int:
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
-        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
+        notes = data_lines(runs, args.data is not None)
+        texts.append("\n".join([text, *notes]))
     print("\n\n".join(texts))
     return FINE
 

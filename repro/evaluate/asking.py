@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from repro.data.prompts import texts_of
 from repro.distributed import ALONE, Ranks
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
@@ -106,6 +107,5 @@ class Evaluator:
 
     def _texts(self, openings: Sequence[str], completions: Sequence[Completion]) -> list[str]:
         """Return texts without control tokens, openings included."""
-        ids = [list(completion.token_ids) for completion in completions]
-        decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        decoded = texts_of([own.token_ids for own in completions], self.tokenizer)
         return [opening + text for opening, text in zip(openings, decoded, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
+from repro.data.prompts import template_inputs
 from repro.distributed import Ranks
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
@@ -193,7 +193,7 @@ class LoadedRun:
         inputs = {
             **checkpoint_inputs(self.policy.facts),
             **self.problems.digests,
-            "prompt_template": template_named(scale.prompt_template).digest(),
+            **template_inputs(scale.prompt_template, self.policy.tokenizer),
         }
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 

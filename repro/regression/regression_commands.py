@@ -17,9 +17,14 @@ from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
-from repro.regression.judgement import EXIT_STATUS, Judgement
+from repro.regression.judgement import (
+    BLESSED,
+    EXIT_STATUS,
+    Judgement,
+    blessed_side,
+    judgement_of,
+)
 from repro.regression.render import markdown, print_judgement
-from repro.regression.sides import BLESSED, blessed_side, judgement_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select

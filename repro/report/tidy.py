@@ -24,7 +24,7 @@ from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
-from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
+from repro.report.verdict_words import Bar, kind_of, labelled, stated_bars
 from repro.run.listing import title_of
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
@@ -132,7 +132,7 @@ def effect_text(row: Row | Verdict) -> str:
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
-    """Return a row per claim or bar of the checks; values blessed earlier are none."""
+    """Return a row per claim or bar of the checks."""
     return [row for checked in checks for row in _of_check(checked, expected)]
 
 
@@ -144,8 +144,6 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     given = _treatments(checked, expected)
     rows = []
     for verdict in checked.verdicts:
-        if kind_of(verdict) is Kind.BLESSED:
-            continue
         claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
         arm, _, measured = verdict.name.partition(".")
         arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)

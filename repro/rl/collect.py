@@ -6,9 +6,10 @@ have common random numbers. Adding noise to an arm changes neither.
 
 Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative, at
 most `dynamic_sampling` batches per step, and then continues with what there is. A group is
-informative if its *accuracy* varies; with a user's own reward, if that reward varies before any
-shaping. Discarded problems are counted too: otherwise a comparison by steps would be unfair to an
-arm without dynamic sampling.
+informative if its *accuracy* varies: under the task's reward, which pays for the format as well,
+and wherever nothing is discarded. Under another reward, a user's own among them, dynamic sampling
+keeps the groups in which that reward varies before any shaping. Discarded problems are counted too:
+otherwise a comparison by steps would be unfair to an arm without dynamic sampling.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class Rollout:
         Share of correct completions among all sampled ones, including discarded groups, by strict
         and lenient grading; None if none could be graded.
     mixed
-        Groups of the B rows with different rewards before any shaping.
+        Groups of the B rows with different rewards before any shaping; 0 where all is cut off.
+    all_cut_off
+        Whether overlong filtering leaves no row to train on.
     examples
         Token ids of the first completions sampled.
     """
@@ -114,6 +117,7 @@ class Rollout:
     accuracy_sampled: float | None = None
     lenient_sampled: float | None = None
     mixed: int = 0
+    all_cut_off: bool = False
     examples: tuple[tuple[int, ...], ...] = ()
 
 
@@ -286,8 +290,10 @@ class GrowingRollout:
         self._graded += [row.graded for group in groups for row in group.rows]
         room = EXAMPLES - len(self._examples)
         self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
-        is_own = self.run.arm.reward_function is not None
-        informative = _informative(groups, "unshaped" if is_own else "accuracy")
+        arm = self.run.arm
+        other = arm.loss.dynamic_sampling > 0 and arm.reward != "task"
+        by_reward = other or arm.reward_function is not None
+        informative = _informative(groups, "unshaped" if by_reward else "accuracy")
         self._informative += len(informative)
         kept = informative if self.run.arm.loss.dynamic_sampling else groups
         self._groups += kept[: scale.prompts_per_rollout - len(self._groups)]
@@ -353,12 +359,14 @@ class GrowingRollout:
         loss, rows = self.run.arm.loss, [row for group in self._groups for row in group.rows]
         graded = [row.graded for row in rows]
         drawn = self._batches * scale.prompts_per_rollout
+        as_rows = make_rows(
+            [group.prompt for group in self._groups],
+            [row.completion for row in rows],
+            group_size=scale.group_size,
+        )
+        all_cut_off = loss.mask_truncated and bool(rows) and bool(as_rows.truncated.all())
         return Rollout(
-            rows=make_rows(
-                [group.prompt for group in self._groups],
-                [row.completion for row in rows],
-                group_size=scale.group_size,
-            ),
+            rows=as_rows,
             advantages=group_advantages(
                 [one.reward for one in graded],
                 [place for place, group in enumerate(self._groups) for _ in group.rows],
@@ -372,7 +380,8 @@ class GrowingRollout:
             informative=self._informative / drawn,
             accuracy_sampled=mean_of([one.accuracy for one in self._graded]),
             lenient_sampled=mean_of([one.lenient for one in self._graded]),
-            mixed=len(_informative(self._groups, "unshaped")),
+            mixed=0 if all_cut_off else len(_informative(self._groups, "unshaped")),
+            all_cut_off=all_cut_off,
             examples=tuple(self._examples),
         )
 

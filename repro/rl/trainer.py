@@ -48,13 +48,12 @@ from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.learner import Learner, StepInputs
 from repro.rl.loop import Hooks, run_steps
-from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
 from repro.rl.step import step_metrics
 from repro.rl.training_state import TrainResult, TrainState
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import TrainScale
 
 
 def train(
@@ -71,8 +70,7 @@ def train(
     `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
     phases, shown apart (`WallClock`).
 
-    Raises `ValueError` if the run cannot be trained as its configuration says, or if the checkpoint
-    belongs to another run.
+    Raises `ValueError` if the checkpoint belongs to another run.
     """
     clock = WallClock(within)
     training = replace(prepare(learner, source, score), hooks=hooks, clock=clock)
@@ -113,11 +111,7 @@ class Training:
 
 
 def prepare(learner: Learner, source: Prompts, score: Score) -> Training:
-    """Check the run's configuration, and return the inputs of `iterate`.
-
-    Raises `ValueError` if the run cannot be trained as its configuration says.
-    """
-    require_trainable(learner.run)
+    """Return the inputs of `iterate`."""
     return Training(learner=learner, source=source, score=score)
 
 
@@ -214,21 +208,3 @@ def _note(
     for values in steps:
         values |= once
         note_step(state, values)
-
-
-def require_trainable(run: RunConfig) -> None:
-    """Raise `ValueError` if the run cannot be trained as its configuration says."""
-    scale = run.scale
-    if not isinstance(scale, TrainScale):
-        raise TypeError(f"run.scale is a {type(scale).__name__}; training needs a TrainScale")
-    check_loss(run.arm.loss)
-    sampling = scale.rollout
-    if sampling.temperature <= 0:
-        raise ValueError(
-            f"rollout temperature is {sampling.temperature}; training samples, so it must be > 0"
-        )
-    if sampling.filtered:
-        raise ValueError(
-            f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
-            "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"
-        )

@@ -108,6 +108,7 @@ def save_checkpoint(
     content = {
         "run": dataclasses.asdict(state),
         "optimizer_numbers": numbers,
+        "ranks": _world(),
     }
     return write_snapshot(folder, state.step, {PARAMETERS: trained, OPTIMIZER: moments}, content)
 
@@ -123,7 +124,8 @@ def load_checkpoint(
 ) -> TrainState | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
-    Newer ones that were refused are named in `facts["checkpoints_refused"]`.
+    Newer ones that were refused are named in `facts["checkpoints_refused"]`; other numbers of
+    ranks, on which earlier steps were done, in `facts["ranks_before"]`.
 
     Raises `ValueError` when every checkpoint is damaged, or of another configuration or other
     parameters; the message names each.
@@ -137,6 +139,7 @@ def load_checkpoint(
     sets_aside
         As of `read_newest`; of several ranks the first alone does it.
     """
+    written_on: list[int] = []
 
     def restore(snapshot: Snapshot) -> TrainState:
         state = TrainState(**snapshot.content["run"])
@@ -152,15 +155,22 @@ def load_checkpoint(
                 parameter.copy_(whole if shards is None else shards.part(name, whole))
         numbers = snapshot.content["optimizer_numbers"]
         restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
+        written_on.append(snapshot.content.get("ranks", 1))
         return state
 
     newest = read_newest(folder, restore, sets_aside=sets_aside)
     if newest is None:
         return None
     state, refused = newest
+    if written_on[-1] != _world():
+        state.facts["ranks_before"] = sorted({*state.facts.get("ranks_before", ()), written_on[-1]})
     if refused:
         state.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
+
+
+def _world() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _require_alike(stored: dict[str, torch.Tensor], parameters: dict[str, nn.Parameter]) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from repro.evidence.fact_names import DEVICE, NOT_RUN, SOURCES
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
+from repro.evidence.steady_clock import steady_now
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
@@ -88,7 +89,7 @@ def carry_out(
     Of several ranks only the first writes.
     """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
-    started = datetime.now(UTC)
+    started = steady_now()
     measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
     measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from repro.data.prompts import texts_of
 from repro.evidence.procedure import WARNING, Progress
 from repro.runlog.stream import StepLines, read_lines
 from repro.runlog.trackers import TRACKERS, Tracker, name_of, parse_trackers
@@ -102,7 +103,7 @@ class RunLogger:
         with ExitStack() as opening:
             for name in self.options.trackers:
                 tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), self.folder)
-                opening.callback(tracker.close)
+                opening.callback(self._close, tracker)
                 self._trackers.append(tracker)
             self._open = opening.pop_all()
         return self
@@ -164,13 +165,13 @@ class RunLogger:
 
             write_completions(self.folder / "completions", self.run, step, rollout, tokenizer)
         self._seen = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
-        texts = tokenizer.batch_decode(list(map(list, rollout.examples)), skip_special_tokens=True)
+        texts = texts_of(rollout.examples, tokenizer)
+        scale = self.run.scale
         if self._watch is None:  # it goes on from the run's lines up to `step`
             lines = read_lines(self._steps.path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            self._watch = Watch(self.options.stop_idle, earlier)
-        updates = self.run.scale.updates_per_rollout
-        self._warn(self._watch.rollout(rollout, updates, texts))
+            self._watch = Watch(self.options.stop_idle, earlier, scale.steps)
+        self._warn(self._watch.rollout(rollout, scale.updates_per_rollout, texts))
 
     def _warn(self, sentence: str | None) -> None:
         """Say something of the run, in its folder and where progress is shown."""
@@ -187,6 +188,15 @@ class RunLogger:
         file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **values})
         for tracker in list(self._trackers) if step > file.last_before else ():
             self._log(tracker, step, _finite(values))
+
+    def _close(self, tracker: Tracker) -> None:
+        """Let a tracker hand over what is left; the run is done, so that a failure is a warning."""
+        try:
+            tracker.close()
+        except Exception as error:  # noqa: BLE001 - as in `_log`
+            name = type(tracker).__name__.strip("_")
+            failed = f"{name} failed at its end ({type(error).__name__}: {error})"
+            self._warn(f"{failed}; the run's numbers are in metrics.jsonl")
 
     def _log(self, tracker: Tracker, step: int, values: dict[str, float]) -> None:
         """Hand a step to a tracker; one that fails is left, for the numbers are in the files."""

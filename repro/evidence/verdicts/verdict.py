@@ -49,6 +49,8 @@ Status = Literal[
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 
+# The source of claims that are bars of this suite rather than the paper's.
+OWN_BAR = "this suite's bar"
 MINIMUM_SEEDS = MINIMUM_DRAWS
 # Timed repeats. A 95 % interval extends 9 standard deviations for two repeats, 2.5 for three.
 MINIMUM_REPEATS = 3
@@ -61,8 +63,8 @@ class Verdict:
     Attributes
     ----------
     about
-        `claim` (of the paper), `mechanism` (of this suite's machinery), `expectation` (derived or
-        blessed) or `paper value`.
+        `claim` (of the paper), `mechanism` (of this suite's machinery), `expectation` (a bar) or
+        `paper value`.
     effect, low, high, unit
         Estimate with its interval: 95 % simultaneously over the family for claims, 95 % for
         expectations; None if there is none.
@@ -79,6 +81,9 @@ class Verdict:
         The paper's effect in these units, and the smallest that matters; None if not declared.
     marks
         {mark: reason} of what a reader of the verdict must know (`marked`); most have none.
+    before
+        Of a bar, the status by the records that are blessed on the same kind of device; None where
+        there are none.
     """
 
     name: str
@@ -99,11 +104,22 @@ class Verdict:
     paper: float | None = None
     matters: float | None = None
     marks: Mapping[str, str] = field(default_factory=dict)
+    before: Status | None = None
+
+    @property
+    def is_bar(self) -> bool:
+        """Whether it is about something that this suite requires of itself."""
+        return self.about == "expectation" or self.source == OWN_BAR
 
     @property
     def own_fault(self) -> bool:
-        """Whether the verdict shows a fault of this suite, not a finding about the paper."""
-        return self.status == "contradicted" and self.about in ("mechanism", "expectation")
+        """Whether the verdict shows a fault of this suite's machinery."""
+        return self.status == "contradicted" and self.about == "mechanism"
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is a bar that is missed and was met by the blessed records."""
+        return self.is_bar and self.status == "contradicted" and self.before == "reproduced"
 
 
 def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:

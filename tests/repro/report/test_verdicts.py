@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,16 +12,13 @@ from repro.judge.check import Checked
 from repro.report.readme import short_word
 from repro.report.verdict_words import (
     BAR_WORDS,
-    BLESSED_WORDS,
     CLAIM_WORDS,
     OWN_BAR,
     Kind,
     counted,
     kind_of,
     labelled,
-    of_kind,
     stated_bars,
-    to_show,
     word,
 )
 from repro.run.places import expected_folder
@@ -54,7 +50,6 @@ def verdict(
         ("paper value", "paper: Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
         ("claim", OWN_BAR, Kind.BAR, "met missed undecided"),
         ("expectation", "derived: the suite's own bar", Kind.BAR, "met missed undecided"),
-        ("expectation", "measured: 5 seeds", Kind.BLESSED, "unchanged changed unclear"),
     ],
 )
 def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
@@ -111,21 +106,12 @@ def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
 
 def test_every_status_has_a_word_of_its_own() -> None:
     assert set(CLAIM_WORDS) == set(get_args(Status))
-    for words in (CLAIM_WORDS, BAR_WORDS, BLESSED_WORDS):
+    for words in (CLAIM_WORDS, BAR_WORDS):
         assert len(set(words.values())) == len(words)
 
 
-def test_stated_bars_are_not_the_blessed_values_of_the_same_name(blessed: list[Checked]) -> None:
+def test_stated_bars_are_bars(blessed: list[Checked]) -> None:
     for checked in blessed:
         bars = [bar.verdict for bar in stated_bars(checked, EXPECTED)]
         assert {kind_of(bar) for bar in bars} <= {Kind.BAR}
     assert sum(len(stated_bars(checked, EXPECTED)) for checked in blessed) > 100
-
-
-def test_values_unchanged_or_not_run_are_counted_alone_and_changed_ones_shown(
-    blessed: list[Checked],
-) -> None:
-    values = of_kind(blessed[0], Kind.BLESSED)[:3]
-    statuses: tuple[Status, ...] = ("reproduced", "contradicted", "not run")
-    mixed = [replace(item, status=said) for item, said in zip(values, statuses, strict=True)]
-    assert to_show(replace(blessed[0], verdicts=mixed)) == mixed[1:2]

@@ -24,10 +24,16 @@ from tests.repro.runlog.conftest import small_of
 
 
 def rollout(
-    mixed: int = 0, reward: tuple[float | None, ...] = (0.0, 0.0), right: float = 0.25
+    mixed: int = 0,
+    reward: tuple[float | None, ...] = (0.0, 0.0),
+    right: float = 0.25,
+    all_cut_off: bool = False,
 ) -> Any:
     return SimpleNamespace(
-        mixed=mixed, graded=[SimpleNamespace(reward=one) for one in reward], lenient_sampled=right
+        mixed=mixed,
+        graded=[SimpleNamespace(reward=one) for one in reward],
+        lenient_sampled=right,
+        all_cut_off=all_cut_off,
     )
 
 
@@ -56,6 +62,13 @@ def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
     assert f"for 5 steps: {why}; accuracy by the lenient reading is 25.0%" in warning
     assert "\n  1. one\n  2. two lines\n  3. xxx" in warning
     assert len(warning) < 800
+
+
+def test_a_run_shorter_than_that_is_warned_of_at_its_end() -> None:
+    watch = Watch(whole=2)
+    cut = rollout(0, (1.0, 0.0), all_cut_off=True)
+    assert watch.rollout(cut, 1, []) is None
+    assert "every completion is cut at the length limit" in str(watch.rollout(cut, 1, []))
 
 
 def test_one_lesson_starts_the_count_again() -> None:
