@@ -36,6 +36,7 @@ from repro.run.select import Selection
 from repro.spec.config import TrainScale
 from repro.spec.target import Claim
 from repro.spec.tier import SMOKE_SEEDS, Tier
+from repro.targets import TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +77,21 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     evidence = gather(selection, runs, expected)
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    matched, verdicts = [], {}
-    for claim in target.claims:
-        mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
-        if mismatch is None:
-            matched.append(claim)
-            continue
-        place = source_of(runs).place(selection.tier.value, selection.source.name)
-        evidence.refused.append((place, mismatch))
-        metric = target.metric(claim.metric)
-        verdicts[claim.name] = undecided(claim, metric, "not run", f"refused: {mismatch}")
-    by_name = {claim.name: claim for claim in matched}
+    refused = {
+        claim.name: mismatch
+        for claim in target.claims
+        if not set(claim.arms) & set(absent)
+        and (mismatch := _mismatch(selection, claim, evidence)) is not None
+    }
+    place = source_of(runs).place(selection.tier.value, selection.source.name)
+    evidence.refused += [(place, mismatch) for mismatch in refused.values()]
     plans = Plans(selection, read_plans(expected))
-    for verdict in _judged(selection, matched, evidence, absent):
-        claim = by_name[verdict.name]
+    ordered = []
+    judged = _judged(selection, evidence, absent, refused)
+    for claim, verdict in zip(target.claims, judged, strict=True):
         late = plans.post_hoc(claim, evidence.every_record())
-        stated = _with_caveat(selection, claim, evidence, verdict)
-        verdicts[verdict.name] = _labelled(stated, late)
-    ordered = [verdicts[claim.name] for claim in target.claims]
+        stated = _with_caveat(selection, claim, evidence, verdict).marked("post hoc", late)
+        ordered.append(stated.marked("exploratory", _unstated(selection)))
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)
@@ -114,34 +112,42 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
 
 def _judged(
     selection: Selection,
-    claims: Sequence[Claim],
     evidence: Evidence,
     absent: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> list[Verdict]:
     """Return a verdict per claim; claims of the paper are not addressed at the smoke tier."""
     target, smoke = selection.target, selection.tier is Tier.SMOKE
     metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
     sentence = "the smoke tier judges the machinery alone"
-    left = [claim for claim in claims if smoke and not claim.mechanism]
-    return [
-        *(undecided(item, metrics[item.metric], "not addressed", sentence) for item in left),
-        *judge(
-            [claim for claim in claims if claim not in left],
+    addressed = [
+        claim for claim in target.claims if claim.mechanism or not smoke or claim.name in refused
+    ]
+    judged = iter(
+        judge(
+            addressed,
             metrics,
             {name: evidence.values(name) for name in metrics},
             absent,
             evidence.lost(arm.name for arm in target.arms),
+            refused=refused,
             fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
             timed=evidence.timed,
-        ),
+        )
+    )
+    return [
+        next(judged)
+        if claim in addressed
+        else undecided(claim, metrics[claim.metric], "not addressed", sentence)
+        for claim in target.claims
     ]
 
 
-def _labelled(verdict: Verdict, late: str) -> Verdict:
-    """Mark a verdict as post hoc if its rules are newer than its runs; `late` is the reason."""
-    if not late or verdict.status == "not run":
-        return verdict
-    return dataclasses.replace(verdict, post_hoc=late, sentence=f"{verdict.sentence}. {late}")
+def _unstated(selection: Selection) -> str:
+    """Return why a selection's verdicts are exploratory; empty for what a target states."""
+    if selection.source in TARGETS:
+        return ""
+    return "its runs have settings that no target states, so nothing fixed its claims before them"
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:

@@ -46,7 +46,7 @@ class Row:
     kind
         What the statement is about, in the words of `repro.report.verdict_words.Kind`.
     verdict
-        The status in the words of its kind, *post hoc* and q with it.
+        The status in the words of its kind, its marks and q with it.
     treatment
         For targets that measure a dose: whether the paper's was delivered. Else empty.
     effect, low, high, unit, n, p, q, matters
@@ -77,7 +77,7 @@ class Row:
     q: float | None
     paper: float | None
     matters: float | None
-    post_hoc: str
+    marks: str
     model: str
     kernels: str
     arms: str
@@ -160,6 +160,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 verdict=labelled(verdict),
                 treatment=given.get(arms[0], ""),
                 **{name: getattr(verdict, name) for name in _ALIKE},
+                marks="; ".join(f"{mark}: {why}" for mark, why in verdict.marks.items()),
                 paper=_papers(checked, expected, verdict, arms, metric, pairs),
                 model=_model(checked, metric),
                 kernels=_kernels(checked, arms),
@@ -172,7 +173,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     return rows
 
 
-_ALIKE = ("effect", "low", "high", "unit", "n", "p", "q", "matters", "post_hoc")
+_ALIKE = ("effect", "low", "high", "unit", "n", "p", "q", "matters")
 
 
 def _place(checked: Checked) -> dict[str, Any]:

@@ -10,8 +10,9 @@ what was judged; only this module has the words:
 * a value blessed earlier: unchanged, changed, unclear, not run.
 
 A blessed value's interval has two sides, so `changed` may be better or worse; only
-`repro.regression` says *regressed*, of values shown to be worse. *Post hoc* is added if the rules
-are newer than the runs, and q if over the study a target's result may be luck.
+`repro.regression` says *regressed*, of values shown to be worse. A verdict's marks follow its word
+everywhere, and q if over the study a target's result may be luck. What is exploratory is counted
+apart, whatever its status.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.verdict import SHOWN, Status, Verdict
+from repro.evidence.verdicts.verdict import MARKS, SHOWN, Mark, Status, Verdict
 from repro.judge.check import Checked, device_name
 from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
@@ -31,6 +32,7 @@ from repro.spec.tier import Tier
 OWN_BAR = "this suite's bar"
 NO_DIFFERENCE = "no difference within"
 BY_CHANCE = f"q >= {100 * ALPHA:g} %"
+EXPLORATORY: Mark = "exploratory"
 
 
 class Kind(Enum):
@@ -91,8 +93,8 @@ def word(verdict: Verdict) -> str:
 
 
 def labelled(verdict: Verdict) -> str:
-    """Return the verdict's word, that it is post hoc if it is, and a q at which it is not shown."""
-    notes = ["post hoc"] * bool(verdict.post_hoc)
+    """Return the verdict's word, its marks, and a q at which it is not shown."""
+    notes: list[str] = [mark for mark in MARKS if mark in verdict.marks]
     if _is_by_chance(verdict):
         notes.append(f"q = {verdict.q:.2g}")
     return ", ".join([word(verdict), *notes])
@@ -113,38 +115,42 @@ def about(verdict: Verdict) -> str:
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`."""
+    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`.
+
+    Exploratory ones, whatever their words, are counted together, last.
+    """
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault(_group(verdict), []).append(verdict)
+        name = EXPLORATORY if EXPLORATORY in verdict.marks else _group(verdict)
+        groups.setdefault(name, []).append(verdict)
     ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
     return ", ".join(
-        f"{len(groups[name])} {name}{_notes(groups[name])}" for name in ordered if name in groups
+        f"{len(groups[name])} {name}{_notes(groups[name])}"
+        for name in (*ordered, EXPLORATORY)
+        if name in groups
     )
 
 
 def _notes(verdicts: Sequence[Verdict]) -> str:
     """Return in brackets how many verdicts are so marked, without a number where all are."""
-    marks = {
-        "post hoc": [item for item in verdicts if item.post_hoc],
-        BY_CHANCE: [item for item in verdicts if _is_by_chance(item)],
-    }
     notes = ", ".join(
         mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
-        for mark, marked in marks.items()
-        if marked
+        for mark, marked in _marked(verdicts).items()
+        if mark != EXPLORATORY
     )
     return f" ({notes})" if notes else ""
 
 
 def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
     """Return the marks that must follow a word for several verdicts."""
-    every = list(verdicts)
-    marks = {
-        "post hoc": any(item.post_hoc for item in every),
-        BY_CHANCE: any(map(_is_by_chance, every)),
-    }
-    return [mark for mark, is_so in marks.items() if is_so]
+    return list(_marked(list(verdicts)))
+
+
+def _marked(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Return the verdicts that carry each mark, of marks that any of them carries."""
+    marked = {mark: [item for item in verdicts if mark in item.marks] for mark in MARKS}
+    by_chance = [item for item in verdicts if _is_by_chance(item)]
+    return {mark: items for mark, items in {**marked, BY_CHANCE: by_chance}.items() if items}
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:

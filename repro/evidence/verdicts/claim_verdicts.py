@@ -1,5 +1,9 @@
 """Verdicts on claims: a test per claim, a correction over the family, a status per claim.
 
+The family is that of the claims that are stated, whichever were sent: a claim without a test (an
+arm is absent, seeds are too few) counts in it with p = 1. So leaving arms out makes no verdict
+stronger. Claims that no records could decide, by their design, cost the others nothing.
+
 `repro.evidence.verdicts.verdict` defines the statuses, `repro.evidence.verdicts.sizes` the effect
 sizes, and `repro.evidence.verdicts.comparison` the tests.
 """
@@ -20,7 +24,14 @@ from repro.evidence.verdicts.comparison import (
     compare,
     contrasts,
 )
-from repro.evidence.verdicts.sizes import Pair, Sizes, Values, not_testable, sizes_of
+from repro.evidence.verdicts.sizes import (
+    Pair,
+    Sizes,
+    Values,
+    not_testable,
+    sizes_of,
+    undecidable,
+)
 from repro.evidence.verdicts.verdict import (
     MINIMUM_REPEATS,
     MINIMUM_SEEDS,
@@ -49,6 +60,7 @@ def judge(
     absent: Mapping[str, str],
     lost: Mapping[str, str],
     *,
+    refused: Mapping[str, str] | None = None,
     fewest: int = MINIMUM_SEEDS,
     timed: bool = False,
 ) -> list[Verdict]:
@@ -56,30 +68,52 @@ def judge(
 
     Parameters
     ----------
+    claims
+        All that the target states, whose arms have records or not.
     values
         {metric: {arm: {pair: value}}}.
     absent
         {arm: sentence} for arms without usable records.
     lost
         {arm: sentence} for arms with planned seeds that failed or have no record.
+    refused
+        {claim: sentence} for claims whose arms must not be compared.
     fewest
         Seeds that a verdict needs; timed repeats need `MINIMUM_REPEATS`.
     timed
         Whether the pairs are timed repeats.
     """
     needed, pair = (MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
-    tested = [_test(claim, metrics, values, absent, lost, needed, pair) for claim in claims]
+    tested = [
+        undecided(claim, metrics[claim.metric], "not run", f"refused: {refused[claim.name]}")
+        if refused and claim.name in refused
+        else _test(claim, metrics, values, absent, lost, needed, pair)
+        for claim in claims
+    ]
     final = [item if isinstance(item, Verdict) else item.verdict for item in tested]
     for mechanism in (False, True):
-        family = {
-            index: item
+        family = [
+            index
             for index, (claim, item) in enumerate(zip(claims, tested, strict=True))
-            if claim.mechanism is mechanism and isinstance(item, _Tested)
-        }
-        adjusted = st.holm([item.compared.p for item in family.values()])
-        for (index, item), p in zip(family.items(), adjusted, strict=True):
-            final[index] = _decide(claims[index], item, p, len(family))
+            if claim.mechanism is mechanism and _counts(claim, item)
+        ]
+        adjusted = st.holm([_p_of(tested[index]) for index in family])
+        for index, p in zip(family, adjusted, strict=True):
+            item = tested[index]
+            if isinstance(item, _Tested):
+                final[index] = _decide(claims[index], item, p, len(family))
     return final
+
+
+def _counts(claim: Claim, item: _Tested | Verdict) -> bool:
+    """Whether a claim is one of its family: tested, or stated and without a test."""
+    if isinstance(item, _Tested):
+        return True
+    return not undecidable(claim) and item.status != "not testable"
+
+
+def _p_of(item: _Tested | Verdict) -> float:
+    return item.compared.p if isinstance(item, _Tested) else 1.0
 
 
 def _test(

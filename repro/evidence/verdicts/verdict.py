@@ -17,8 +17,9 @@ effect, and the smallest effect that matters:
 
 *Shown* means significant after Holm's correction over the claims of one target; claims about the
 machinery are a separate family. Intervals are simultaneous over the same family (Bonferroni), so
-that *excluded* and *no difference* hold jointly. Claims that are not testable are not part of the
-family. An order of arms is first tested as a trend. A planned seed without a record counts as
+that *excluded* and *no difference* hold jointly. The family is the target's claims whichever arms
+were run: one without a test counts with p = 1, and only those that are not testable are left out.
+An order of arms is first tested as a trend. A planned seed without a record counts as
 failed; with a failed seed the only possible decision is a fault of this suite's machinery.
 `repro.report.verdict_words` has the words that pages use for a status.
 """
@@ -26,8 +27,8 @@ failed; with a failed seed the only possible decision is a fault of this suite's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
@@ -47,6 +48,10 @@ Status = Literal[
     "not run",
     "not addressed",
 ]
+# What must be read with a status. An exploratory verdict is of settings that no target states, and
+# counts nowhere as a result; a post hoc one is by rules that are younger than its runs.
+Mark = Literal["exploratory", "post hoc"]
+MARKS: tuple[Mark, ...] = get_args(Mark)
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 
@@ -78,8 +83,8 @@ class Verdict:
         Smallest effect that n seeds show with probability 0.8.
     paper, matters
         The paper's effect in these units, and the smallest that matters; None if not declared.
-    post_hoc
-        Reason why the rules were not fixed before the runs; empty if they were.
+    marks
+        {mark: reason} of what must be read with the status wherever it stands (`MARKS`).
     """
 
     name: str
@@ -99,7 +104,14 @@ class Verdict:
     detectable: float | None = None
     paper: float | None = None
     matters: float | None = None
-    post_hoc: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+    def marked(self, mark: Mark, reason: str) -> Verdict:
+        """Return the verdict with a mark and its reason; itself without one, or if not judged."""
+        if not reason or self.status in ("not run", "not addressed"):
+            return self
+        sentence = f"{self.sentence}. {mark.capitalize()}: {reason}"
+        return replace(self, marks={**self.marks, mark: reason}, sentence=sentence)
 
     @property
     def own_fault(self) -> bool:
@@ -110,13 +122,14 @@ class Verdict:
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts of a study with q, the false-discovery rate at which each is shown.
 
-    By Benjamini and Hochberg's method over all tested claims, except those about the machinery,
-    which are expected to hold.
+    By Benjamini and Hochberg's method over all claims but those about the machinery, which are
+    expected to hold; one without a test has p = 1, if it is testable.
     """
-    tested = [v for v in verdicts if v.about == "claim" and v.p_alone is not None]
-    rates = st.false_discovery([v.p_alone for v in tested if v.p_alone is not None])
-    by_verdict = {id(v): q for v, q in zip(tested, rates, strict=True)}
-    return [_with_rate(v, by_verdict.get(id(v)), len(tested)) for v in verdicts]
+    left_out = ("not testable", "not addressed")
+    study = [v for v in verdicts if v.about == "claim" and v.status not in left_out]
+    rates = st.false_discovery([1.0 if v.p_alone is None else v.p_alone for v in study])
+    by_verdict = {id(v): q for v, q in zip(study, rates, strict=True) if v.p_alone is not None}
+    return [_with_rate(v, by_verdict.get(id(v)), len(study)) for v in verdicts]
 
 
 def _with_rate(verdict: Verdict, q: float | None, study: int) -> Verdict:

@@ -45,7 +45,7 @@ def test_each_claim_has_one_row_with_its_verdict(every_blessed: list[Checked]) -
         (c.selection.target.name, c.selection.tier, v.name)
         for c in every_blessed
         for v in c.verdicts
-        if v.about in ("claim", "mechanism") and v.post_hoc and v.status != "not addressed"
+        if v.about in ("claim", "mechanism") and v.marks and v.status != "not addressed"
     })  # fmt: skip
 
 

@@ -87,7 +87,8 @@ def test_one_word_says_what_all_deciding_statements_say(
     verdict = blessed_of("table6").verdicts[0]
     assert short_word([dataclasses.replace(verdict, status=item) for item in statuses]) == said
     marked = [
-        dataclasses.replace(verdict, status=item, post_hoc="late", q=0.14) for item in statuses
+        dataclasses.replace(verdict, status=item, marks={"post hoc": "late"}, q=0.14)
+        for item in statuses
     ]
     shown = ", q >= 5 %" if set(statuses) & set(SHOWN) else ""
     assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc{shown}")

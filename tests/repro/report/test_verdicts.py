@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from repro.evidence.verdicts.verdict import Status, Verdict
+from repro.evidence.verdicts.verdict import Mark, Status, Verdict
 from repro.judge.check import Checked
 from repro.report.verdict_words import (
     BAR_WORDS,
@@ -18,6 +19,7 @@ from repro.report.verdict_words import (
     counted,
     kind_of,
     labelled,
+    marks_of,
     of_kind,
     stated_bars,
     to_show,
@@ -34,12 +36,13 @@ def verdict(
     about: str = "claim",
     source: str = "Table 1",
     matters: float | None = None,
-    post_hoc: str = "",
+    marks: Sequence[Mark] = (),
     q: float | None = None,
 ) -> Verdict:
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
-        sentence="because", matters=matters, unit="points", post_hoc=post_hoc, q=q,
+        sentence="because", matters=matters, unit="points", q=q,
+        marks=dict.fromkeys(marks, "why"),
     )  # fmt: skip
 
 
@@ -79,21 +82,32 @@ def test_no_difference_says_within_what_and_is_counted_without() -> None:
 
 def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
     assert labelled(verdict("excluded")) == "excluded at the paper's size"
-    late = verdict("excluded", post_hoc="the plan of these runs has other rules")
+    late = verdict("excluded", marks=["post hoc"])
     assert labelled(late) == "excluded at the paper's size, post hoc"
     assert word(late) == "excluded at the paper's size"
 
 
 def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
-    lucky = verdict("reproduced", q=0.14, post_hoc="other rules")
+    lucky = verdict("reproduced", q=0.14, marks=["post hoc"])
     assert labelled(lucky) == "reproduced, post hoc, q = 0.14"
     assert labelled(verdict("reproduced", q=0.01)) == "reproduced"
     assert labelled(verdict("inconclusive", q=0.9)) == "inconclusive"
     assert counted([lucky]) == "1 reproduced (post hoc, q >= 5 %)"
-    late = verdict("inconclusive", post_hoc="other rules")
+    late = verdict("inconclusive", marks=["post hoc"])
     assert counted([lucky, verdict("reproduced"), late, late]) == (
         "2 reproduced (1 post hoc, 1 q >= 5 %), 2 inconclusive (post hoc)"
     )
+
+
+def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
+    tried = [verdict(status, marks=["exploratory"]) for status in ("reproduced", "contradicted")]
+    assert labelled(tried[0]) == "reproduced, exploratory"
+    assert counted(tried) == "2 exploratory"
+    stated = [verdict("reproduced"), verdict("inconclusive")]
+    assert counted([*tried, *stated]) == "1 reproduced, 1 inconclusive, 2 exploratory"
+    late = verdict("reproduced", marks=["exploratory", "post hoc"])
+    assert counted([*tried, late]) == "3 exploratory (1 post hoc)"
+    assert marks_of([*stated, late]) == ["exploratory", "post hoc"]
 
 
 def test_every_status_has_a_word_of_its_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ from repro.evidence.plans import KeptPlan, keep_plans, plan_line
 from repro.evidence.record import Record, failed_record
 from repro.judge.check import check_selection
 from repro.judge.gathering import gather
+from repro.report.console import conclusion
+from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
-from repro.run.select import Selection, select
+from repro.run.select import Changes, Selection, select
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -127,8 +130,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
         digest = earlier_plan.digest[:12]
-        assert verdict.post_hoc == f"Post hoc: the plan of these runs ({digest}) has other rules"
-        assert verdict.sentence.endswith(verdict.post_hoc)
+        assert verdict.marks == {"post hoc": f"the plan of these runs ({digest}) has other rules"}
 
 
 def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
@@ -162,3 +164,20 @@ def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> 
     evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
+
+
+def test_verdicts_on_settings_of_ones_own_are_exploratory_and_out_of_the_count(
+    tmp_path: Path, planned_record: Maker
+) -> None:
+    arms = ["bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn"]
+    for changes in (Changes(steps=12), Changes(limit=100), Changes(settings={"group_size": 4})):
+        (selection,) = select(["study"], tier="mini", changes=changes)
+        for run in selection.plan(arms=arms):
+            planned_record(run).write(tmp_path)
+        checked = check_selection(selection, tmp_path, expected_folder(None))
+        judged = [item for item in checked.verdicts if item.status != "not run"]
+        assert {"aqn_helps", "bf16_lora_gains"} <= {item.name for item in judged}
+        assert all(set(item.marks) == {"exploratory"} for item in judged)
+        paper = counted(of_kind(checked, Kind.PAPER))
+        assert re.fullmatch(r"\d+ not run, \d+ exploratory", paper)
+        assert paper in conclusion([checked])
