@@ -106,7 +106,10 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             "paper value" if expectation.source == "paper" else "expectation",
             lost.get(expectation.arm, "") if counted else "",
         )
-        ordered.append(_explained(verdict, expectation.metric, [expectation.arm], evidence))
+        explained = _explained(verdict, expectation.metric, [expectation.arm], evidence)
+        runs_of_arm = evidence.records.get(expectation.arm, {}).values()
+        late = expectation.late(record.started for record in runs_of_arm)
+        ordered.append(explained.marked("post hoc", late))
     return Checked(selection=selection, evidence=evidence, verdicts=ordered, lacking=lacking)
 
 

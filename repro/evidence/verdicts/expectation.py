@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ class Expectation:
         A better value than `accept` asks for, printed beside it; None where there is none.
     statistic
         `mean` compares the mean's interval; `every_seed` compares each seed's value.
+    stated
+        When a bar was first committed with these bounds; None for one older than the store.
     """
 
     arm: str
@@ -53,17 +56,30 @@ class Expectation:
     because: str
     statistic: Statistic = "mean"
     goal: float | None = None
+    stated: datetime | None = None
 
     def __post_init__(self) -> None:
         low, high = self.accept
         bounds = [bound for bound in self.accept if bound is not None]
         if not bounds or bounds != sorted(bounds):
             raise ValueError(f"{self.arm} {self.metric}: accepts {low} to {high}; needs bounds")
+        if self.stated is not None and self.stated.tzinfo is None:
+            raise ValueError(f"{self.arm} {self.metric}: stated {self.stated}; needs an offset (Z)")
 
     def holds(self, value: float) -> bool:
         """Whether a value is in the accepted interval."""
         low, high = self.accept
         return (low is None or value >= low) and (high is None or value <= high)
+
+    def late(self, started: Iterable[str]) -> str:
+        """Return why it is younger than runs that started at these ISO times; empty if it is not."""
+        if self.stated is None:
+            return ""
+        first = min(map(datetime.fromisoformat, started), default=self.stated)
+        if first >= self.stated:
+            return ""
+        at = "%Y-%m-%d %H:%M"
+        return f"the bar was stated at {self.stated:{at}}, after the run began ({first:{at}})"
 
     def text(self) -> str:
         """Return the accepted interval as text."""
@@ -110,8 +126,9 @@ def _group(
     bars: Sequence[Mapping[str, Any]],
     statistic: Statistic = "mean",
     device: str | None = None,
+    stated: datetime | None = None,
 ) -> list[Expectation]:
-    return [_bar(because, statistic, **bar) for bar in bars]
+    return [_bar(because, statistic, **{"stated": stated, **bar}) for bar in bars]
 
 
 def _bar(
@@ -122,6 +139,7 @@ def _bar(
     at_least: float | None = None,
     at_most: float | None = None,
     goal: float | None = None,
+    stated: datetime | None = None,
 ) -> Expectation:
     return Expectation(
         arm=arm,
@@ -131,4 +149,5 @@ def _bar(
         because=because,
         statistic=statistic,
         goal=goal,
+        stated=stated,
     )
