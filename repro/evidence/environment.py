@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_digest
+from repro.spec.byte_sizes import MEMORY_VARIABLE
 
 PACKAGES = (
     "qerl-repro",
@@ -46,6 +47,7 @@ VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_CUDA_ALLOC_CONF",
     "MALLOC_TRIM_THRESHOLD_",
+    MEMORY_VARIABLE,
 )
 
 

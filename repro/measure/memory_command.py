@@ -6,7 +6,6 @@ Stated in decimal gigabytes (10^9 bytes), as cards and the paper are; a budget m
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import Any, get_args
 
@@ -18,9 +17,9 @@ from repro.models.memory_plan import (
     plan_memory,
 )
 from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, require
+from repro.spec.byte_sizes import parse_bytes
 from repro.spec.shapes import SHAPES, shape_named
 
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 # The flags of a step: their defaults, and how they are read.
 _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -35,17 +34,6 @@ _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of `80GB`, `40 GiB` or a plain number; `ValueError` for anything else."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
-    if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
-        raise ValueError(f"--budget {text}: needs a size such as 80GB or 40GiB")
-    nbytes = int(float(match[1]) * _UNITS[match[2]])
-    if nbytes <= 0:
-        raise ValueError(f"--budget {text}: needs more than nothing")
-    return nbytes
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +69,7 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
 def main_memory(args: argparse.Namespace) -> int:
     """Print the plan; return 0 when the step fits its budget, 1 when it does not."""
     given = {name: getattr(args, name, default) for name, (default, _) in _FLAGS.items()}
-    budget = parse_bytes(given.pop("budget"))
+    budget = parse_bytes(given.pop("budget"), "--budget")
     shape, weight_format = shape_named(args.model), given.pop("format")
     largest = StepShape(
         **given,

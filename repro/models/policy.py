@@ -58,6 +58,7 @@ from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
+from repro.spec.byte_sizes import usable_bytes
 
 COMPUTE_DTYPES = {
     "float32": torch.float32,
@@ -169,6 +170,8 @@ def load_policy(
     folder = checkpoints.resolve(checkpoint, revision)
     digest = checkpoints.verify(folder)
     base_dtype = torch.float32 if training == "full" else dtype
+    if torch.device(device).type == "cuda":
+        device_bytes(torch.device(device))  # holds the allocator to its limit
     description = read_description(folder)
     require(
         description.stored_format is None or (order is None and rounding is None),
@@ -273,6 +276,15 @@ def device_named(named: str | None) -> str:
     present = torch.cuda.is_available()
     require(named != "cuda" or present, "--device cuda: torch finds no CUDA device; needs cpu")
     return named or ("cuda" if present else "cpu")
+
+
+def device_bytes(device: torch.device) -> int:
+    """Return the bytes of a CUDA device that this process may use, and hold its allocator to it."""
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    usable = usable_bytes(total)
+    if usable < total:
+        torch.cuda.set_per_process_memory_fraction(usable / total, device)
+    return usable
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:

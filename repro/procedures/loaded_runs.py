@@ -146,7 +146,21 @@ class LoadedRuns:
             answers = self.evaluation.greedy(self.problems.development, alive)
             return [None if own is None else fmean(own.accuracy) for own in answers]
 
+        def on_test(step: int, alive: Sequence[bool]) -> list[dict[str, float] | None]:
+            del step
+            answers = self.evaluation.final(self.problems.test, {}, alive)
+            return [
+                {
+                    name: fmean(own.accuracy)
+                    for name, own in zip(answers, of_run, strict=True)
+                    if own
+                }
+                or None
+                for of_run in zip(*answers.values(), strict=True)
+            ]
+
         return Hooks(
+            test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
             should_stop=should_stop,

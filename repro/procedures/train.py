@@ -30,7 +30,7 @@ from repro.measure.memory_use import reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -254,7 +254,7 @@ def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | No
     if memory is None:
         return None
     # With different cards, the smallest one decides for all ranks.
-    room = Ranks.joined().least(torch.cuda.get_device_properties(device).total_memory)
+    room = Ranks.joined().least(device_bytes(device))
     step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
@@ -268,7 +268,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         memory = training_memory(run.arm, scale)
         if memory is None or policy.device.type == "cpu":
             return VllmSampler(policy, max_positions=positions)
-        whole = torch.cuda.get_device_properties(policy.device).total_memory
+        whole = device_bytes(policy.device)
         share = memory.served_share(whole)
         return VllmSampler(policy, max_positions=positions, memory_share=share)
     return sampler_for(

@@ -13,7 +13,7 @@ from pathlib import Path
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
 from repro.rl.policies import Policies
-from repro.rl.rollout_receipts import Tally, Values, note_accuracy
+from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
 from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
 from repro.spec.config import TrainScale
 
@@ -34,6 +34,9 @@ class Hooks:
         Takes the number of steps done and which runs are alive; returns the held-out accuracy of
         each run, in percent. Called without added noise every `scale.evaluation.every` steps, and
         before the first step if the scale has a `token_budget`. None: no evaluation.
+    test
+        Takes the same; returns each run's metrics on the test split, in percent. Called without
+        added noise after the steps that `scale.evaluation.test_at` names.
     on_step
         Takes the number of steps done and the values of each run, None for frozen ones: those of
         its series, and the wall seconds of the step's phases for all runs (`repro.rl.clock`).
@@ -51,6 +54,7 @@ class Hooks:
     """
 
     evaluate: Callable[[int, Sequence[bool]], Sequence[float | None]] | None = None
+    test: Callable[[int, Sequence[bool]], Sequence[Mapping[str, float] | None]] | None = None
     on_step: Callable[[int, StepValues], None] | None = None
     on_rollout: OnRollout | None = None
     on_fault: Callable[[int, Sequence[GrowingRollout]], str] | None = None
@@ -88,6 +92,10 @@ def run_steps(
         if every >= 1 and state.step // every != began // every:
             clock.mark("idle")
             _evaluate(policies, state, hooks)
+            clock.leave_out()
+        if any(began < step <= state.step for step in scale.evaluation.test_at):
+            clock.mark("idle")
+            _test(policies, state, hooks)
             clock.leave_out()
         if state.step - saved >= scale.checkpoint_every:
             _save(policies, state, hooks, folder)
@@ -131,6 +139,18 @@ def _evaluate(policies: Policies, state: RunStates, hooks: Hooks) -> None:
     for run, accuracy in zip(state.runs, accuracies, strict=True):
         if accuracy is not None:
             note_accuracy(run, state.step, accuracy)
+    state.count_seconds("evaluation_seconds", started)
+
+
+def _test(policies: Policies, state: RunStates, hooks: Hooks) -> None:
+    """Answer the test split with every live run, without noise, and note what it gave."""
+    if hooks.test is None:
+        return
+    started = time.perf_counter()
+    policies.refresh()
+    for run, values in zip(state.runs, hooks.test(state.step, state.alive), strict=True):
+        if values is not None:
+            note_test(run, state.step, values)
     state.count_seconds("evaluation_seconds", started)
 
 

@@ -155,6 +155,13 @@ def _largest_group_mean(rollout: Rollout) -> float:
     return float((sums / torch.bincount(group, minlength=len(sums)).clamp(min=1)).abs().max())
 
 
+def note_test(state: TrainState, step: int, values: Mapping[str, float]) -> None:
+    """Note what the test split gave after `step` steps, as series `test_<metric>`."""
+    state.series.setdefault("test_steps", []).append(step)
+    for name, value in values.items():
+        state.series.setdefault(f"test_{name}", []).append(value)
+
+
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     """Note a held-out accuracy with the steps and the tokens sampled for training behind it."""
     sampled = state.facts["rows"]["tokens_sampled"] if step else 0

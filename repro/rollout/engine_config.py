@@ -10,6 +10,7 @@ import torch
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
 from repro.spec.arm import require, require_choice
+from repro.spec.byte_sizes import usable_bytes
 
 Products = Literal["own", "bitsandbytes"]
 
@@ -103,5 +104,7 @@ def cache_blocks(
     heads = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
     block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
     block_bytes *= policy.compute_dtype.itemsize
-    free, _ = torch.cuda.mem_get_info(policy.device)
+    free, total = torch.cuda.mem_get_info(policy.device)
+    # Of what the allocator may reserve, some is in use.
+    free = min(free, usable_bytes(total) - torch.cuda.memory_reserved(policy.device))
     return min(needed, int((free - reserved) * share) // block_bytes)

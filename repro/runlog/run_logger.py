@@ -3,7 +3,7 @@
 In each run's folder, which lies beside its record and is named by its digest:
 
     metrics.jsonl        one line per step: what the record's series will hold
-    evaluations.jsonl    one line per evaluation on the development split
+    evaluations.jsonl    one line per evaluation on the development or test split
     warnings.txt         what was said of it on the way, if anything
     completions/         one Parquet file per rollout, where asked for (`--completions`)
     tensorboard/, wandb/ where asked for (`--log`)
@@ -134,8 +134,15 @@ class RunLogger:
             self.evaluations(step, accuracies)
             return accuracies
 
+        def test(step: int, alive: Sequence[bool]) -> Sequence[Mapping[str, float] | None]:
+            every = cast(Any, hooks.test)(step, alive)
+            named = [own and {f"test_{name}": own[name] for name in own} for own in every]
+            self._take(self._evaluations, step, named)
+            return every
+
         return dataclasses.replace(
             hooks,
+            test=None if hooks.test is None else test,
             evaluate=None if hooks.evaluate is None else evaluate,
             on_step=on_step,
             on_rollout=lambda step, rollouts: self.rollouts(step, rollouts, tokenizer),

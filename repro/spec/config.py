@@ -127,6 +127,9 @@ class EvaluationConfig:
     sampling
         "temperature 0.6, top_p 0.95, 4096 tokens, evaluated multiple times" (section 4.1);
         the number of times is not stated.
+    test_at
+        Steps after which the test split is answered as at the end, sampled and greedily; the end
+        is tested in any case.
     token_budget
         Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
         none.
@@ -142,6 +145,7 @@ class EvaluationConfig:
     every: int = 0
     samples: int = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
+    test_at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     token_budget: int = field(default=0, metadata=OMIT_AT_DEFAULT)
     at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     threshold: float = field(default=0.0, metadata=OMIT_AT_DEFAULT)
@@ -151,6 +155,11 @@ class EvaluationConfig:
             0 <= self.threshold <= 100,
             f"evaluation.threshold is {self.threshold}; it must lie in [0, 100] percent",
         )
+        for step, before in zip(self.test_at, (0, *self.test_at), strict=False):
+            require(
+                step > before,
+                f"evaluation.test_at is {self.test_at}; its steps must rise, from 1 on",
+            )
         for k in self.at:
             require(
                 1 <= k <= self.samples,
@@ -283,6 +292,16 @@ class TrainScale:
         require(
             self.accuracy_over == "split" or bool(self.test_sets),
             "accuracy_over is sets; it needs test_sets",
+        )
+        late = [step for step in self.evaluation.test_at if step >= self.steps]
+        require(
+            not late,
+            f"evaluation.test_at names step {late[:1]}; the run has {self.steps}, and its end is "
+            "tested in any case",
+        )
+        require(
+            not self.evaluation.test_at or self.accuracy_over == "split",
+            "evaluation.test_at answers the test split; accuracy_over must be split",
         )
         every, held_out = self.evaluation.every, self.data.development_problems
         require(

@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from repro.spec.arm import unknown
+from repro.spec.byte_sizes import usable_bytes
 from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
@@ -29,7 +30,10 @@ _COMPUTE_CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One CUDA device, with its (major, minor) compute capability, as the driver reports it."""
+    """One CUDA device, with its (major, minor) compute capability, as the driver reports it.
+
+    `memory_bytes` is what this process may use (`repro.spec.byte_sizes`).
+    """
 
     name: str
     capability: tuple[int, int]
@@ -151,7 +155,7 @@ def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
     return CudaDevice(
         name=name.value.decode(errors="replace"),
         capability=(major.value, minor.value),
-        memory_bytes=memory.value,
+        memory_bytes=usable_bytes(memory.value),
     )
 
 

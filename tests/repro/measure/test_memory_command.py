@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from repro.__main__ import main
-from repro.measure.memory_command import parse_bytes
+from repro.spec.byte_sizes import MEMORY_VARIABLE, parse_bytes, usable_bytes
 
 COMMAND = ["plan", "memory", "--model", "32b", "--format", "nvfp4", "--rank", "32"]
 BATCH = ["--prompts", "16", "--group", "8", "--prompt-tokens", "256", "--completion-tokens", "2048"]
@@ -54,10 +54,22 @@ def test_flags_may_stand_before_the_target(capsys: pytest.CaptureFixture[str]) -
     ("text", "nbytes"), [("80GB", 80 * 10**9), ("40 GiB", 40 * 2**30), ("1.5gb", 1_500_000_000)]
 )
 def test_sizes_are_read(text: str, nbytes: int) -> None:
-    assert parse_bytes(text) == nbytes
+    assert parse_bytes(text, "--budget") == nbytes
 
 
 @pytest.mark.parametrize("text", ["much", "8 TBs", "0GB", "1.2.3GB"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--budget"):
-        parse_bytes(text)
+        parse_bytes(text, "--budget")
+
+
+def test_a_process_uses_no_more_of_a_device_than_the_variable_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert usable_bytes(80) == 80
+    monkeypatch.setenv(MEMORY_VARIABLE, "24GB")
+    assert usable_bytes(80 * 10**9) == 24 * 10**9
+    assert usable_bytes(16 * 10**9) == 16 * 10**9
+    monkeypatch.setenv(MEMORY_VARIABLE, "most")
+    with pytest.raises(ValueError, match=f"{MEMORY_VARIABLE} most"):
+        usable_bytes(80)
