@@ -4,6 +4,12 @@ One line per target, tier, device and plan that blessed records carry. The plans
 repeat each other, lie beside it (`plans.jsonl.xz`), one JSON object per line, and are found by
 their digests. A plan's digest is in each record that was made under it (`repro.run.analysis_plan`),
 so a plan that was edited is nobody's, and the line that names the one of before is refused.
+
+Plans made before 2026-11-28 were spelled in another way. Their records carry the digest of that
+spelling; the line names as `kept` the digest of the same plan as it is spelled now. They were
+translated once, from the spelling of commit d912b161; they hold the outcomes
+that the code of their runs gave (`repro.evidence.verdicts.rules`), but for those of arms left out:
+such claims count with p = 1 since, which makes no verdict stronger.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from repro.spec.whole_files import replace_files, stamp_of
 
 FILE = "plans.tsv"
 WHOLE = "plans.jsonl.xz"
+# When the spelling changed, ISO 8601.
+_TRANSLATED = "2026-11-28T12:00:00+00:00"
 
 
 class PlanError(ValueError):
@@ -61,8 +69,24 @@ class KeptPlan:
         """When it was made."""
         return datetime.fromisoformat(self.made)
 
+    @property
+    def kept(self) -> str:
+        """The digest of the plan as it is spelled here."""
+        return digest_of(json.loads(self.plan))
 
-COLUMNS = tuple(item.name for item in dataclasses.fields(KeptPlan) if item.name != "plan")
+    def to_text(self) -> str:
+        """Return the plan as the text of a file among records; `plan_of_text` reads it."""
+        values = dataclasses.asdict(self) | {"plan": json.loads(self.plan)}
+        return json.dumps(values, indent=1, sort_keys=True) + "\n"
+
+
+COLUMNS = (*(item.name for item in dataclasses.fields(KeptPlan) if item.name != "plan"), "kept")
+
+
+def plan_of_text(text: str, device: str) -> KeptPlan:
+    """Return the plan that a file among records holds, as one of records of a device."""
+    values = json.loads(text)
+    return KeptPlan(**values | {"device": device, "plan": plan_line(values["plan"])})
 
 
 def plan_line(value: Any) -> str:
@@ -90,7 +114,10 @@ def _read(path: Path, whole: Path, stamps: str) -> tuple[KeptPlan, ...]:
     plans = {digest_of(json.loads(line)): line for line in lines}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
-    return tuple(KeptPlan(**row, plan=plans[row["digest"]]) for row in rows)
+    for row in rows:
+        if row["digest"] != row["kept"] and row["made"] >= _TRANSLATED:
+            raise ValueError(f"{row['digest'][:12]} is not the digest of {row['kept'][:12]}")
+    return tuple(KeptPlan(plan=plans[row.pop("kept")], **row) for row in rows)
 
 
 def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> list[Path]:

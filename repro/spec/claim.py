@@ -9,12 +9,15 @@ is an expectation's business (`repro.evidence.verdicts.expectation`).
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from repro.spec.arm import require, require_choice
 from repro.spec.effect import Effect
+from repro.spec.resolve import plain_values
 from repro.spec.tier import Tier
 
 Side = Literal["above", "below", "within"]
@@ -29,6 +32,8 @@ BETTER_OF_UNIT: dict[str, Better] = {
 }
 # A contrast's weights sum to zero, but for the rounding of floats.
 _ROUNDING = 1e-9
+# Fields that say nothing of how a claim is judged.
+_WORDING = ("statement", "source", "because")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,56 +215,20 @@ def slope(arms: tuple[str, ...]) -> dict[str, float]:
     return {arm: (place - centre) / square for place, arm in enumerate(arms)}
 
 
-def planned(claim: Claim, *, timed: bool) -> dict[str, Any]:
-    """Return a claim without its wording, as an analysis plan spells it.
+def planned(claim: Claim) -> dict[str, Any]:
+    """Return a claim without its wording, as an analysis plan spells it: in JSON values.
 
-    Plans are pinned by their digests, so contrasts that have a name there keep it; any other is
-    spelled by its weights.
+    Fields at their defaults are left out, so that a plan does not change with a new field.
     """
-    kind, margin = _kind(claim)
-    effect = claim.effect
-    checks = ["design"] * bool(claim.confounded) + ["headroom"] * claim.headroom
-    empty = {"arm": "", "metric": "", "at_least": None, "at_most": None, "claim": ""}
-    spelled: dict[str, Any] = {
-        "name": claim.name,
-        "kind": kind,
-        "arms": claim.arms,
-        "metric": claim.metric,
-        "factor": claim.factor,
-        "margin": margin,
-        "paired_by": "repeat" if timed else "seed",
-        "effect": effect
-        and {"paper": effect.paper, "smallest": effect.smallest, "measure": effect.measure},
-        "assays": tuple({"kind": check, **empty} for check in checks),
-        "unit": None if claim.draws is None else "rounding draw",
-        "draws": claim.draws,
-        "test": "t" if claim.test == "page" else claim.test,
-        "mechanism": claim.mechanism,
+    stated = {
+        item.name: value
+        for item in dataclasses.fields(claim)
+        if item.name not in _WORDING and (value := getattr(claim, item.name)) != item.default
     }
-    if kind == "contrast":
-        spelled |= {"weights": tuple(claim.contrast.values()), "log": claim.log, "side": claim.side}
-    if claim.dose is not None:
-        spelled |= {"against": claim.dose.metric, "dose": claim.dose.size}
-        spelled |= {"given": claim.dose.given} if claim.dose.given else {}
-    return spelled
-
-
-def _kind(claim: Claim) -> tuple[str, float | None]:
-    """Return the name that a contrast has in analysis plans, and its margin there."""
-    signs = tuple(claim.contrast.values())
-    margin = claim.bound if claim.log or claim.is_bounded else None
-    if claim.dose is not None:
-        return "slope", None
-    if claim.test == "page" and claim.contrast == slope(claim.arms):
-        return "trend", None
-    if signs == (1,) and not claim.log and claim.side != "within":
-        return ("gain", margin) if claim.side == "above" else ("no_gain", claim.bound)
-    if signs == (1, -1, -1, 1) and claim.side == "above" and not claim.is_bounded:
-        return "interaction", None
-    if signs == (1, -1) and claim.side == "within":
-        return "equivalent", claim.bound
-    if signs == (1, -1) and claim.side == "above":
-        if claim.log:
-            return "ratio", claim.bound
-        return ("difference", None) if margin is None else ("non_inferior", -margin)
-    return "contrast", claim.bound
+    # The order of arms says which of them is the baseline; canonical JSON would sort them.
+    stated["contrast"] = list(claim.contrast.items())
+    if claim.effect is not None:
+        sizes = dataclasses.asdict(claim.effect)
+        stated["effect"] = {name: sizes[name] for name in ("paper", "smallest", "measure")}
+    plain: dict[str, Any] = json.loads(json.dumps(plain_values(stated)))
+    return plain

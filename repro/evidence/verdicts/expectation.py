@@ -72,7 +72,7 @@ class Expectation:
         return (low is None or value >= low) and (high is None or value <= high)
 
     def late(self, started: Iterable[str]) -> str:
-        """Return why it is younger than runs that started at these ISO times; empty if it is not."""
+        """Return why it is younger than runs that started at these times; empty if it is not."""
         if self.stated is None:
             return ""
         first = min(map(datetime.fromisoformat, started), default=self.stated)

@@ -65,9 +65,7 @@ _CLAIMS = (
     _claim("interaction", "high", "low", "wild", "base", effect=_ONE),
     _claim("median", "fallen", "base", effect=_EIGHT, test="sign_flip"),
     _claim("order", contrast=slope(_ORDER), test="page", effect=_ONE),
-    _claim(
-        "slope", contrast=dict.fromkeys(_ORDER, 0), effect=_ONE, dose=Dose("entropy", 0.1)
-    ),
+    _claim("slope", contrast=dict.fromkeys(_ORDER, 0), effect=_ONE, dose=Dose("entropy", 0.1)),
     _claim(
         "slope given",
         contrast=dict.fromkeys((*_ORDER, "wild"), 0),
@@ -78,16 +76,17 @@ _CLAIMS = (
     _claim("control", "low", mechanism=True, side="below", bound=15.0, because="-"),
 )
 
-# Twelve steps of training, and the answers to 100 problems with two samples each.
-_RIGHT = (0.1, 0.12, 0.15, 0.2, 0.3, 0.42, 0.4, 0.45, 0.5, 0.48, 0.52, 0.2)
+# Steps of a run that learns and then breaks down, and answers to 100 problems, two samples each.
+_RIGHT = (0.1, 0.12, 0.15, 0.2, 0.3, 0.42, 0.4, 0.45, 0.5, 0.48, 0.52, *(0.15,) * 11)
+_STEPS = len(_RIGHT)
 _SERIES = {
     "accuracy_sampled": _RIGHT,
     "reward": _RIGHT,
-    "tokens_sampled": tuple(1000.0 * step for step in range(1, 13)),
-    "entropy": tuple(0.4 - 0.02 * step for step in range(12)),
-    "entropy_finished": tuple(0.38 - 0.02 * step for step in range(12)),
-    "completion_tokens": (200.0,) * 12,
-    "truncation_rate": (0.05,) * 12,
+    "tokens_sampled": tuple(1000.0 * step for step in range(1, _STEPS + 1)),
+    "entropy": tuple(0.4 - 0.01 * step for step in range(_STEPS)),
+    "entropy_finished": tuple(0.38 - 0.01 * step for step in range(_STEPS)),
+    "completion_tokens": (200.0,) * _STEPS,
+    "truncation_rate": (0.05,) * _STEPS,
     "evaluation_tokens": (0.0, 6000.0, 12000.0),
     "evaluation_accuracy": (12.0, 40.0, 46.0),
 }
@@ -98,7 +97,7 @@ _FACTS = {
     "answers": {"accuracy": _TALLY, "accuracy_greedy": _GREEDY, "accuracy_greedy_start": _GREEDY},
     "seconds": {"rollout_seconds": 3.0, "update_seconds": 2.0},
 }
-_SCALE = {"steps": 12, "evaluation": {"threshold": 40.0, "token_budget": 10_000}}
+_SCALE = {"steps": _STEPS, "evaluation": {"threshold": 40.0, "token_budget": 10_000}}
 
 
 @functools.cache

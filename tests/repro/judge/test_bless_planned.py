@@ -174,8 +174,13 @@ def test_a_plan_that_was_edited_is_refused(
     assert read_plans(tmp_path) == plans[1:]
     lines.write_text("".join([first, second, *others]))
     text = lzma.decompress(whole.read_bytes()).decode()
-    whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
+    whole.write_bytes(lzma.compress(text.replace('"tier":"mini"', '"tier":"paper"', 1).encode()))
     with pytest.raises(PlanError, match=r"plans.tsv: plans.jsonl.xz has no plan with the digest"):
+        read_plans(tmp_path)
+    # Since the spelling of plans changed, a line's digest is that of its plan.
+    whole.write_bytes(lzma.compress(text.encode()))
+    lines.write_text("".join([first, second.replace(plans[0].digest, "0" * 64, 1), *others]))
+    with pytest.raises(PlanError, match="000000000000 is not the digest of"):
         read_plans(tmp_path)
     for content in (b"no archive", None):
         whole.write_bytes(content) if content else whole.unlink()
