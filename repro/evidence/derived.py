@@ -3,7 +3,8 @@
 `derive` computes the metrics of a record whenever it is read. So metrics never disagree with the
 observations, and a new metric is also available for old runs. Blessed records are stored with fewer
 digits and series; for them the metrics computed at blessing are read (`repro.evidence.store`).
-The mean of a series over all steps, `train_<series>_mean`, is `Record.value`'s own.
+Means of a series over all or the first steps (`train_<series>_mean`, `train_<series>_to_<N>`) are
+`Record.value`'s own. Tests along a run are `repro.evidence.held_out`'s.
 
 `heldout_area` measures how fast accuracy grows: it is the mean of the held-out accuracy over the
 first `budget` sampled training tokens, interpolated linearly between evaluations and constant after
@@ -32,6 +33,7 @@ from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
+from repro.evidence.held_out import along, explored, mean_height
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -75,6 +77,7 @@ def derive(
         metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
         if procedure == "train":
             metrics |= training_metrics(series, facts, evaluation)
+            metrics |= along(series, scale.get("steps", 0), metrics) | explored(facts)
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
@@ -413,25 +416,3 @@ def mean_of_problems(
         n=len(values),
         method=method,
     )
-
-
-def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:
-    """Return the mean height of a polyline over [0, end]; it is constant after its last place.
-
-    Raises `ValueError` if the places do not start at 0 or do not rise.
-
-    Parameters
-    ----------
-    places
-        Rising, from 0.
-    """
-    if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
-        raise ValueError(f"the curve's places must rise from 0; found {places}")
-    area = 0.0
-    corners = [*zip(places, heights, strict=True), (max(end, places[-1]), heights[-1])]
-    for (left, low), (right, high) in itertools.pairwise(corners):
-        width = min(right, end) - left
-        if width > 0:
-            at_stop = low + (high - low) * width / (right - left)
-            area += width * (low + at_stop) / 2
-    return area / end

@@ -5,7 +5,8 @@ what was judged; only this module has the words:
 
 * a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
   reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
-  difference within x, inconclusive, not testable here, not addressed at this tier, not run;
+  difference within x, inconclusive, not judged, not testable here, not addressed at this tier, not
+  run;
 * a bar of this suite: met, missed, undecided, not run;
 * a value blessed earlier: unchanged, changed, unclear, not run.
 
@@ -55,6 +56,7 @@ CLAIM_WORDS: Mapping[Status, str] = {
     "excluded": "excluded at the paper's size",
     "no difference": f"{NO_DIFFERENCE} x",
     "inconclusive": "inconclusive",
+    "not judged": "not judged: too wide",
     "not testable": "not testable here",
     "not addressed": "not addressed at this tier",
     "not run": "not run",
@@ -148,7 +150,9 @@ def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
 
 def _marked(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """Return the verdicts that carry each mark, of marks that any of them carries."""
-    marked = {mark: [item for item in verdicts if mark in item.marks] for mark in MARKS}
+    marked: dict[str, list[Verdict]] = {
+        mark: [item for item in verdicts if mark in item.marks] for mark in MARKS
+    }
     by_chance = [item for item in verdicts if _is_by_chance(item)]
     return {mark: items for mark, items in {**marked, BY_CHANCE: by_chance}.items() if items}
 

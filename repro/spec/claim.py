@@ -21,7 +21,8 @@ from repro.spec.resolve import plain_values
 from repro.spec.tier import Tier
 
 Side = Literal["above", "below", "within"]
-Test = Literal["t", "sign_flip", "page"]
+Test = Literal["t", "tost", "sign_flip", "page"]
+Secondary = Literal["iqm", "improvement"]
 Better = Literal["lower", "higher", "neither"]
 
 # Units of what belongs to the machine, and which way is better.
@@ -138,7 +139,17 @@ class Claim:
     test
         `t`: Student's t. `sign_flip`: the exact test of the claimed side alone, with the median,
         where a run may collapse and one outlier would hide it. `page`: Page's L of arms listed from
-        the lowest to the highest, whose contrast is the slope (`slope`).
+        the lowest to the highest, whose contrast is the slope (`slope`). `tost`: of a claim within
+        its bound, two one-sided tests; it holds where the (1 - 2 alpha) interval lies within.
+    widest
+        Largest half-width of the interval with which the claim is judged, in the metric's unit, of
+        a quotient a quotient; None for any.
+    unpaired_below
+        Of two arms, the correlation within pairs below which they are compared by Welch's test as
+        if not paired; None for never.
+    secondary
+        What is shown beside the means of two arms, with bootstrap intervals: `iqm`, how far apart
+        their interquartile means are; `improvement`, how probably a run of the first is better.
     dose
         Of a slope, what it is over.
     mechanism
@@ -164,6 +175,9 @@ class Claim:
     test: Test = "t"
     mechanism: bool = False
     dose: Dose | None = None
+    widest: float | None = None
+    unpaired_below: float | None = None
+    secondary: tuple[Secondary, ...] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -200,6 +214,27 @@ class Claim:
             bool(self.because) or not self.is_bounded,
             f"{where}: its bound of {self.bound:g} has no reason; fill `because`",
         )
+        require(
+            (self.test != "tost" or self.side == "within")
+            and (self.side != "within" or self.test in ("t", "tost")),
+            f"{where}: the test {self.test} does not fit the side {self.side!r}",
+        )
+        floor = 1.0 if self.log else 0.0
+        require(
+            self.widest is None or self.widest > floor,
+            f"{where}: widest is {self.widest}; it must be above {floor:g}",
+        )
+        pair = len(weights) == 2 and self.dose is None
+        require(
+            pair or (self.unpaired_below is None and not self.secondary),
+            f"{where}: unpaired_below and secondary need two arms; it has {len(weights)}",
+        )
+        require(
+            self.unpaired_below is None or self.test in ("t", "tost"),
+            f"{where}: the test {self.test} knows no unpaired values",
+        )
+        for name in self.secondary:
+            require_choice(f"{where}: secondary", name, Secondary)
         sized = self.side == "above" and not self.is_bounded and not self.log
         require(
             self.effect is not None or self.mechanism or not sized,

@@ -24,6 +24,7 @@ from repro.evidence.verdicts.comparison import (
     compare,
     contrasts,
 )
+from repro.evidence.verdicts.secondary import secondary_text
 from repro.evidence.verdicts.sizes import (
     Pair,
     Sizes,
@@ -182,7 +183,8 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -
 def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     """Return the verdict after the family's correction, with its sentence."""
     compared, sizes = tested.compared, tested.sizes
-    low, high, confidence = compared.interval(1 - ALPHA / family)
+    level = compared.level
+    low, high, confidence = compared.interval(1 - level / family)
     status = _status(claim, tested, p < ALPHA, low, high)
     # Holm's test can reject where Bonferroni's interval still includes the bound. The simultaneous
     # interval of a step-down test then ends at the bound (Strassburger and Bretz, 2008).
@@ -208,9 +210,12 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
         ),
     )
     # With few values, even the full range of an exact test has less than the nominal confidence.
-    together = 1 - ALPHA if confidence >= 1 - ALPHA / family else confidence
+    together = 1 - level if confidence >= 1 - level / family else confidence
     words = measured(claim, verdict, compared, family, together)
     words += sized(verdict, sizes)
+    words += secondary_text(compared.secondary, verdict.unit, log=claim.log)
+    if status == "not judged":
+        words += f". The interval may reach {claim.widest:g} {verdict.unit} to either side at most"
     words += f". {tested.blocked}" if tested.blocked else ""
     if status == "inconclusive" and detectable is not None:
         words += f". {could_show(claim, verdict, compared, tested.pair)}"
@@ -224,6 +229,8 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
+    if claim.widest is not None and (high - low) / 2 > _scaled(claim, claim.widest):
+        return "not judged"
     # Compare the whole interval: a point estimate does not decide a size.
     below = sizes is not None and sizes.tenth is not None and high < sizes.tenth
     if sizes is None or _is_bound_the_size(claim):
@@ -238,6 +245,10 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
     if not _is_bound_the_size(claim) and -sizes.matters < low and high < sizes.matters:
         return "no difference"
     return "excluded" if sizes.paper is not None and high < sizes.paper else "inconclusive"
+
+
+def _scaled(claim: Claim, size: float) -> float:
+    return math.log(size) if claim.log else size
 
 
 def _is_bound_the_size(claim: Claim) -> bool:

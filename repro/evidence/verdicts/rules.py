@@ -76,6 +76,15 @@ _CLAIMS = (
     _claim("control", "low", mechanism=True, side="below", bound=15.0, because="-"),
 )
 
+_TWO = {"effect": _ONE, "secondary": ("iqm", "improvement")}
+_DECLARED = (
+    _claim("equivalent", "same", "base", test="tost", side="within", bound=1.0, because="-"),
+    _claim("not equivalent", "low", "base", test="tost", side="within", bound=0.6, because="-"),
+    _claim("too wide", "wild", "base", widest=2.0, effect=_ONE),
+    _claim("unpaired", "fallen", "base", unpaired_below=0.3, **_TWO),
+    _claim("paired", "high", "base", unpaired_below=0.3, **_TWO),
+)
+
 # Steps of a run that learns and then breaks down, and answers to 100 problems, two samples each.
 _RIGHT = (0.1, 0.12, 0.15, 0.2, 0.3, 0.42, 0.4, 0.45, 0.5, 0.48, 0.52, *(0.15,) * 11)
 _STEPS = len(_RIGHT)
@@ -89,12 +98,17 @@ _SERIES = {
     "truncation_rate": (0.05,) * _STEPS,
     "evaluation_tokens": (0.0, 6000.0, 12000.0),
     "evaluation_accuracy": (12.0, 40.0, 46.0),
+    "test_steps": (8, 15, 18),
+    "test_accuracy": (30.0, 44.0, 47.0),
+    "test_accuracy_greedy": (31.0, 45.0, 49.0),
 }
 _TALLY = {"right": [40, 25, 35], "right_lenient": [38, 26, 36], "format": [10, 20, 70]}
 _TALLY |= {"working": [5, 15, 80], "truncated": [90, 8, 2]}
 _GREEDY = {"right": [55, 45]}
 _FACTS = {
-    "answers": {"accuracy": _TALLY, "accuracy_greedy": _GREEDY, "accuracy_greedy_start": _GREEDY},
+    "answers": {"accuracy": _TALLY, "accuracy_greedy": _GREEDY, "accuracy_greedy_start": _GREEDY}
+    | {"accuracy_explored": _TALLY},
+    "explored": {"entropy_sum": 250.0, "tokens": 1000},
     "seconds": {"rollout_seconds": 3.0, "update_seconds": 2.0},
 }
 _SCALE = {"steps": _STEPS, "evaluation": {"threshold": 40.0, "token_budget": 10_000}}
@@ -109,6 +123,7 @@ def rules() -> dict[str, str]:
     return (
         {f"metric {name}": f"{item.value:.4g}" for name, item in formed.items()}
         | _outcomes("all arms", judge(_CLAIMS, _METRICS, _values(8), {}, {}))
+        | _outcomes("declared", judge(_DECLARED, _METRICS, _values(8), {}, {}))
         | _outcomes("three arms", judge(_CLAIMS, _METRICS, _values(8, sent), absent, {}))
         | _outcomes("a seed lost", judge(_CLAIMS, _METRICS, _values(7), {}, {"high": "failed"}))
         | _outcomes("four seeds", judge(_CLAIMS, _METRICS, _values(4), {}, {}))

@@ -10,6 +10,7 @@ effect, and the smallest effect that matters:
 `no difference`    the whole interval is within plus or minus the smallest effect that matters
 `excluded`         none of the above, and the interval ends below the paper's effect
 `inconclusive`     none of the above, or values are missing; with the smallest detectable effect
+`not judged`       the interval is wider than the claim allows
 `not testable`     no room for the effect, a confounded design, or too few draws of a rounding
 `not run`          no records; with the reason
 `not addressed`    a claim of the paper at a tier that judges only this suite's machinery
@@ -44,6 +45,7 @@ Status = Literal[
     "no difference",
     "excluded",
     "inconclusive",
+    "not judged",
     "not testable",
     "not run",
     "not addressed",
