@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -69,17 +69,40 @@ def derive(
     Raises `ValueError` if observations contradict each other: cumulative counts that fall, or more
     votes than samples.
     """
-    if procedure not in ("train", "evaluate"):
-        return {}
-    evaluation = scale["evaluation"]
+    metrics: dict[str, Estimate] = {}
     try:
-        metrics = _answered(facts.get("answers") or {}, scale)
-        metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
-        if procedure == "train":
-            metrics |= training_metrics(series, facts, evaluation)
-            metrics |= along(series, scale.get("steps", 0), metrics) | explored(facts)
+        for part in parts(procedure, scale, series, facts):
+            metrics |= part()
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    # Leave out metrics without a value.
+    return {name: metric for name, metric in metrics.items() if metric.value is not None}
+
+
+def parts(
+    procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
+) -> list[Callable[[], dict[str, Estimate]]]:
+    """Return what forms the metrics of `derive`, each from observations of its own."""
+    if procedure not in ("train", "evaluate"):
+        return []
+    evaluation = scale["evaluation"]
+
+    def of_answers() -> dict[str, Estimate]:
+        return _with_gain(_answered(facts.get("answers") or {}, scale))
+
+    of_both: list[Callable[[], dict[str, Estimate]]] = [
+        of_answers,
+        lambda: derived_metrics(series, evaluation.get("token_budget", 0)),
+        lambda: explored(facts),
+    ]
+    return of_both + [
+        lambda: training_metrics(series, facts, evaluation),
+        lambda: along(series, scale.get("steps", 0), of_answers()),
+    ] * (procedure == "train")
+
+
+def _with_gain(metrics: dict[str, Estimate]) -> dict[str, Estimate]:
+    """Return metrics of answers with the gain of greedy accuracy, where both ends are known."""
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
     if start and end:
         metrics["gain_greedy"] = Estimate(
@@ -88,8 +111,7 @@ def derive(
             n=end.n,
             method="greedy accuracy after training minus before, same problems and weights",
         )
-    # Leave out metrics without a value.
-    return {name: metric for name, metric in metrics.items() if metric.value is not None}
+    return metrics
 
 
 def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

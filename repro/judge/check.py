@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.origins import devices_of, mixed_devices
+from repro.evidence.origins import PLAN_INPUT, devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import RunsFolder, Source, source_of
@@ -37,6 +37,9 @@ from repro.spec.config import TrainScale
 from repro.spec.target import Claim
 from repro.spec.tier import SMOKE_SEEDS, Tier
 from repro.targets import TARGETS
+
+# What arms may be compared with several versions of, and marked.
+LIBRARIES = ("torch", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,9 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     for claim, verdict in zip(target.claims, judged, strict=True):
         late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict).marked("post hoc", late)
-        ordered.append(stated.marked("exploratory", _unstated(selection)))
+        stated = stated.marked("exploratory", _unstated(selection))
+        stated = stated.marked("mixed versions", _mixed_versions(claim, evidence))
+        ordered.append(stated.marked("within one process", _one_process(claim, evidence)))
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
     lost = evidence.lost(arms)
@@ -153,6 +158,26 @@ def _unstated(selection: Selection) -> str:
     return "its runs have settings that no target states, so nothing fixed its claims before them"
 
 
+def _mixed_versions(claim: Claim, evidence: Evidence) -> str:
+    """Return the libraries of which the arms of a seed had several versions, or empty."""
+    by_arm = [evidence.records.get(arm, {}) for arm in claim.arms]
+    sentences = {}
+    for seed in sorted(set.intersection(*map(set, by_arm))):
+        packages = [of[seed].environment.get("packages") or {} for of in by_arm]
+        for name in LIBRARIES:
+            versions = sorted({str(item.get(name)) for item in packages})
+            if len(versions) > 1:
+                sentences.setdefault(name, f"{name} {' and '.join(versions)}")
+    return ", ".join(sentences.values())
+
+
+def _one_process(claim: Claim, evidence: Evidence) -> str:
+    """Return which arms' repeats were timed by a single process each, or empty."""
+    counts = {arm: len(evidence.records.get(arm, {})) for arm in claim.arms}
+    single = [arm for arm, count in counts.items() if evidence.timed and count == 1]
+    return f"one process timed all repeats of {', '.join(single)}" if single else ""
+
+
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
     """Return a sentence with the folder that has no record of the selection; else None."""
     if evidence.count or evidence.refused or evidence.failed:
@@ -205,14 +230,20 @@ def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> st
 
 
 def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
-    """Return a sentence on the first seed whose arms had different inputs, or None."""
+    """Return a sentence on the first seed whose arms had different inputs, or None.
+
+    Arms of one procedure have inputs of the same names; of two, those that both name are compared.
+    """
     factor = set(claim.factor)
     factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
     for seed in sorted(seeds):
-        inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
-        for key in set.intersection(*(set(item) for item in inputs)) - factor:
-            if len({item[key] for item in inputs}) > 1:
+        records = [evidence.records[arm][seed] for arm in claim.arms]
+        inputs = [record.inputs for record in records]
+        named = [{key for key in item if not key.startswith(PLAN_INPUT)} for item in inputs]
+        alike = len({record.procedure for record in records}) == 1
+        for key in (set.union if alike else set.intersection)(*named) - factor:
+            if len({item.get(key) for item in inputs}) > 1:
                 return (
                     f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "
                     f"different {key.replace('_', ' ')}"

@@ -207,4 +207,4 @@ def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> li
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plans.refusal(record)
-    return [difference] if difference else violations(record)
+    return [difference] if difference else violations(record, run)

@@ -52,7 +52,9 @@ Status = Literal[
 ]
 # What must be read with a status. An exploratory verdict is of settings that no target states, and
 # counts nowhere as a result; a post hoc one is by rules that are younger than its runs.
-Mark = Literal["exploratory", "post hoc"]
+# Repeats within one process do not show how processes differ; of mixed versions the difference may
+# be the libraries'.
+Mark = Literal["exploratory", "post hoc", "mixed versions", "within one process"]
 MARKS: tuple[Mark, ...] = get_args(Mark)
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
