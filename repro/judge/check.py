@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.origins import PLAN_INPUT, devices_of, mixed_devices
+from repro.evidence.origins import devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import RunsFolder, Source, source_of
@@ -95,7 +95,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
         late = plans.post_hoc(claim, evidence.every_record())
         stated = _with_caveat(selection, claim, evidence, verdict).marked("post hoc", late)
         stated = stated.marked("exploratory", _unstated(selection))
-        stated = stated.marked("mixed versions", _mixed_versions(claim, evidence))
+        stated = stated.marked("mixed versions", mixed_versions(claim, evidence))
         ordered.append(stated.marked("within one process", _one_process(claim, evidence)))
     lacking = _lacking(selection, evidence, source_of(runs))
     arms = [arm.name for arm in target.arms]
@@ -158,7 +158,7 @@ def _unstated(selection: Selection) -> str:
     return "its runs have settings that no target states, so nothing fixed its claims before them"
 
 
-def _mixed_versions(claim: Claim, evidence: Evidence) -> str:
+def mixed_versions(claim: Claim, evidence: Evidence) -> str:
     """Return the libraries of which the arms of a seed had several versions, or empty."""
     by_arm = [evidence.records.get(arm, {}) for arm in claim.arms]
     sentences = {}
@@ -230,20 +230,14 @@ def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> st
 
 
 def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
-    """Return a sentence on the first seed whose arms had different inputs, or None.
-
-    Arms of one procedure have inputs of the same names; of two, those that both name are compared.
-    """
+    """Return a sentence on the first seed whose arms had different inputs, or None."""
     factor = set(claim.factor)
     factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
     for seed in sorted(seeds):
-        records = [evidence.records[arm][seed] for arm in claim.arms]
-        inputs = [record.inputs for record in records]
-        named = [{key for key in item if not key.startswith(PLAN_INPUT)} for item in inputs]
-        alike = len({record.procedure for record in records}) == 1
-        for key in (set.union if alike else set.intersection)(*named) - factor:
-            if len({item.get(key) for item in inputs}) > 1:
+        inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
+        for key in set.intersection(*(set(item) for item in inputs)) - factor:
+            if len({item[key] for item in inputs}) > 1:
                 return (
                     f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "
                     f"different {key.replace('_', ' ')}"

@@ -59,7 +59,7 @@ _OF_TRAINING: tuple[Check, ...] = (
     added_noise.touched,
 )
 _OF_TIMES: tuple[Check, ...] = (device.timed, device.own_device)
-_OF_NUMBERS: tuple[Check, ...] = (plausible.nats, plausible.formed)
+_OF_NUMBERS: tuple[Check, ...] = (plausible.inputs, plausible.nats, plausible.formed)
 CHECKS = {
     "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
     "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),

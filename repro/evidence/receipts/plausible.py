@@ -26,6 +26,15 @@ _DIGITS = 1e-4
 _COARSE = {"entropy_first": 0.05, "entropy_last": 0.05, "collapsed": math.inf}
 
 
+def inputs(record: Record) -> Iterator[str]:
+    """Yield the inputs without a digest, which nothing could be compared by."""
+    problems = {"train": ("train_problems", "test_problems"), "evaluate": ("test_problems",)}
+    own = problems.get(record.procedure, ("development_problems",))
+    for name in ("checkpoint", "prompt_template", *own):
+        if not record.inputs.get(name):
+            yield f"inputs.{name} is missing"
+
+
 def nats(record: Record) -> Iterator[str]:
     """Yield entropies and divergences, a token, that no distribution over the vocabulary has."""
     shape = shape_by_name(record.config["scale"].get("checkpoint", ""))

@@ -45,6 +45,8 @@ def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> 
     claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"reproduced"}
     assert {v.n for v in claims} == {3}
+    # One process timed the three: how processes differ is not in their spread.
+    assert {mark for v in claims for mark in v.marks} == {"within one process"}
     assert claims[0].effect == pytest.approx(1.794, abs=0.01)
 
 
