@@ -9,7 +9,7 @@ neither can the code that judges: a plan holds what it makes of fixed cases
 (`repro.evidence.verdicts.rules`). Wording (labels, statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/<tier>/plans/`), and
-`bless` keeps the one that was written first as a line of `expected/plans.tsv`.
+`bless` keeps the one that was written first as a line of `expected/plans.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.origins import PLAN_INPUT
-from repro.evidence.plans import KeptPlan, plan_line, plan_of_text
+from repro.evidence.plans import KeptPlan
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
 from repro.evidence.verdicts.rules import rules
@@ -166,11 +166,11 @@ class Plans:
     def _seeds(self, digest: str) -> tuple[int, ...]:
         if digest == self.present:
             return tuple(self.selection.source.scales[self.selection.tier].seeds)
-        return tuple(json.loads(self.earlier[digest].plan)["scale"]["seeds"])
+        return tuple(self.earlier[digest].plan["scale"]["seeds"])
 
     def _is_stated(self, claim: Claim, recorded: KeptPlan) -> bool:
         """Whether an earlier plan states a claim as it is judged today, in no smaller a family."""
-        plan = json.loads(recorded.plan)
+        plan = recorded.plan
         today = [planned(item) for item in self.selection.target.claims]
         return (
             planned(claim) in plan["claims"]
@@ -198,7 +198,9 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
         # Another start may write it at the same time.
         with contextlib.suppress(FileExistsError):
             if not path.exists():
-                written.append(write_new(path, present_plan(name, Tier(tier), "").to_text()))
+                written.append(
+                    write_new(path, present_plan(name, Tier(tier), "").to_text(indent=1))
+                )
     return written
 
 
@@ -248,8 +250,9 @@ def carried_plans(
 
 
 def _written(path: Path, device: str) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one."""
-    return [plan_of_text(path.read_text(encoding="utf-8"), device)] if path.is_file() else []
+    """Return the plan in the folder of records, if there is one, as of records of a device."""
+    texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
+    return [KeptPlan(**json.loads(text) | {"device": device}) for text in texts]
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
@@ -266,7 +269,7 @@ def present_plan(name: str, tier: Tier, device: str) -> KeptPlan:
         device=device,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=commit,
-        dirty=json.dumps(dirty),
+        dirty=dirty,
         digest=plan_digest(name, tier),
-        plan=plan_line(analysis_plan(target, tier)),
+        plan=analysis_plan(target, tier),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from repro.evidence import derived
-from repro.evidence.plans import KeptPlan, keep_plans, plan_line, read_plans
+from repro.evidence.plans import KeptPlan, keep_plans, read_plans
 from repro.evidence.record import Record, failed_record
 from repro.evidence.verdicts import claim_verdicts, sizes, statistics
 from repro.evidence.verdicts.rules import rules
@@ -112,7 +112,7 @@ def plan_on_record(**changes: Any) -> KeptPlan:
     return KeptPlan(
         target="study_schedules", tier="mini", device="nvidia_h200",
         made="2026-01-02T03:04:05+00:00",
-        commit="0" * 40, dirty="false", digest=digest_of(plan), plan=plan_line(plan),
+        commit="0" * 40, dirty=False, digest=digest_of(plan), plan=plan,
     )  # fmt: skip
 
 
@@ -188,8 +188,10 @@ def test_a_changed_rule_of_judging_is_another_plan(monkeypatch: pytest.MonkeyPat
 def test_lines_whose_digest_is_of_the_spelling_before_are_those_that_were_translated() -> None:
     kept = read_plans(expected_folder(None))
     # Today's code judges as theirs did.
-    assert all(json.loads(item.plan)["rules"].items() <= rules().items() for item in kept)
-    translated = sorted({(item.digest, item.kept) for item in kept if item.digest != item.kept})
+    assert all(item.plan["rules"].items() <= rules().items() for item in kept)
+    translated = sorted(
+        {(item.digest, found) for item in kept if (found := digest_of(item.plan)) != item.digest}
+    )
     assert (
         digest_of(translated) == "8dc8bf279b5d24e87f6785b891f69ce2770b8842c0f2eeea4337ba38c74d3f80"
     )
