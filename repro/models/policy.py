@@ -283,7 +283,7 @@ def device_bytes(device: torch.device) -> int:
     total = int(torch.cuda.get_device_properties(device).total_memory)
     usable = usable_bytes(total)
     if usable < total:
-        torch.cuda.set_per_process_memory_fraction(usable / total, device)
+        torch.cuda.set_per_process_memory_fraction(usable / total)
     return usable
 
 
