@@ -175,6 +175,7 @@ class Plans:
         return (
             planned(claim) in plan["claims"]
             and _family(plan["claims"], claim) <= _family(today, claim)
+            and "rules" in plan
             and plan["rules"].items() <= rules().items()
         )
 
@@ -240,7 +241,7 @@ def carried_plans(
         place = (name, tier.value, device or "")
         known = [
             item
-            for item in [*earlier, *_written(_plan_path(name, tier, digest, runs), device or "")]
+            for item in [*earlier, *_written(_plan_path(name, tier, digest, runs), place)]
             if (item.target, item.tier, item.device) == place and item.digest == digest
         ]
         if not known and name == target.name and digest == plan_digest(name, tier):
@@ -249,10 +250,11 @@ def carried_plans(
     return plans
 
 
-def _written(path: Path, device: str) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one, as of records of a device."""
+def _written(path: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
+    """Return the plan in the folder of records, if there is one, as of a target, tier and device."""
+    named = dict(zip(("target", "tier", "device"), place, strict=True))
     texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
-    return [KeptPlan(**json.loads(text) | {"device": device}) for text in texts]
+    return [KeptPlan(**json.loads(text) | named) for text in texts]
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
