@@ -251,7 +251,7 @@ def carried_plans(
 
 
 def _written(path: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one, as of a target, tier and device."""
+    """Return the plan in the folder of records, if there is one, as of its place."""
     named = dict(zip(("target", "tier", "device"), place, strict=True))
     texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
     return [KeptPlan(**json.loads(text) | named) for text in texts]
