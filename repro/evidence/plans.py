@@ -1,6 +1,7 @@
-"""Analysis plans as they were first written down: the lines of `expected/plans.jsonl`.
+"""Analysis plans as they were first written down: the lines of `expected/plans.jsonl.xz`.
 
-One JSON object per target, tier, device and plan that blessed records carry. A plan's digest is in
+One JSON object per target, tier, device and plan that blessed records carry; compressed, since
+they repeat each other. A plan's digest is in
 each record that was made under it (`repro.run.analysis_plan`), so a plan that was edited is
 nobody's, and refused.
 
@@ -15,16 +16,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import lzma
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.store import PRESET
 from repro.spec.config import digest_of
-from repro.spec.whole_files import replace_text, stamp_of
+from repro.spec.whole_files import replace_files, stamp_of
 
-FILE = "plans.jsonl"
+FILE = "plans.jsonl.xz"
 # When the spelling changed, ISO 8601.
 _TRANSLATED = "2026-11-28T12:00:00+00:00"
 
@@ -87,7 +90,7 @@ def read_plans(expected: Path) -> list[KeptPlan]:
         return []
     try:
         plans = _read(path, stamp_of(path))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, lzma.LZMAError) as error:
         raise PlanError(f"{path}: not readable: {error}") from error
     for item in plans:
         if not item.is_itself:
@@ -99,7 +102,7 @@ def read_plans(expected: Path) -> list[KeptPlan]:
 # Every check asks for the same plans; the stamp tells when they were changed.
 @functools.lru_cache(maxsize=8)
 def _read(path: Path, stamp: str) -> tuple[KeptPlan, ...]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     return tuple(KeptPlan(**json.loads(line)) for line in lines)
 
 
@@ -119,5 +122,6 @@ def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") ->
         if item.target != replaced or (item.tier, item.device) not in places
     }
     kept = [item for _, item in sorted((others | new).items())]
-    replace_text(expected / FILE, "".join(item.to_text() for item in kept))
+    text = "".join(item.to_text() for item in kept)
+    replace_files({expected / FILE: lzma.compress(text.encode(), preset=PRESET)})
     return expected / FILE

@@ -9,7 +9,7 @@ neither can the code that judges: a plan holds what it makes of fixed cases
 (`repro.evidence.verdicts.rules`). Wording (labels, statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/<tier>/plans/`), and
-`bless` keeps the one that was written first as a line of `expected/plans.jsonl`.
+`bless` keeps the one that was written first as a line of `expected/plans.jsonl.xz`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import lzma
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -168,21 +169,28 @@ def test_a_plan_that_was_edited_is_refused(
     assert read_plans(tmp_path) == plans
     assert len(plans) == 2
     # A line may be taken out by hand; its plan is then nobody's.
-    first, second = path.read_text().splitlines(keepends=True)
-    path.write_text(second)
+    first, second = lzma.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+
+    def rewrite(text: str) -> None:
+        path.write_bytes(lzma.compress(text.encode()))
+
+    rewrite(second)
     assert read_plans(tmp_path) == plans[1:]
     for line in (
         first.replace('"tier": "mini", "version"', '"tier": "paper", "version"', 1),
         first.replace(plans[0].digest, "0" * 64, 1),
     ):
         assert line != first
-        path.write_text(line + second)
+        rewrite(line + second)
         with pytest.raises(PlanError, match="has another digest than its line says"):
             read_plans(tmp_path)
     for content in ("no plan", "[]", '{"target": "study"}'):
-        path.write_text(content)
-        with pytest.raises(PlanError, match=r"plans.jsonl: not readable"):
+        rewrite(content)
+        with pytest.raises(PlanError, match=r"plans.jsonl.xz: not readable"):
             read_plans(tmp_path)
+    path.write_bytes(b"no archive")
+    with pytest.raises(PlanError, match=r"plans.jsonl.xz: not readable"):
+        read_plans(tmp_path)
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
