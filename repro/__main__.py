@@ -402,7 +402,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _carry_out(args: argparse.Namespace) -> int:
     from repro.evidence.provenance import source_at_start
+    from repro.spec.tier import require_linux
 
+    require_linux()
     source_at_start()  # what the records of this start, and its plans, are of
     from repro.run.execute import main_run
 

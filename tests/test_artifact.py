@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from repro.__main__ import build_parser
+from repro.evidence.store import read_stored
 from repro.targets import TARGETS, find
 from tests.test_workflows import session_of, sessions
 
@@ -20,7 +22,7 @@ PAGES = ("README.md", "reported/README.md", *(f"docs/{name}.md" for name in (
     "artifact", "commands", "paper_tier", "real_model", "regression", "scale", "systems",
     "your_own")))  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
-LINE = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")
+LINE = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
 def pinned(file: str) -> dict[str, str]:
@@ -40,6 +42,43 @@ def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints() -
     assert not [item for item in kept if lock.get(item.name, "") not in item.specifier]
     held = {name: version for name, version in pinned("constraints.txt").items() if name in lock}
     assert not held.items() - lock.items(), "run `nox -s lock`"
+
+
+def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records() -> None:
+    gpu, peers = pinned("gpu.txt"), pinned("peers.txt")
+    named = ("torch", "triton", "transformers")
+    assert {name: peers[name] for name in named} == {name: gpu[name] for name in named}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = {item.name: item for item in map(Requirement, project["project"]["dependencies"])}
+    assert not [name for name, version in gpu.items() if name in asked
+                and version not in asked[name].specifier]  # fmt: skip
+    stored = ROOT / "expected" / "records" / "systems" / "nvidia_h100_80gb_hbm3"
+    records = [record for path in stored.glob("table*.csv") for record in read_stored(path)]
+    assert records
+    for record in records:
+        packages = record.environment["packages"]
+        assert {name: packages[name] for name in named} == {name: gpu[name] for name in named}
+    for page in ("README.md", "docs/artifact.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert all(f"{name} {gpu[name]}" in text for name in named), page
+
+
+def test_one_range_of_pythons_stands_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    allowed = SpecifierSet(project["requires-python"])
+    versions = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed]
+    prefix = "Programming Language :: Python :: 3."
+    classified = [item for item in project["classifiers"] if item.startswith(prefix)]
+    assert [item.rsplit(" ", 1)[1] for item in classified] == versions
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert ci["jobs"]["sessions"]["strategy"]["matrix"]["python"] == versions
+    for page in ("README.md", "docs/artifact.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert f"Python {versions[0]} to {versions[-1]}" in text
+    oldest, newest = (tuple(map(int, versions[at].split("."))) for at in (0, -1))
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    assert f"PYTHONS = ({oldest}, {newest})" in noxfile
+    assert f"FROM python:{versions[-1]}." in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def test_images_start_from_one_that_is_named_by_its_digest_and_end_in_a_session() -> None:

@@ -33,8 +33,9 @@ ROWS = 16
 FILES = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
 _JOINS: dict[Join, int] = {"late": 0, "extra": 1, "staged": 2}
 _MAX_PARTS = 4
-# Three projections of rank 128, in tiles of 16 rows of A.
-_MOST_TILES = 24
+MOST_RANK = 128
+# Three projections of the largest rank, in tiles of 16 rows of A.
+_MOST_TILES = 3 * MOST_RANK // 16
 # What a block may set aside for z; more would cost resident blocks.
 _STAGED_BYTES = 8192
 

@@ -32,6 +32,10 @@ FEW_ROWS = 256
 # Rows of x a program multiplies at most; rows of A of all projections together, at most.
 _TILE_ROWS = 64
 _MOST_RANKS = 1024
+# The largest rank whose B^T a program holds whole: two tiles of more fit no card of 99 KiB; and the
+# rows of B^T that it holds of a larger one.
+_WHOLE_RANK = 128
+_CHUNK = 64
 _COLUMNS = 256
 _MAX_PARTS = 40
 
@@ -103,6 +107,15 @@ def counters(ranks: int) -> int:
     return ranks // 16 * triton.cdiv(FEW_ROWS, _TILE_ROWS)
 
 
+def padded_rank(rank: int) -> int:
+    """Return the power of two from 16 on that an adapter's factors are padded to, by zeros."""
+    return max(16, triton.next_power_of_2(rank))
+
+
+def _chunk(rank: int) -> int:
+    return rank if rank <= _WHOLE_RANK else _CHUNK
+
+
 def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = None) -> Tensor:
     """Return z = x A^T, rounded once.
 
@@ -122,12 +135,11 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
     """
     M, K = x.shape
     R = a.shape[0]
-    if R % 16 or a.shape[1] != K or not a.is_contiguous() or R > _MOST_RANKS:
+    if R % 16 or a.shape[1] != K or not a.is_contiguous():
         raise ValueError(
-            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16 up to {_MOST_RANKS}, "
-            f"{K}), contiguous"
+            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16, {K}), contiguous"
         )
-    if M > FEW_ROWS:
+    if M > FEW_ROWS or R > _MOST_RANKS:
         return torch.nn.functional.linear(x, a)
     if arrived is None:
         if x.is_cuda:
@@ -154,21 +166,28 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
 @triton.jit
 def _add_kernel(
     y, z, b, scaling, M, y_stride, end0, end1, z_stride, RANK: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    r = tl.arange(0, RANK)
+    r = tl.arange(0, CHUNK)
     start = tl.program_id(0) * COLUMNS
     adapter = (start >= end0).to(tl.int32) + (start >= end1).to(tl.int32)
-    # Load B^T, (RANK, COLUMNS): the launch before does not write it.
+    # Load B^T, (CHUNK, COLUMNS): the launch before does not write it.
     factors = tl.load(b + n[None, :] * RANK + r[:, None])
     wait(OVERLAP)
-    # Multiply z, (ROWS, RANK), of the projection whose columns these are.
+    # Multiply z, (ROWS, CHUNK), of the projection whose columns these are.
     at = m[:, None] * z_stride + adapter * RANK + r[None, :]
     own = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
+    for chunk in tl.static_range(CHUNK, RANK, CHUNK):
+        own = tl.load(z + at + chunk, mask=(m < M)[:, None], other=0.0)
+        factors = tl.load(b + n[None, :] * RANK + r[:, None] + chunk)
+        if WIDEN:
+            update += tl.dot(own.to(tl.float32), factors.to(tl.float32))
+        else:
+            update = tl.dot(own, factors, update)
     # Add to y, (ROWS, COLUMNS), in float32 and round once.
     target = y + m[:, None] * y_stride + n[None, :]
     valid = (m < M)[:, None]
@@ -200,8 +219,9 @@ def add_adapter(
     rows = 16 if M <= 64 else 64
     edges = (*ends, N, N)[:2]
     _add_kernel[(N // columns, triton.cdiv(M, rows))](
-        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(0), rank, rows, columns,
-        y.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
+        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(0), rank,
+        _chunk(rank), rows, columns, y.dtype == torch.float32, overlap, num_warps=4,
+        **launch(overlap),
     )  # fmt: skip
     return y
 
@@ -209,14 +229,14 @@ def add_adapter(
 @triton.jit
 def _swiglu_kernel(
     gate_up, z, b, y, scaling, M, stride, z_stride, I: tl.constexpr, RANK: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    r = tl.arange(0, RANK)
+    r = tl.arange(0, CHUNK)
     inside = n < I
-    # Load both B^T, (RANK, COLUMNS) each: the launch before does not write them.
+    # Load both B^T, (CHUNK, COLUMNS) each: the launch before does not write them.
     gate_b = tl.load(b + n[None, :] * RANK + r[:, None], mask=inside[None, :], other=0.0)
     up_b = tl.load(b + (I + n[None, :]) * RANK + r[:, None], mask=inside[None, :], other=0.0)
     TYPE: tl.constexpr = y.dtype.element_ty
@@ -226,7 +246,7 @@ def _swiglu_kernel(
     source = gate_up + m[:, None] * stride + n[None, :]
     gate = tl.load(source, mask=valid, other=0.0).to(tl.float32)
     up = tl.load(source + I, mask=valid, other=0.0).to(tl.float32)
-    # Add the adapters: z, (ROWS, RANK) each, times B^T.
+    # Add the adapters: z, (ROWS, CHUNK) each, times B^T.
     at = m[:, None] * z_stride + r[None, :]
     gate_z = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     up_z = tl.load(z + at + RANK, mask=(m < M)[:, None], other=0.0)
@@ -236,6 +256,18 @@ def _swiglu_kernel(
     else:
         gate += tl.dot(gate_z, gate_b) * scaling
         up += tl.dot(up_z, up_b) * scaling
+    for chunk in tl.static_range(CHUNK, RANK, CHUNK):
+        places = b + n[None, :] * RANK + r[:, None] + chunk
+        gate_b = tl.load(places, mask=inside[None, :], other=0.0)
+        up_b = tl.load(places + I * RANK, mask=inside[None, :], other=0.0)
+        gate_z = tl.load(z + at + chunk, mask=(m < M)[:, None], other=0.0)
+        up_z = tl.load(z + at + RANK + chunk, mask=(m < M)[:, None], other=0.0)
+        if WIDEN:
+            gate += tl.dot(gate_z.to(tl.float32), gate_b.to(tl.float32)) * scaling
+            up += tl.dot(up_z.to(tl.float32), up_b.to(tl.float32)) * scaling
+        else:
+            gate += tl.dot(gate_z, gate_b) * scaling
+            up += tl.dot(up_z, up_b) * scaling
     # Activate and store, rounding where separate launches would.
     gate = gate.to(TYPE).to(tl.float32)
     up = up.to(TYPE).to(tl.float32)
@@ -260,7 +292,8 @@ def adapted_swiglu(
     y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
     rows, columns = (16, 128) if M <= 64 else (64, 64)
     _swiglu_kernel[(triton.cdiv(I, columns), triton.cdiv(M, rows))](
-        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(0), I, rank, rows, columns,
-        gate_up.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
+        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(0), I, rank,
+        _chunk(rank), rows, columns, gate_up.dtype == torch.float32, overlap,
+        num_warps=4, **launch(overlap),
     )  # fmt: skip
     return y

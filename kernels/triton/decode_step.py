@@ -28,6 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED
+
 # Programs that keep a large GPU busy with one decode attention.
 _ENOUGH_PROGRAMS = 264
 _MAX_SPLITS = 8
@@ -99,8 +101,8 @@ def add_norm(
 
 
 def launch(overlap: bool) -> dict[str, bool]:
-    """Return the launch option for dependent launch."""
-    return {"launch_pdl": True} if overlap else {}
+    """Return the options of a launch, dependent on the one ahead or not."""
+    return FUSED | ({"launch_pdl": True} if overlap else {})
 
 
 @triton.jit

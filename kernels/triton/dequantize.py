@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
+from kernels.triton import FUSED
 
 _BYTES = 1024
 
@@ -68,19 +69,24 @@ def codebook_of(format: str, device: torch.device) -> Tensor:
     return values.to(device)
 
 
-def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the dense matrix, (N, K), in a floating type.
+def dequantize(
+    weight: QuantizedWeight, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
+    """Return the dense matrix, (N, K), in a floating type: that of `out` where it is given.
 
-    `kernels.reference.dequantize` is the specification.
+    `kernels.reference.dequantize` is the specification. `out` is contiguous.
     """
     N, K = weight.shape
     kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
     scales = weight.block_scales if kind == 2 else weight.block_scales.view(torch.uint8)
-    out = torch.empty(N, K, dtype=dtype, device=weight.device)
+    if out is None:
+        out = torch.empty(N, K, dtype=dtype, device=weight.device)
+    elif out.shape != (N, K) or not out.is_contiguous():
+        raise ValueError(f"out has shape {tuple(out.shape)}; it must be ({N}, {K}), contiguous")
     total = N * K // 2
     _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
         weight.codes.contiguous(), scales.contiguous(), weight.encode_scale,
         codebook_of(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
-        num_warps=4,
+        num_warps=4, **FUSED,
     )  # fmt: skip
     return out

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference_logprobs import checked_vocabulary, float32_product
+from kernels.triton import FUSED
 
 # Logits held at once, bytes. Backward holds half as much again.
 _CHUNK_BYTES = 640 << 20
@@ -124,7 +125,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = float32_product(hidden[part], weight.t())
             _forward_kernel[(logits.shape[0],)](
                 logits, token_ids[part], logprobs[part], entropy[part], normaliser[part],
-                1.0 / temperature, V, block, num_warps=8,
+                1.0 / temperature, V, block, num_warps=8, **FUSED,
             )  # fmt: skip
             del logits
         ctx.save_for_backward(hidden, weight, token_ids, normaliser, entropy)
@@ -146,7 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
             _backward_kernel[(logits.shape[0], triton.cdiv(V, block))](
                 logits, token_ids[part], normaliser[part], entropy[part], grad_logprobs[part],
-                grad_entropy[part], grad, 1.0 / ctx.temperature, V, block, num_warps=8,
+                grad_entropy[part], grad, 1.0 / ctx.temperature, V, block, num_warps=8, **FUSED,
             )  # fmt: skip
             del logits
             if grad_hidden is not None:

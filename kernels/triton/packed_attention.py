@@ -34,6 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.segments import Segments
+from kernels.triton import FUSED
 
 
 @triton.jit
@@ -91,7 +92,7 @@ def _rotate(
         _rotate_kernel[(M,)](
             q, k, v, q.stride(0), k.stride(0), v.stride(0), cos, sin, out, out.stride(0),
             query, key, D, triton.next_power_of_2(query + key),
-            triton.next_power_of_2(key), triton.next_power_of_2(D // 2), back, num_warps=4,
+            triton.next_power_of_2(key), triton.next_power_of_2(D // 2), back, num_warps=4, **FUSED,
         )  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def _join(o1: Tensor, l1: Tensor, o2: Tensor, l2: Tensor) -> None:
     if M:
         _join_kernel[(M,)](
             o1, l1, o2, l2, l1.stride(0), l2.stride(0), H, D, triton.next_power_of_2(H),
-            triton.next_power_of_2(D), num_warps=4,
+            triton.next_power_of_2(D), num_warps=4, **FUSED,
         )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ float16 halves by two shifts and masks; that is their value times 2**-14, subnor
 
 Where N alone does not fill the device, ranges of columns go to several programs; the last of them
 to arrive adds their parts up, always in the same order, so results are the same bits run after run.
-More rows, and NF4, go through `kernels.triton.dequantize` and torch's product, which the dispatcher
-chooses.
+More rows, and NF4, go through `kernels.triton.dequantize` and torch's product (`goes_dense`): a
+look-up per element costs more in tiles than writing W.
 
 Easy to get wrong: the one-row kernel reads x as (16, K / 16), so that neighbouring lanes, which
 hold neighbouring blocks, read neighbouring numbers; K is a `constexpr`, or the compiler cannot
@@ -28,6 +28,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight
+from kernels.triton import FUSED
+from kernels.triton.dequantize import dequantize
 
 # Rows of x that one launch takes.
 MOST_ROWS = 128
@@ -201,6 +203,26 @@ def _counters(device: int, stream: int) -> Tensor:
     return torch.zeros(_COUNTERS, dtype=torch.int32, device=f"cuda:{device}")
 
 
+def goes_dense(weight: QuantizedWeight, M: int) -> bool:
+    """Tell whether M rows are multiplied by way of a dense W, as tiles would be slower."""
+    return weight.format == "nf4" or M > MOST_ROWS
+
+
+def dense_with_columns(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, a: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (x W^T + b, x A^T) from one product: A's rows are below W in the dense buffer.
+
+    As `kernels.cuda.linear.dense_with_columns`, from the checkpoint's layout and in x's type.
+    """
+    N, K = weight.shape
+    scratch = torch.empty(N + len(a), K, dtype=x.dtype, device=x.device)
+    dequantize(weight, out=scratch[:N])
+    scratch[N:].copy_(a)
+    both = torch.nn.functional.linear(x, scratch, bias)
+    return both[:, :N], both[:, N:]
+
+
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply at most 128 rows by a quantised weight, without gradients.
 
@@ -264,12 +286,12 @@ def _launch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor
         turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): by place in a group
         _one_kernel[(row_blocks, splits)](
             turned, *arguments, groups, *cut, block_n, blocks, bias is not None,
-            num_warps=4, num_stages=2,
+            num_warps=4, num_stages=2, **FUSED,
         )  # fmt: skip
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         widen = x.device.type == "cpu" or x.dtype == torch.float32
         _tile_kernel[(row_blocks, splits)](
             x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
-            block_n, blocks, bias is not None, widen, num_warps=4, num_stages=3,
+            block_n, blocks, bias is not None, widen, num_warps=4, num_stages=3, **FUSED,
         )  # fmt: skip

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED, on_hopper
+
 
 @triton.jit
 def _prefill_kernel(
@@ -104,9 +106,11 @@ def prefill_attention(
             f"cache's {key_heads}, its head dimension a power of two"
         )
     out = torch.empty(M, query_heads * D, dtype=q.dtype, device=q.device)
+    # Elsewhere operands take registers, and tiles of 64 keys would not leave enough of them.
+    keys = 64 if on_hopper(q.device) else 32
     _prefill_kernel[(len(tiles), query_heads)](
         q, key_cache, value_cache, table, tiles, out, scale * math.log2(math.e), table.stride(0),
-        block_size, query_heads, key_heads, D, tile, 64, q.dtype == torch.float32,
-        num_warps=4, num_stages=2,
+        block_size, query_heads, key_heads, D, tile, keys, q.dtype == torch.float32,
+        num_warps=4, num_stages=2, **FUSED,
     )  # fmt: skip
     return out

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
 from kernels.reference_quantize import encode_scale_of
+from kernels.triton import FUSED
 
 _ELEMENTS = 4096
 # The way without divisions: blocks per tile, and tiles per program.
@@ -285,12 +286,12 @@ def quantize_blocks(
     if pairs and kind == 0 and weight.is_cuda:
         _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS * _FAST_TILES),)](
             weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, _FAST_TILES,
-            rounds, num_warps=4,
+            rounds, num_warps=4, **FUSED,
         )  # fmt: skip
         return codes, scales
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
         weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
-        kind, spec.block, rows, pairs, _LEAST_BITS, rounds, num_warps=4,
+        kind, spec.block, rows, pairs, _LEAST_BITS, rounds, num_warps=4, **FUSED,
     )  # fmt: skip
     return codes, scales
 

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED
+
 # Rows of partial sums of the gain's gradient; a few waves of a large GPU.
 _PARTIALS = 264
 
@@ -94,7 +96,7 @@ def norm_rows(
     if rows:
         _forward_kernel[(rows,)](
             x, gain, noise, y, rstd, eps, x.stride(0), H, block, noise is not None,
-            num_warps=_warps(block),
+            num_warps=_warps(block), **FUSED,
         )  # fmt: skip
     return y, rstd
 
@@ -128,7 +130,7 @@ def norm_backward(
     if rows:
         _backward_kernel[(programs,)](
             grad, x, gain, noise, rstd, beside, grad_x, partials, rows, H, block,
-            noise is not None, beside is not None, wants_gain, num_warps=_warps(block),
+            noise is not None, beside is not None, wants_gain, num_warps=_warps(block), **FUSED,
         )  # fmt: skip
     return grad_x, partials.sum(0).to(gain.dtype) if wants_gain else None
 

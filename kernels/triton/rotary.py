@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED
+
 
 @triton.jit
 def _rotary_kernel(
@@ -90,6 +92,6 @@ def rotary_write(
     if B:
         _rotary_kernel[(B, query_heads + 2 * heads)](
             qkv, cos, sin, positions, slots, q, key_cache, value_cache, qkv.stride(0),
-            query_heads, heads, D, num_warps=1,
+            query_heads, heads, D, num_warps=1, **FUSED,
         )  # fmt: skip
     return q

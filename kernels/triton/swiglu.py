@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton import FUSED
+
 
 @triton.jit
 def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
@@ -63,7 +65,7 @@ def swiglu_rows(gate_up: Tensor) -> Tensor:
     y = torch.empty(rows, I, dtype=gate_up.dtype, device=gate_up.device)
     grid, block = _grid(rows, I)
     if rows:
-        _forward_kernel[grid](gate_up, y, I, block, num_warps=4)
+        _forward_kernel[grid](gate_up, y, I, block, num_warps=4, **FUSED)
     return y
 
 
@@ -84,7 +86,9 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor, again: bool) -> tuple[Tensor,
     y = torch.empty_like(grad) if again else None
     grid, block = _grid(rows, I)
     if rows:
-        _backward_kernel[grid](gate_up, grad, grad_gate_up, y, I, block, again, num_warps=4)
+        _backward_kernel[grid](
+            gate_up, grad, grad_gate_up, y, I, block, again, num_warps=4, **FUSED
+        )
     return grad_gate_up, y
 
 

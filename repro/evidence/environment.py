@@ -38,6 +38,8 @@ PACKAGES = (
 )
 # Names the container that a process runs in, which cannot be found out from inside.
 CONTAINER = "REPRO_CONTAINER"
+# Lets a Hopper GPU run the kernels of other cards (`kernels.dispatch`).
+KERNELS = "REPRO_KERNELS"
 VARIABLES = (
     CONTAINER,
     "OMP_NUM_THREADS",
@@ -46,6 +48,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_CUDA_ALLOC_CONF",
+    KERNELS,
     "MALLOC_TRIM_THRESHOLD_",
     MEMORY_VARIABLE,
 )
@@ -56,7 +59,7 @@ def capture_environment() -> dict[str, Any]:
     return {
         "python": probe(lambda: sys.version.split()[0]),
         "platform": probe(platform.platform),
-        "packages": probe(_packages),
+        "packages": probe(package_versions),
         "torch": probe(_torch),
         "cpu": probe(_cpu),
         "memory_bytes": probe(_memory),
@@ -75,11 +78,15 @@ def environment_text() -> str:
 
 
 def device_of(environment: dict[str, Any]) -> str | None:
-    """Return the name of the device of a record's environment, as folders spell it, or None."""
+    """Return the name of the device of a record's environment, as folders spell it, or None.
+
+    One that runs the kernels of other cards has a name of its own: `nvidia_h200_portable`.
+    """
     gpus = environment.get("gpu")
     if not isinstance(gpus, list) or not gpus:
         return None
-    return "_".join(str(gpus[0]["name"]).lower().replace("-", " ").split())
+    name = f"{gpus[0]['name']} {environment.get('variables', {}).get(KERNELS, '')}"
+    return "_".join(name.lower().replace("-", " ").split())
 
 
 def probe(ask: Callable[[], Any]) -> Any:
@@ -90,7 +97,8 @@ def probe(ask: Callable[[], Any]) -> Any:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _packages() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
+    """Return the installed versions of `PACKAGES`, None for those that are not."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:

@@ -8,22 +8,25 @@ are no failures: a file that is missing counts as one.
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from repro.evidence.environment import ask_driver_tool
+from repro.evidence.environment import ask_driver_tool, package_versions
 from repro.evidence.provenance import source_commit
 
 NAME = "gpu_tests.json"
 # Starts of pytest, in order, and what each is counted as.
 STARTS = {"alone": "tests", "together": "tests", "benchmarks": "benchmarks"}
+# Packages whose versions stand in the record, beside Python's.
+NAMED = ("torch", "triton", "transformers")
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Return commit, device, counts and the names of failed tests of a folder's JUnit files."""
+    """Return commit, device, versions, counts and names of failed tests of a folder's files."""
     commit, dirty = source_commit()
     counts: dict[str, dict[str, int]] = {}
     failed = []
@@ -44,7 +47,9 @@ def summary(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SystemExit("gpu_tests: the device's name needs nvidia-smi; there is none") from None
     date = datetime.now(UTC).date().isoformat()
-    head = {"commit": commit, "dirty": dirty, "date": date, "device": device}
+    installed = package_versions()
+    versions = {"python": platform.python_version()} | {name: installed[name] for name in NAMED}
+    head = {"commit": commit, "dirty": dirty, "date": date, "device": device, "versions": versions}
     return head | counts | {"failed": failed}
 
 
@@ -54,9 +59,16 @@ def gpu_tests_rows(expected: Path) -> list[str]:
     records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return [
         f"- `{record['commit'][:7]}` on {record['device']}, {record['date']}: "
-        f"GPU tests {_counted(record['tests'])}; benchmarks {_counted(record['benchmarks'])}."
+        f"GPU tests {_counted(record['tests'])}; benchmarks {_counted(record['benchmarks'])}"
+        f"{_versions(record)}."
         for record in sorted(records, key=lambda record: record["date"], reverse=True)
     ]
+
+
+def _versions(record: dict[str, Any]) -> str:
+    """Return the versions as they stand in a line, nothing for a record from before they did."""
+    named = ", ".join(f"{name} {value}" for name, value in record.get("versions", {}).items())
+    return f"; {named}" if named else ""
 
 
 def _counted(counts: dict[str, int]) -> str:

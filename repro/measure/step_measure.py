@@ -57,6 +57,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
+from repro.spec.byte_sizes import usable_bytes
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
@@ -230,14 +231,15 @@ def _budget(point: StepPoint) -> Iterator[int]:
     A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
     """
     total = torch.cuda.get_device_properties(0).total_memory
+    usable = usable_bytes(total)
     release()
-    budget = point.budget_bytes or total
+    budget = min(point.budget_bytes or usable, usable)
     context = max(context_bytes(), CONTEXT_BYTES)
     torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
     try:
         yield budget
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.set_per_process_memory_fraction(usable / total)
         release()
 
 
@@ -295,6 +297,7 @@ def _measure(
     reset_peak()  # what an earlier point took is not this one's
     engine = partial(Engine, config=config)
     sampler = CopySampler(policy, engine) if full else engine(policy)
+    road = (sampler.engine if isinstance(sampler, CopySampler) else sampler).road
     release()
     try:
         t = training_of(
@@ -320,7 +323,7 @@ def _measure(
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             entry.repeats.append(seconds | {"slowed": slowed})
-            entry.facts = facts | {"moved": moved}
+            entry.facts = facts | {"moved": moved, "road": road}
     finally:
         sampler.close()
     return True

@@ -43,7 +43,7 @@ from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.measure.vllm_rollout import VllmEngine
 from repro.models.lora import adapter_layers
-from repro.models.policy import Policy
+from repro.models.policy import Policy, device_bytes
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
@@ -140,7 +140,7 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     """Return the arm of the runs, with what is known not to fit."""
     run = runs[0]
     products = run.scale.products(run.arm.name)
-    not_run = not_fitting(run.scale, run.arm, torch.cuda.mem_get_info()[1])
+    not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
     facts = {
         "linears": {},
         "adapter_modules": 0,
@@ -211,6 +211,7 @@ def _point(
                 arm.facts["vllm"] = engine.receipt
             else:
                 engine = _engine(point, max(batches), policy, arm.products)
+                arm.facts["road"] = engine.road
             if point.windows:
                 fill_cache(engine, repeats[0].seed)
         batches = arm.fitting(point)

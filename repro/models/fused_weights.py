@@ -1,11 +1,12 @@
-"""4-bit projections in the layout that the kernels read: packed at loading, fused by input.
+"""4-bit projections in the layout that the kernels read, fused by input at loading.
 
     q, k, v   ->  one matrix of (Nq + Nk + Nv) rows       gate, up  ->  one matrix
 
-If the device's kernels read packed weights (`kernels.dispatch.reads_packed`), loading ends with
-`pack_projections`: projections with the same input become one packed matrix, and each module has a
-view of its own rows (which are whole tiles, so that a range of tiles is a valid weight). Trainer
-and engine multiply with the same tensors; the engine gets the fused matrix from `fused_weight`.
+On a GPU loading ends with `fuse_projections`: projections with the same input become one matrix,
+and each module has a view of its own rows. Where the device's kernels read packed weights
+(`kernels.dispatch.reads_packed`), the matrix is packed, and the rows are whole tiles, so that a
+range of tiles is a valid weight; elsewhere it has the checkpoint's layout. Trainer and engine
+multiply with the same tensors; the engine gets the fused matrix from `fused_weight`.
 
 Easy to get wrong: NVFP4's parts must share their global scale, because the fused product has a
 single factor; MXFP4's stored exponents are relative to the largest of the fused matrix, not of
@@ -26,13 +27,16 @@ from kernels.packing import PACK_ROWS, PackedWeight, pack
 from repro.models.decoder import causal_lm, fused_members, is_projection
 from repro.models.quantized_linear import QuantizedLinear
 
+_BY_ROWS = ("codes", "block_scales")
+
 
 @torch.no_grad()
-def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
-    """Pack the 4-bit projections of a decoder if its device's kernels read packed weights.
+def fuse_projections(model: nn.Module, dtype: torch.dtype) -> int:
+    """Make the 4-bit projections of a decoder views of one matrix per input, on a GPU.
 
     Works with and without an adapter; `dtype` is that of the activations. Returns the number of
-    packed projections: all of them, or 0.
+    projections that now are: all of them on a device whose kernels serve and whose group's scales
+    agree, else 0.
     """
     decoder = causal_lm(model)
     layers = {
@@ -41,37 +45,58 @@ def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
         if isinstance(module, QuantizedLinear)
     }
     groups = dict.fromkeys(fused_members(name) for name in layers if is_projection(name))
-    packed = 0
+    count = 0
     for members in groups:
         group = [layers[name] for name in members]
-        if dispatch.reads_packed(group[0].device, dtype) and _can_fuse(group):
-            share(group, fuse([layer.codes() for layer in group]))
-            packed += len(group)
-    return packed
+        packs = dispatch.reads_packed(group[0].device, dtype)
+        if (packs or dispatch.fuses_codes(group[0].device, dtype)) and _can_fuse(group):
+            fused = fuse([layer.codes() for layer in group])
+            share(group, pack(fused) if packs else fused)
+            count += len(group)
+    return count
 
 
 def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
     """Return whether the rows are whole tiles with the same global scale, if the format has one."""
     scales = [getattr(layer.weight, "encode_scale", None) for layer in group]
+    return _same_scale(scales) and all(layer.out_features % PACK_ROWS == 0 for layer in group)
+
+
+def _same_scale(scales: Sequence[Tensor | None]) -> bool:
     first = scales[0]
-    same = all(
+    return all(
         scale is first or (scale is not None and first is not None and bool(scale == first))
         for scale in scales
     )
-    return same and all(layer.out_features % PACK_ROWS == 0 for layer in group)
 
 
-def fuse(weights: Sequence[QuantizedWeight]) -> PackedWeight:
-    """Return one packed weight (N1 + N2 + ..., K) of the rows of all `weights` (Ni, K)."""
+def fuse(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Return one weight (N1 + N2 + ..., K) of the rows of all `weights` (Ni, K)."""
     first = weights[0]
     tensors = dict(first.tensors())
-    for name in ("codes", "block_scales"):
+    for name in _BY_ROWS:
         tensors[name] = torch.cat([getattr(weight, name) for weight in weights])
-    return pack(QuantizedWeight(format=first.format, **tensors))
+    return QuantizedWeight(format=first.format, **tensors)
 
 
-def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
+def share(layers: Sequence[QuantizedLinear], fused: PackedWeight | QuantizedWeight) -> None:
     """Give each layer its rows of the fused weight, as views."""
+    if isinstance(fused, QuantizedWeight):
+        _share_codes(layers, fused)
+    else:
+        _share_packs(layers, fused)
+
+
+def _share_codes(layers: Sequence[QuantizedLinear], fused: QuantizedWeight) -> None:
+    at, tensors = 0, fused.tensors()
+    for layer in layers:
+        rows = slice(at, at + layer.out_features)
+        own = tensors | {name: tensors[name][rows] for name in _BY_ROWS}
+        layer.take(QuantizedWeight(format=fused.format, **own))
+        at += layer.out_features
+
+
+def _share_packs(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
     at = 0
     K = fused.shape[1]
     blocks_per_row = K // 32 if fused.format == "mxfp4" else K // 16
@@ -84,7 +109,7 @@ def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
             extras["lost_blocks"] = extras["lost_blocks"][inside] - low
             extras["lost_codes"] = extras["lost_codes"][inside]
             extras["lost_scales"] = extras["lost_scales"][inside]
-        layer.take_packed(
+        layer.take(
             PackedWeight(
                 format=fused.format,
                 shape=(rows, K),
@@ -96,9 +121,11 @@ def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
         at += rows
 
 
-def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
-    """Return the fused matrix that the layers have views of; None if they are not packed."""
+def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | QuantizedWeight | None:
+    """Return the fused matrix that the layers have views of; None if they have none."""
     weights = [cast(Any, layer).weight for layer in layers]
+    if all(isinstance(weight, QuantizedWeight) for weight in weights):
+        return _fused_codes(weights)
     if not all(isinstance(weight, PackedWeight) for weight in weights):
         return None
     first: PackedWeight = weights[0]
@@ -114,6 +141,18 @@ def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
     return PackedWeight(
         format=first.format, shape=(rows, K), packs=packs, gain=first.gain, extras=extras
     )
+
+
+def _fused_codes(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    tensors = dict(weights[0].tensors())
+    if not _same_scale([weight.encode_scale for weight in weights]):
+        return None
+    for name in _BY_ROWS:
+        parts = side_by_side([getattr(weight, name) for weight in weights])
+        if len(parts) > 1:
+            return None
+        tensors[name] = parts[0]
+    return QuantizedWeight(format=weights[0].format, **tensors)
 
 
 def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

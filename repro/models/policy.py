@@ -42,7 +42,7 @@ from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.files.gguf_files import made_of
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
-from repro.models.fused_weights import pack_projections
+from repro.models.fused_weights import fuse_projections
 from repro.models.loading import (
     Filled,
     ModelDescription,
@@ -241,7 +241,7 @@ def _load_base(
         "norms_wrapped": len(wrap_norms(model)),
         "base_bytes": base_bytes(model),
     }
-    pack_projections(model, dtype)
+    fuse_projections(model, dtype)
     return model, facts
 
 

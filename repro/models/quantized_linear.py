@@ -63,7 +63,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The codes and scales; after `take_packed` as the kernels keep them."""
+        """The codes and scales; after `take` as the kernels keep them."""
         return cast(QuantizedWeight, self._weight)
 
     def codes(self) -> QuantizedWeight:
@@ -71,11 +71,11 @@ class QuantizedLinear(nn.Module):
         weight = self._weight
         return unpack(weight) if isinstance(weight, PackedWeight) else weight
 
-    def take_packed(self, weight: PackedWeight) -> None:
-        """Keep, in place of the codes, the same weight in the layout that the kernels read."""
+    def take(self, weight: PackedWeight | QuantizedWeight) -> None:
+        """Keep, in place of the codes, the same weight as a view, in the kernels' layout."""
         if weight.shape != self._weight.shape or weight.format != self._weight.format:
             raise ValueError(
-                f"the packed weight is {weight.format} of shape {weight.shape}; this layer is "
+                f"the fused weight is {weight.format} of shape {weight.shape}; this layer is "
                 f"{self._weight.format} of shape {self._weight.shape}"
             )
         self._weight = weight

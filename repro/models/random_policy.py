@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import is_projection
-from repro.models.fused_weights import pack_projections
+from repro.models.fused_weights import fuse_projections
 from repro.models.loading import build_on_meta
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
@@ -112,7 +112,7 @@ def random_policy(
     model.model.rotary_emb.to(target)
     wrap_norms(model)
     facts: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
-    pack_projections(model, dtype)
+    fuse_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:
         alpha = float(lora_rank) if lora_alpha is None else lora_alpha

@@ -28,6 +28,7 @@ from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
 from repro.rl.stacked.stack import Stack
 from repro.rl.stacked.stacked_sampler import StackedSampler
+from repro.rollout.engine import Engine
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.hub import resolved_revision
@@ -186,6 +187,8 @@ class LoadedRuns:
         facts = {**self.facts[number], **self.receipts}
         if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
+        if isinstance(self.sampler, Engine):
+            facts["road"] = self.sampler.road
         facts |= {
             "test_sets_left_out": [
                 item.name for item in run.scale.test_sets if item.name not in problems.further

@@ -30,7 +30,7 @@ from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
-from repro.models.policy import Policy, end_token_ids
+from repro.models.policy import Policy, device_bytes, end_token_ids
 from repro.procedures.loaded_runs import (
     LoadedRuns,
     ProblemSets,
@@ -95,7 +95,7 @@ def train_together(
     target, memory = torch.device(device), _HOST_BYTES
     if target.type == "cuda":  # CUDA graphs are captured on the current device
         torch.cuda.set_device(target.index or 0)
-        memory = int(torch.cuda.get_device_properties(target).total_memory)
+        memory = device_bytes(target)
     outcome_of: dict[str, RunOutcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):

@@ -123,6 +123,11 @@ class Engine:
         self._results = Results(self.state)
         self._steps = self._backend.steps(self.forward, self.state)
 
+    @property
+    def road(self) -> str:
+        """Which way the products of the projections go, as records name it."""
+        return ", ".join(sorted({group.road for group in self.forward.groups()}))
+
     def refresh(self) -> None:
         """Read the current adapter, in place, so that captured steps use it."""
         for group in self.forward.groups():

@@ -42,7 +42,15 @@ class Product:
 
 
 class ProjectionGroup(Protocol):
-    """y = [x W1^T + b1 + adapter1, x W2^T + ...] for projections that share x."""
+    """y = [x W1^T + b1 + adapter1, x W2^T + ...] for projections that share x.
+
+    Attributes
+    ----------
+    road
+        Which way the products go, as records name it.
+    """
+
+    road: str
 
     def __call__(self, x: Tensor) -> Product:
         """Return (M, N1 + N2 + ...), for x (M, K)."""
@@ -55,6 +63,8 @@ class ProjectionGroup(Protocol):
 
 class ModuleGroup:
     """Calls the policy's modules one after another."""
+
+    road = "modules"
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = tuple(modules)

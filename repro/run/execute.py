@@ -42,6 +42,7 @@ from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import disk_refusal, files_refusal, refusal
+from repro.run.present_card import torch_refusal
 from repro.run.progress import Display
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.rank_processes import (
@@ -190,6 +191,8 @@ def require_ready(selection: Selection, *, here: bool = True) -> None:
     has_scale = selection.tier in selection.source.scales
     missing = None if has_scale and not here else selection.source.not_runnable(selection.tier)
     at = f", {selection.tier.value} tier" if selection.source.scales else ""
+    if here and selection.tier is not Tier.SMOKE:
+        missing = missing or torch_refusal()
     require(missing is None, f"{selection.target.name}{at}: {missing}")
 
 

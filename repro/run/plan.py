@@ -6,6 +6,7 @@ devices and commits. Arms without any are not timed.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +20,15 @@ from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
-from repro.run.preflight import among_unlike_devices, disk_bytes, is_published, memory_of, refusal
+from repro.run.preflight import (
+    among_unlike_devices,
+    disk_bytes,
+    is_published,
+    memory_of,
+    refusal,
+    smallest_device,
+)
+from repro.run.present_card import kernels_line, points_left_out, torch_refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
@@ -33,11 +42,13 @@ class BlessedTimes:
 
     `seconds` has, by target and arm, the wall time of the middle record and how many runs shared
     it; `peak_bytes` is the largest among them; `basis` says how many, on which devices and commits.
+    `elsewhere` tells whether none of them is of this machine's card.
     """
 
     seconds: dict[tuple[str, str], tuple[float, int]]
     peak_bytes: int
     basis: str
+    elsewhere: bool = False
 
 
 def plan_text(
@@ -61,19 +72,21 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    of_one_run = _one_run_lines(left or runs, needs, ranks)
-    lines += of_one_run
+    lines += _one_run_lines(left or runs, needs, ranks)
     missing = selection.tier.missing()
+    if selection.tier is not Tier.SMOKE:
+        missing = missing or torch_refusal()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
     lines += _arm_lines(runs, done, timed)
     absent = [item for item in needs.downloads if not item.present()]
-    fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
+    fetched = "; ".join(f"{item.name} ({_known(item.nbytes)})" for item in absent) or "none"
     of_one = max(needs.memory_bytes, timed.peak_bytes)
     memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
-        f"  memory    {size(memory)}{among_unlike_devices() if of_one_run else ''}",
+        *_card_lines(selection.tier, left or runs),
+        f"  memory    {_known(memory)}",
         f"  downloads {fetched}",
     ]
     refused = _refusals(left, ranks)
@@ -85,18 +98,40 @@ def plan_text(
     return "\n".join(lines)
 
 
+def _known(nbytes: int | None) -> str:
+    """Return a number of bytes as text: none and 0 stand for one that nobody knows."""
+    return size(nbytes) if nbytes else "not known"
+
+
+def _card_lines(tier: Tier, runs: list[RunConfig]) -> list[str]:
+    """Return the card of this machine, its kernels, and the points of each arm it cannot hold."""
+    device = smallest_device()
+    if device is None or tier is Tier.SMOKE:
+        return []
+    lines = [
+        f"  card      {device.name}, {size(device.memory_bytes)}{among_unlike_devices()}: "
+        f"{kernels_line(device)}"
+    ]
+    for run in {run.arm.name: run for run in runs}.values():
+        left_out = points_left_out(run, device.memory_bytes)
+        if left_out:
+            parts = ", ".join(left_out)
+            lines.append(f"  left out  {run.arm.name}, by the plan of memory: {parts}")
+    return lines
+
+
 def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]:
     """Return sizes of published checkpoints, and what the smallest and largest arm's run takes."""
     planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
     every = [run for run in planned.values() if is_published(run.scale)]
     if not every:
         return []
-    memory = [(memory_of(run.arm, run.scale, ranks)[0], run.arm.name) for run in every]
+    memory = [(memory_of(run.arm, run.scale, ranks)[0] or 0, run.arm.name) for run in every]
     disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
     parts = [
         f"{size(min(of)[0])} ({min(of)[1]}) to {size(max(of)[0])} ({max(of)[1]}) of {what}"
         if min(of)[0] < max(of)[0]
-        else f"{size(of[0][0])} of {what}"
+        else f"{_known(of[0][0])} of {what}"
         for of, what in ((memory, "memory"), (disk, "disk"))
     ]
     shapes = (shape_of_checkpoint(name) for name in sorted({run.scale.checkpoint for run in every}))
@@ -135,6 +170,7 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> li
         seconds, shared_by = timed.seconds.get((target, arm), (None, 1))
         took = "not timed" if seconds is None else duration(seconds)
         took += f" for {shared_by} at once" if shared_by > 1 else ""
+        took += " on another card" if seconds is not None and timed.elsewhere else ""
         finished = sum(run.digest() in done for run in of_arm)
         recorded = f", {finished} recorded" if finished else ""
         listed = ", ".join(str(run.seed) for run in of_arm)
@@ -143,8 +179,8 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> li
     return lines
 
 
-def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int:
-    """Return the memory that runs need, `workers` of them at a time.
+def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int | None:
+    """Return the memory that runs need, `workers` of them at a time, or None if it is not known.
 
     A run of a published checkpoint has a device for itself; ensembles share what is one's.
     """
@@ -153,8 +189,8 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
         for run in {run.arm: run for run in runs}.values()
         if isinstance(run.scale, TrainScale) and is_published(run.scale)
     ]
-    if any(planned):
-        return max(planned)
+    if planned:
+        return None if None in planned else max(peak or 0 for peak in planned)
     return of_one if any(map(is_ensemble, runs)) else of_one * max(1, min(workers, len(runs)))
 
 
@@ -181,8 +217,9 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
         for record in blessed_records(expected, tier, target)
         if (record.target, record.target_version, record.arm) in kinds
     ]
-    here = device_of(capture_environment())
-    blessed = [record for record in blessed if device_of(record.environment) == here] or blessed
+    here = _device_here(tier)
+    of_this = [record for record in blessed if device_of(record.environment) == here]
+    blessed = of_this or blessed
     times: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for record in blessed:
         taken = (_seconds_of(record), _runs_at_once(record))
@@ -194,7 +231,17 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
         seconds={arm: median_low(taken) for arm, taken in times.items()},
         peak_bytes=max((int(record.value("peak_bytes") or 0) for record in blessed), default=0),
         basis=basis if blessed else "no blessed record of these arms",
+        elsewhere=bool(blessed) and not of_this and tier is not Tier.SMOKE and here is not None,
     )
+
+
+def _device_here(tier: Tier) -> str | None:
+    """Return this machine's device as folders of records spell it, by its tool or its driver."""
+    device = smallest_device()
+    if tier is Tier.SMOKE or device is None:
+        return device_of(capture_environment())
+    driver = {"gpu": [{"name": device.name}], "variables": dict(os.environ)}
+    return device_of(capture_environment()) or device_of(driver)
 
 
 def _runs_at_once(record: Record) -> int:

@@ -23,6 +23,7 @@ from repro.data.load import require_declared
 from repro.models.memory_plan import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
+from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name
@@ -30,7 +31,7 @@ from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.tier import CudaDevice, cuda_devices
+from repro.spec.tier import CudaDevice, Tier, cuda_devices
 
 # A run's record and its metrics.jsonl of some hundred steps.
 _RECORD_BYTES = 500_000
@@ -38,8 +39,10 @@ _RECORD_BYTES = 500_000
 
 def refusal(run: RunConfig, ranks: int = 1) -> str | None:
     """Return why a run by so many ranks cannot work here by its configuration alone, or None."""
-    scale = run.scale
+    scale, device = run.scale, smallest_device()
     refusals = [missing_package(run)]
+    if device is not None and run.tier == Tier.SYSTEMS.value:
+        refusals += [kernels_refusal(run, device), _points_refusal(run, device)]
     if isinstance(scale, TrainScale):
         refusals += [_noise_refusal(run), _sampler_refusal(run)]
         refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
@@ -138,8 +141,22 @@ def among_unlike_devices() -> str:
     return f" (smallest of {len(devices)} cards; CUDA_VISIBLE_DEVICES chooses)"
 
 
-def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | None]:
+def _points_refusal(run: RunConfig, device: CudaDevice) -> str | None:
+    """Return why none of a measurement's points fits a device by the plan, or None."""
+    left_out = points_left_out(run, device.memory_bytes)
+    if not left_out or len(left_out) < measured_parts(run):
+        return None
+    least = min(left_out.values(), key=lambda sentence: float(sentence.split()[1]))
+    return (
+        f"{run.arm.label} of {run.target}: the smallest of {len(left_out)} points {least}"
+        f"{among_unlike_devices()}"
+    )
+
+
+def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int | None, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    The peak of a model whose shape is not known is None.
 
     Of unlike devices the smallest counts. On a device the cache has the size that it will have
     there; without one it holds all rows at once. Only one row must fit: other rows wait for a
@@ -147,7 +164,7 @@ def memory_of(arm: Arm, scale: TrainScale, ranks: int = 1) -> tuple[int, str | N
     """
     memory = training_memory(arm, scale, ranks)
     if memory is None:
-        return 0, None
+        return None, None
     device = smallest_device()
     if device is None:
         return memory.peak(None), None

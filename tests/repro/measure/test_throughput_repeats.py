@@ -56,6 +56,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *a: (139 * GIB, 140 * GIB))
+    monkeypatch.setattr(throughput, "device_bytes", lambda device: 140 * GIB)
     monkeypatch.setattr(throughput, "_policy", load)
     monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total_bytes: {})
     monkeypatch.setattr(throughput, "release", lambda: None)

@@ -9,7 +9,7 @@ import torch
 
 from kernels import dispatch
 from kernels.packing import PackedWeight
-from repro.models.fused_weights import fused_weight, pack_projections
+from repro.models.fused_weights import fuse_projections, fused_weight
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import take_products
 from repro.models.policy import Policy
@@ -70,7 +70,7 @@ def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format: s
 
 def test_where_kernels_read_codes_nothing_is_packed() -> None:
     policy = make("nvfp4")
-    assert pack_projections(policy.model, torch.bfloat16) == 0
+    assert fuse_projections(policy.model, torch.bfloat16) == 0
     assert not any(isinstance(layer.weight, PackedWeight) for layer in layers(policy).values())
 
 

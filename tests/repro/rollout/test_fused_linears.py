@@ -18,13 +18,13 @@ from torch.nn import functional
 from kernels import reference, tuning
 from kernels.cuda import hopper, linear
 from kernels.cuda.hopper import Adapter
-from kernels.packing import PackedWeight, unpack
+from kernels.packing import PackedWeight, pack, unpack
 from kernels.triton import decode_adapter
 from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.rollout.gpu.fused_linears import PackedGroup
+from repro.rollout.gpu.fused_linears import QuantizedGroup
 from repro.rollout.linears import Product
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -43,7 +43,7 @@ def _modules(policy: Policy, part: str) -> list[nn.Module]:
 def _packed(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the modules, their weights packed as loading on a Hopper GPU packs them."""
     layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
-    share(layers, fuse([layer.codes() for layer in layers]))
+    share(layers, pack(fuse([layer.codes() for layer in layers])))
     return list(modules)
 
 
@@ -126,7 +126,7 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
     expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     expected += _updates(x, modules)
-    group = PackedGroup(_packed(modules), overlap=False, beside=None)
+    group = QuantizedGroup(_packed(modules), overlap=False, beside=None)
     # NF4's layers of 9 to 16 rows are the wide kernel's.
     within = 8 if weight_format == "nf4" else 16
     for M in ROWS:
@@ -146,7 +146,7 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
     expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     expected += _updates(x, modules)
-    product = PackedGroup(_packed(modules), overlap=False, beside=None)(x)
+    product = QuantizedGroup(_packed(modules), overlap=False, beside=None)(x)
     assert launches == ["scratch"]
     torch.testing.assert_close(_with_update(product), expected)
 
@@ -158,7 +158,7 @@ def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy: Callable[...
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(4096, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    product = PackedGroup(_packed(modules), overlap=True, beside=None)(x)
+    product = QuantizedGroup(_packed(modules), overlap=True, beside=None)(x)
     assert product.z is not None
     assert product.b is not None
     assert product.base.stride(0) > product.base.shape[1]
@@ -176,7 +176,7 @@ def test_both_ways_see_an_update_of_the_masters(
     modules = _modules(policy, "qkv")
     x = torch.randn(17, 128, generator=torch.Generator().manual_seed(0))
     base = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
-    group = PackedGroup(_packed(modules), overlap=False, beside=None)
+    group = QuantizedGroup(_packed(modules), overlap=False, beside=None)
     with torch.no_grad():
         for module in modules:
             assert isinstance(module, AdapterLinear)
@@ -196,7 +196,7 @@ def test_captures_of_few_and_many_rows_replay_in_turns(make_policy: Callable[...
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(256, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    group = PackedGroup(_packed(modules), overlap=True, beside=torch.cuda.Stream(priority=-1))
+    group = QuantizedGroup(_packed(modules), overlap=True, beside=torch.cuda.Stream(priority=-1))
 
     def run(M: int) -> Tensor:
         product = group(x[:M])

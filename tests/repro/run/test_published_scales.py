@@ -26,6 +26,7 @@ from repro.judge.check import check_selection
 from repro.models.checkpoint import resolve
 from repro.models.files.tensor_files import CheckpointError
 from repro.run import preflight as preflights
+from repro.run import present_card
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
 from repro.run.preflight import files_refusal, memory_of, refusal
@@ -182,6 +183,7 @@ def test_one_command_plans_runs_checks_and_reports(
     write_hub(tmp_path / "hub", {"train": 7473, "test": 1319}, names=("gsm8k",))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(tiers, "cuda_devices", lambda: (H100,))
+    monkeypatch.setattr(present_card, "_torch_fault", lambda: None)
     config = tmp_path / "small.json"
     config.write_text(json.dumps(SMALLER))
     line = ["table1", "--tier", "paper", "--model", str(checkpoint), "--config", str(config)]
@@ -218,7 +220,9 @@ def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
         monkeypatch.setattr(preflights, "cuda_devices", lambda second=second: (H200, second))
         assert main(line) == 0
         said = capsys.readouterr().out
-        assert said.count("smallest of 2 cards") == (2 if unlike else 0)  # memory, and the refusal
+        assert said.count("smallest of 2 cards") == (
+            2 if unlike else 0
+        )  # the card, and the refusal
         assert (f"{CARD_24GB.name} has " in said) == unlike
 
 

@@ -1,0 +1,292 @@
+"""Compile this project's Triton launches for a card that is not here; prints what each takes.
+
+    python -m tests.kernels.compiled CAPABILITY WHICH      # 86 few; 120 all
+
+The wrappers are called with CPU tensors of Qwen2.5's shapes. In place of a launch its kernel is
+compiled for the card with the ptxas of Triton's own package, and asked for its shared memory, its
+registers, and what it spills because they do not suffice. Lines of JSON.
+
+Easy to get wrong: on CPU tensors wrappers widen products to float32 (for Triton's interpreter,
+whose bfloat16 products are wrong), as no card does; and where `TRITON_INTERPRET` is set nothing is
+compiled at all. So a process of its own compiles, without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import driver, jit
+
+from kernels.formats import FORMATS, QuantizedWeight
+from kernels.triton import (
+    decode_adapter,
+    decode_choice,
+    decode_step,
+    dequantize,
+    logprobs,
+    packed_attention,
+    portable_linear,
+    prefill_attention,
+    quantize,
+    rms_norm,
+    rotary,
+    swiglu,
+)
+
+BF16 = torch.bfloat16
+# Hidden, query heads, key heads, head dimension, inner, vocabulary.
+MODELS = {
+    "0.5B": (896, 14, 2, 64, 4864, 151936),
+    "1.5B": (1536, 12, 2, 128, 8960, 151936),
+    "7B": (3584, 28, 4, 128, 18944, 152064),
+}
+# Rows of captured steps that take different tiles, and ranks as they are padded.
+ROWS = (1, 2, 16, 32, 64, 128, 256)
+RANKS = (16, 32, 64, 128, 256)
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+Launch = tuple[str, Callable[[], object]]
+
+
+class Absent:
+    """A driver of a card that is not here."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers = {"get_current_target": self.target, "get_device_interface": torch.cuda}
+        return lambda *arguments: answers.get(name, 0)
+
+
+class Compiler:
+    """What a launch becomes: a kernel compiled for the card, once per specialisation."""
+
+    def __init__(self, capability: int) -> None:
+        self.overlap = capability >= 90
+        self.target = GPUTarget("cuda", capability, 32)
+        self.backend: Any = make_backend(self.target)
+        self.seen: set[str] = set()
+        prefill_attention.on_hopper = lambda device: capability == 90
+        self.where = ""
+
+    def run(self, kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """Compile the kernel for these arguments, and print what it takes."""
+        names, arguments = list(kernel.signature.parameters), list(given)
+        if "WIDEN" in names and any(getattr(a, "dtype", None) == BF16 for a in arguments):
+            arguments[names.index("WIDEN")] = False
+        options.setdefault("debug", False)
+        knobs = getattr(jit, "knobs", None)
+        for name in ("instrumentation_mode", "fpsan_homomorphic_casts"):
+            if hasattr(getattr(knobs, "compilation", None), name):
+                options[name] = getattr(knobs.compilation, name)
+        bind = jit.create_function_from_signature(kernel.signature, kernel.params, self.backend)
+        bound, specialised, chosen = bind(*arguments, **options)
+        name = f"{kernel.fn.__module__}:{kernel.fn.__name__}"
+        key = f"{name} {specialised} {sorted(map(str, chosen.items()))}"
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        chosen, signature, constants, attributes = kernel._pack_args(
+            self.backend, options, bound, specialised, chosen
+        )
+        source = ASTSource(kernel, signature, constants, attributes)
+        made = triton.compile(source, target=self.target, options=chosen.__dict__)
+        row = {"kernel": name, "where": self.where, "shared": made.metadata.shared}
+        row["fused"] = chosen.enable_fp_fusion
+        print(json.dumps(row | usage(made.asm["cubin"])), flush=True)
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """Return a thread's registers, and the bytes of its stack: what was spilt lies there."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(BINARIES / "cuobjdump"), "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name.lower(): int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", said)}
+
+
+def weight(format: str, N: int, K: int) -> QuantizedWeight:
+    block, one = FORMATS[format].block, torch.ones(())
+    scales = torch.zeros(N, K // block, dtype=FORMATS[format].scale_dtype)
+    own = {"global_scale": one, "encode_scale": one} if format == "nvfp4" else {}
+    codes = torch.zeros(N, K // 2, dtype=torch.uint8)
+    return QuantizedWeight(format=format, codes=codes, block_scales=scales, **own)
+
+
+def zeros(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int32)
+
+
+def products(name: str) -> Iterator[Launch]:
+    H, HQ, HK, D, I, _ = MODELS[name]
+    for layer, (N, K) in {
+        "qkv": ((HQ + 2 * HK) * D, H), "o": (H, HQ * D), "gate_up": (2 * I, H), "down": (H, I),
+    }.items():  # fmt: skip
+        bias = zeros(N) if layer == "qkv" else None
+        for format in FORMATS:
+            packed = weight(format, N, K)
+            yield f"{format} {layer}", lambda w=packed: dequantize.dequantize(w, BF16)
+            for M in ROWS:
+                if not portable_linear.goes_dense(packed, M):
+                    yield (
+                        f"{format} {layer} {M}",
+                        lambda w=packed, M=M, b=bias: portable_linear.linear(
+                            zeros(M, w.shape[1]), w, b
+                        ),
+                    )
+
+
+def adapters(name: str, overlap: bool) -> Iterator[Launch]:
+    H, HQ, HK, D, I, _ = MODELS[name]
+    N, ends = (HQ + 2 * HK) * D, (HQ * D, (HQ + HK) * D)
+    for M in ROWS:
+        for R in RANKS:
+            yield (
+                f"project {M} {R}",
+                lambda M=M, R=R: decode_adapter.project(
+                    zeros(M, H), zeros(3 * R, H), overlap=overlap
+                ),
+            )
+            yield (
+                f"add_adapter {M} {R}",
+                lambda M=M, R=R: decode_adapter.add_adapter(
+                    zeros(M, N), zeros(M, 3 * R), zeros(N, R), ends, 1.0, overlap=overlap
+                ),
+            )
+            yield (
+                f"adapted_swiglu {M} {R}",
+                lambda M=M, R=R: decode_adapter.adapted_swiglu(
+                    zeros(M, 2 * I), zeros(M, 2 * R), zeros(2 * I, R), 1.0, overlap=overlap
+                ),
+            )
+
+
+def decoding(name: str, overlap: bool) -> Iterator[Launch]:
+    H, HQ, HK, D, I, V = MODELS[name]
+    gain, noise, f32 = zeros(H), zeros(H, dtype=torch.float32), torch.zeros
+    for M in ROWS:
+        for each in (None, noise):
+            yield (
+                f"add_norm {M}",
+                lambda M=M, n=each: decode_step.add_norm(
+                    zeros(M, H), zeros(M, H), gain, n, 1e-6, overlap=overlap
+                ),
+            )
+        keys, qkv = zeros(M * 4 + 1, 32, HK, D), zeros(M, (HQ + 2 * HK) * D)
+        space = decode_step.StepWorkspace(M, HQ, HK, D, torch.device("cpu"))
+        for g in (None, zeros(D)):
+            yield f"attend {M}", lambda M=M, g=g, q=qkv, k=keys, s=space: decode_step.attend_step(
+                q, zeros(64, D), zeros(64, D), ints(M), ints(M, 4), k, k, s, query_heads=HQ,
+                scale=D**-0.5, q_gain=g, k_gain=g, eps=1e-6, overlap=overlap,
+            )  # fmt: skip
+        yield f"swiglu {M}", lambda M=M: decode_step.swiglu(zeros(M, 2 * I), overlap=overlap)
+    for greedy in (False, True):
+        yield f"choose greedy={greedy}", lambda g=greedy: decode_choice.choose(
+            f32(4, V), temperature=torch.tensor(1.0), greedy=g, tokens=ints(4).long(),
+            positions=ints(4), counts=ints(4), limits=ints(4), status=ints(4),
+            uniforms=f32(4, 64).double(), out_tokens=ints(4, 64), out_logprobs=f32(4, 64),
+            ends=ints(2).long(), overlap=overlap,
+        )  # fmt: skip
+    qkv, keys, turn = zeros(64, (HQ + 2 * HK) * D), zeros(9, 32, HK, D), zeros(64, D)
+    yield (
+        "rotary_write",
+        lambda: rotary.rotary_write(
+            qkv, turn, turn, ints(64), ints(64), keys, keys, query_heads=HQ
+        ),
+    )
+    yield (
+        "prefill_attention",
+        lambda: prefill_attention.prefill_attention(
+            zeros(64, HQ, D), keys, keys, ints(1, 8), ints(3, 4), D**-0.5
+        ),
+    )
+
+
+def training(name: str) -> Iterator[Launch]:
+    H, HQ, HK, D, I, V = MODELS[name]
+    gain, f32, rows = zeros(H), torch.zeros, zeros(64, H)
+    for each in (None, f32(H)):
+        yield "norm", lambda n=each: rms_norm.norm_rows(rows, gain, 1e-6, n, BF16)
+        for beside in (None, rows):
+            yield (
+                "norm backward",
+                lambda n=each, b=beside: rms_norm.norm_backward(
+                    rows, rows, gain, n, f32(64), b, True
+                ),
+            )
+    yield "swiglu", lambda: swiglu.swiglu_rows(zeros(8, 2 * I))
+    for again in (False, True):
+        yield (
+            "swiglu backward",
+            lambda a=again: swiglu.swiglu_backward(zeros(8, 2 * I), zeros(8, I), a),
+        )
+    q, k, v, turn = zeros(64, HQ, D), zeros(64, HK, D), zeros(64, HK, D), zeros(64, D)
+    for back in (False, True):
+        yield (
+            "rotate",
+            lambda b=back: packed_attention._rotate(
+                q, k, v, turn, turn, zeros(64, (HQ + 2 * HK) * D), back=b
+            ),
+        )
+    yield "join", lambda: packed_attention._join(q, f32(HQ, 64), q.clone(), f32(HQ, 64))
+    head, ids = zeros(V, 64), ints(4).long()
+    hidden = zeros(4, 64).requires_grad_()
+    yield (
+        "logprobs",
+        lambda: sum(
+            part.sum() for part in logprobs.token_logprobs(hidden, head, ids, 1.0)
+        ).backward(),
+    )  # type: ignore[union-attr]
+    for format in FORMATS:
+        encode = torch.ones(()) if format == "nvfp4" else None
+        for values in (rows, rows.float()):
+            yield (
+                f"quantize {format}",
+                lambda f=format, e=encode, v=values: quantize.quantize_blocks(v, f, e),
+            )
+
+
+def few(overlap: bool) -> Iterator[Launch]:
+    """Yield the launches that take most of a card: large tiles, large ranks."""
+    H, HQ, HK, D, *_ = MODELS["7B"]
+    packed = weight("nvfp4", (HQ + 2 * HK) * D, H)
+    yield "nvfp4 128", lambda: portable_linear.linear(zeros(128, H), packed, None)
+    hard = re.compile(r"(project|add_adapter|adapted_swiglu) 256 (128|256)|attend 64|prefill_.*")
+    for where, call in (*adapters("7B", overlap), *decoding("7B", overlap)):
+        if hard.fullmatch(where):
+            yield where, call
+
+
+def main(capability: int, which: str) -> None:
+    driver.set_active(Absent(capability))
+    compiler = Compiler(capability)
+    jit.JITFunction.run = lambda self, *a, **options: compiler.run(self, *a, **options)  # type: ignore[method-assign]
+    overlap = compiler.overlap
+    launches = few(overlap) if which == "few" else (
+        launch for name in MODELS for launches in (
+            products(name), adapters(name, overlap), decoding(name, overlap), training(name)
+        ) for launch in launches
+    )  # fmt: skip
+    for compiler.where, call in launches:
+        call()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

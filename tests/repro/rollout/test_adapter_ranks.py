@@ -1,0 +1,113 @@
+"""Adapters of any rank, on every road: what the engine's kernels give is what the modules give."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels import dispatch
+from kernels.triton import decode_adapter, portable_linear
+from repro.models.fused_weights import fuse, share
+from repro.models.lora import AdapterLinear, base_linear
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
+from tests.interpreted import require_passed
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CASES = [
+    *(("bf16", rank) for rank in (4, 8, 24, 48, 100, 256)),
+    *((weight_format, rank) for weight_format in ("nvfp4", "nf4") for rank in (8, 256)),
+]
+
+
+def modules_of(policy: Policy, *names: str) -> list[nn.Module]:
+    block = policy.decoder.get_submodule("model.layers.0")
+    modules = [block.get_submodule(name) for name in names]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in modules:
+            assert isinstance(module, AdapterLinear)
+            B = module.adapter()[1]
+            B.copy_(torch.randn(B.shape, generator=generator) * 0.05)
+    return modules
+
+
+def fused(modules: list[nn.Module]) -> list[nn.Module]:
+    """Return the modules, their codes fused as loading fuses them for cards but Hopper's."""
+    layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
+    share(layers, fuse([layer.codes() for layer in layers]))
+    return modules
+
+
+def group_of(modules: list[nn.Module], weight_format: str) -> DenseGroup | QuantizedGroup:
+    if weight_format == "bf16":
+        return DenseGroup(modules)
+    assert takes_fused(fused(modules))
+    return QuantizedGroup(modules, overlap=False, beside=None, dtype=torch.float32)
+
+
+def together(modules: list[nn.Module], x: Tensor) -> Tensor:
+    return torch.cat([module(x) for module in modules], dim=-1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_interpreted_kernels_take_every_rank() -> None:
+    """In a process of its own: the flag must be set before Triton is first imported."""
+    if INTERPRETED:
+        pytest.skip("already interpreted: the cases below run here")
+    require_passed(__file__)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize(("weight_format", "rank"), CASES)
+def test_a_rank_interpreted_gives_what_the_modules_give(
+    weight_format: str,
+    rank: int,
+    make_policy: Callable[..., Policy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not INTERPRETED:
+        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
+    policy = make_policy("qwen2", weight_format, rank, seed=3)
+    qkv = modules_of(policy, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up = modules_of(policy, "mlp.gate_proj", "mlp.up_proj")
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
+    expected, gated = together(qkv, x), together(gate_up, x).chunk(2, dim=-1)
+    monkeypatch.setattr(dispatch, "linear", portable_linear.linear)
+    product = group_of(qkv, weight_format)(x)
+    assert product.z is not None
+    assert product.b is not None
+    y = decode_adapter.add_adapter(
+        product.base.contiguous(), product.z, product.b, product.ends, product.scaling,
+        overlap=False,
+    )  # fmt: skip
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    product = group_of(gate_up, weight_format)(x)
+    assert product.z is not None
+    assert product.b is not None
+    y = decode_adapter.adapted_swiglu(
+        product.base.contiguous(), product.z.contiguous(), product.b, product.scaling,
+        overlap=False,
+    )  # fmt: skip
+    expected = nn.functional.silu(gated[0]) * gated[1]
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_format_takes_a_fused_road_and_names_it(make_policy: Callable[..., Policy]) -> None:
+    for weight_format, road in (("bf16", "dense"), ("nvfp4", "codes"), ("nf4", "codes")):
+        policy = make_policy("qwen2", weight_format, 8, seed=4)
+        modules = modules_of(policy, "mlp.gate_proj", "mlp.up_proj")
+        x = torch.randn(200, 128, generator=torch.Generator().manual_seed(2))
+        expected = together(modules, x)
+        group = group_of(modules, weight_format)
+        assert group.road == road
+        group.refresh()
+        if weight_format == "nvfp4":
+            assert torch.equal(together(modules, x), expected)

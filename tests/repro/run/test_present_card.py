@@ -1,0 +1,109 @@
+"""What a plan and a start say of this machine's card, torch and system, before any loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from repro.__main__ import main
+from repro.evidence.environment import device_of
+from repro.run import preflight, present_card
+from repro.spec import tier as tiers
+from repro.spec.tier import CudaDevice
+
+RTX4090 = CudaDevice(name="NVIDIA GeForce RTX 4090", capability=(8, 9), memory_bytes=25_757_220_864)
+H100 = CudaDevice(name="NVIDIA H100 80GB HBM3", capability=(9, 0), memory_bytes=85_000_000_000)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> CudaDevice:
+    device: CudaDevice = getattr(request, "param", RTX4090)
+    for module in (tiers, preflight):
+        monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
+    return device
+
+
+@pytest.fixture
+def fitting_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(present_card, "_torch_fault", lambda: None)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+    assert main(["plan", *line]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
+def test_a_torch_without_cuda_is_named_before_a_record_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["table6", "--tier", "systems", "--runs", str(tmp_path)]
+    assert main(["run", *line]) == 2
+    assert "RTX 4090: it is built without CUDA" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert "This machine cannot run it: torch" in planned(capsys, *line)
+
+
+@pytest.mark.usefixtures("card")
+def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "raise RuntimeError('The NVIDIA driver on your system is too old (11040).')"
+    monkeypatch.setattr(present_card, "_COMPUTE", program)
+    present_card._torch_fault.cache_clear()
+    said = present_card.torch_refusal()
+    present_card._torch_fault.cache_clear()
+    assert said is not None
+    assert "The NVIDIA driver on your system is too old (11040); needed is" in said
+
+
+@pytest.mark.usefixtures("card", "fitting_torch")
+def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--tier", "systems", "--runs", str(tmp_path)]
+    said = planned(capsys, "table8", *at)
+    assert "card      NVIDIA GeForce RTX 4090, 25.8 GB: portable kernels" in said
+    assert "refused   bf16_lora" in said
+    assert "on another card" in said
+    said = planned(capsys, "rollout", *at)
+    assert "left out  bf16_lora, by the plan of memory: " in said
+    assert "refused   " in planned(capsys, "kernels", *at)
+
+
+@pytest.mark.usefixtures("card", "fitting_torch")
+@pytest.mark.parametrize("card", [H100], indirect=True)
+def test_a_card_that_was_measured_has_its_own_times_and_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = planned(capsys, "kernels", "--tier", "systems", "--runs", str(tmp_path))
+    assert "this project's kernels for Hopper" in said
+    assert "refused   " not in said
+    assert "another card" not in said
+
+
+def test_what_is_not_known_of_a_model_is_not_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = ["table1", "--tier", "paper", "--model", "some/model", "--runs", str(tmp_path)]
+    said = planned(capsys, *line)
+    assert "(not known)" in said
+    assert "memory    not known" in said
+    assert "0 B" not in said
+
+
+def test_a_device_that_runs_the_kernels_of_other_cards_has_a_name_of_its_own() -> None:
+    environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": {"REPRO_KERNELS": "portable"}}
+    assert device_of(environment) == "nvidia_h200_portable"
+    assert device_of(environment | {"variables": {}}) == "nvidia_h200"
+
+
+def test_another_system_is_refused_by_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    assert main(["run", "table1", "--tier", "smoke"]) == 2
+    assert "this is Windows" in capsys.readouterr().err
