@@ -83,13 +83,15 @@ def parts(
     procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
 ) -> list[Callable[[], dict[str, Estimate]]]:
     """Return what forms the metrics of `derive`, each from observations of its own."""
-    if procedure not in ("train", "evaluate"):
+    if procedure not in ("train", "evaluate", "dose"):
         return []
     evaluation = scale["evaluation"]
 
     def of_answers() -> dict[str, Estimate]:
         return _with_gain(_answered(facts.get("answers") or {}, scale))
 
+    if procedure == "dose":
+        return [of_answers]
     of_both: list[Callable[[], dict[str, Estimate]]] = [
         of_answers,
         lambda: derived_metrics(series, evaluation.get("token_budget", 0)),

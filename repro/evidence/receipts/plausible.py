@@ -6,9 +6,11 @@ tallies and series still give must be what it says.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from repro.evidence.derived import parts
 from repro.evidence.record import Record
@@ -22,6 +24,9 @@ _MOST_TOKENS = 1_000_000
 _BELOW_ZERO = 0.05
 # Relative: series are stored with six digits.
 _DIGITS = 1e-4
+_ZERO = 1e-9
+# Ending of a dose's series with a value per prompt, of which the metric is the mean.
+_BY_PROMPT = "_by_prompt"
 # Entropies are stored with two; a sign of collapse may turn by that.
 _COARSE = {"entropy_first": 0.05, "entropy_last": 0.05, "collapsed": math.inf}
 
@@ -59,18 +64,21 @@ def nats(record: Record) -> Iterator[str]:
 
 def formed(record: Record) -> Iterator[str]:
     """Yield the metrics that are not what the record's own tallies and series give."""
+    given: dict[str, float | None] = {}
     for part in parts(record.procedure, record.config["scale"], record.series, record.facts):
-        try:
-            found = part()
-        except (KeyError, IndexError, ValueError, ZeroDivisionError):
-            continue  # what was left out at blessing
-        for name, item in found.items():
-            stated = record.metrics.get(name)
-            if stated is None or stated.value is None or item.value is None:
-                continue
-            value, given = stated.value, item.value
-            if abs(value - given) > _COARSE.get(name, _DIGITS) * abs(given) + 1e-9:
-                yield f"metrics.{name} is {value:.6g}; what it was formed of gives {given:.6g}"
+        # What was left out at blessing gives nothing.
+        with contextlib.suppress(KeyError, IndexError, ValueError, ZeroDivisionError):
+            given |= {name: item.value for name, item in part().items()}
+    for name, values in record.series.items():
+        known = [value for value in values if value is not None]
+        if name.endswith(_BY_PROMPT) and known:
+            given[name.removesuffix(_BY_PROMPT)] = fmean(known)
+    for name, goal in given.items():
+        value = record.value(name)
+        if value is None or goal is None:
+            continue
+        if abs(value - goal) > _COARSE.get(name, _DIGITS) * abs(goal) + _ZERO:
+            yield f"metrics.{name} is {value:.6g}; what it was formed of gives {goal:.6g}"
 
 
 def schedules(record: Record, run: RunConfig) -> Iterator[str]:

@@ -10,6 +10,8 @@ import pytest
 
 from repro.evidence.receipts import violations
 from repro.evidence.record import Estimate, Record, read_record
+from repro.evidence.store import blessed_records
+from repro.run.places import expected_folder
 from repro.spec.shapes import TINY
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -165,3 +167,26 @@ def test_a_negative_change_or_divergence_is_no_evidence() -> None:
         metrics = record.metrics | {name: dataclasses.replace(kl, value=value)}
         spoilt_metric = dataclasses.replace(record, metrics=metrics)
         assert any(f"metrics.{name} is" in reason for reason in violations(spoilt_metric))
+
+
+@pytest.mark.parametrize(
+    ("target", "metric"),
+    [
+        ("table1_coder_0_5b", "accuracy_lenient"),
+        ("untrained_coder_1_5b", "accuracy"),
+        ("dose_coder_0_5b", "pass_at_16"),
+        ("dose_coder_0_5b", "entropy_own"),
+    ],
+)
+def test_a_stored_metric_that_its_tallies_do_not_give_is_no_evidence(
+    target: str, metric: str
+) -> None:
+    record = next(
+        item for item in blessed_records(expected_folder(None), Tier.MINI, target) if item.ok
+    )
+    assert violations(record) == []
+    stated = record.metrics[metric]
+    better = dataclasses.replace(stated, value=1.1 * (stated.value or 0.0))
+    spoilt_record = dataclasses.replace(record, metrics=record.metrics | {metric: better})
+    (reason,) = violations(spoilt_record)
+    assert reason.startswith(f"metrics.{metric} is")
