@@ -204,6 +204,7 @@ def _of_targets(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
             for name, (title, series, ylabel) in _TRAINING.items():
                 figure = curves.training(checked, series, f"{title}{where}", ylabel)
                 yield f"{target.name}_{name}", figure
+            yield f"{target.name}_tests", curves.tested(checked, f"Accuracy along training{where}")
         elif target.procedure == "dose":
             title = f"How large each treatment is{where}"
             yield f"{target.name}_doses", intervals.dose(checked, expected, title)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from repro.judge.check import Checked
 from repro.report.systems_rates import comparisons, printed_rates
 
 WINDOW = 5
+# Arms of one format share its colour, so each has a marker and a dash of its own.
+_MARKED = tuple(zip(cycle("os^D"), ("-", "--", ":", "-.") * 4, strict=False))
 # Of a line, as many as are told apart.
 _STEPS = 50
 # A white edge lifts a mean from the runs behind it.
@@ -135,6 +138,59 @@ def training(checked: Checked, series: str, title: str, ylabel: str) -> Figure |
     note = f"{captions.origin(checked.evidence.every_record())}; moving average over {WINDOW} steps"
     frame(figure, title, note, [*keys.values()])
     return figure
+
+
+def tested(checked: Checked, title: str) -> Figure | None:
+    """Return the figure of the accuracy on the test split along training, a line per arm.
+
+    Sampled as at the end, which is the last point; bands are 95 % t intervals over seeds, and runs
+    are thin lines. None where no run was tested along the way.
+    """
+    target, found = checked.selection.target, tested_points(checked)
+    if not found:
+        return None
+    looks = styles(target.arms)
+    figure = new_figure(6.0, 3.6)
+    axes = figure.subplots()
+    tidy(axes)
+    lines: list[Line2D] = []
+    for (arm, (means, runs)), (marker, dashes) in zip(found.items(), _MARKED, strict=False):
+        look = looks[arm]
+        for run in runs:
+            shown = {"linewidth": 0.6, "linestyle": dashes}
+            axes.plot(*zip(*run, strict=True), color=look.colour, **shown)
+        places = [point.place for point in means]
+        if len(runs) > 2:
+            low, high = zip(*(point.ends for point in means), strict=True)
+            axes.fill_between(places, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        heights = [point.mean for point in means]
+        label = f"{look.label}: {len(runs)} seeds"
+        shown = {"marker": marker, "linestyle": dashes, "label": label} | _MEAN
+        lines += axes.plot(places, heights, color=look.colour, **shown)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("right on the test split, %")
+    frame(figure, title, captions.origin(checked.evidence.every_record()), lines)
+    return figure
+
+
+def tested_points(
+    checked: Checked,
+) -> dict[str, tuple[list[Point], list[list[tuple[float, float]]]]]:
+    """Return the means over seeds and the runs' points (step, percent) of each arm tested."""
+    found = {}
+    for arm, by_seed in checked.evidence.records.items():
+        runs = []
+        for record in by_seed.values():
+            steps, heights = (record.series.get(f"test_{of}", ()) for of in ("steps", "accuracy"))
+            end = record.metrics["accuracy"].value if steps else None
+            if end is not None:
+                places = [*steps, record.facts["optimizer_steps"]]
+                runs.append([*zip(map(float, places), [*heights, end], strict=True)])
+        if runs:
+            at = zip(*runs, strict=True)
+            means = [_point(points[0][0], mean_interval([y for _, y in points])) for points in at]
+            found[arm] = means, runs
+    return found
 
 
 def _draw_line(

@@ -16,7 +16,13 @@ from functools import partial
 from importlib import import_module
 
 from repro import __version__
-from repro.export.command_line import add_commands, add_device, add_reward
+from repro.export.command_line import (
+    add_columns,
+    add_commands,
+    add_device,
+    add_revision,
+    add_reward,
+)
 from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
 from repro.runlog.log_flags import add_log_flags
 from repro.spec.command_parser import SentenceParser
@@ -149,7 +155,10 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="From the gains of the norms and the weights alone; with --prompts, the KL on "
         "prompts and on the policy's own completions, too.",
     )
-    parser.add_argument("--model", required=True, metavar="FOLDER|FILE", help="a 16-bit checkpoint")
+    parser.add_argument(
+        "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"
+    )
+    add_revision(parser, "--model")
     parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
     parser.add_argument(
         "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
@@ -313,7 +322,12 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
         "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `list`"
     )
     parser.add_argument("--tier", help=f"{_TIERS}; default: the smallest that runs here")
-    parser.add_argument("--data", metavar="FOLDER", help="problems from local JSONL instead")
+    parser.add_argument(
+        "--data",
+        metavar="FILE|FOLDER|NAME",
+        help="problems of your own instead: JSONL, JSON, CSV, Parquet, the hub's owner/name",
+    )
+    add_columns(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
     changed = parser.add_argument_group(
         "other settings (recorded apart from the target's own runs)"

@@ -27,7 +27,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from repro.__main__ import main
-from repro.data.problem import DataError, Problem, digest_of_problems, read_problems
+from repro.data.own import read_splits
+from repro.data.problem import DataError, Problem, digest_of_problems
 from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
@@ -133,7 +134,7 @@ def test_a_broken_file_of_problems_is_a_data_error(tmp_path: Path, data: st.Data
     content = "\n".join(json.dumps(row) for row in rows).encode()
     path = tmp_path / "train.jsonl"
     path.write_bytes(damaged(data, content) if data.draw(st.booleans()) else content)
-    said = refusal(lambda: digest_of_problems(read_problems(path)), DataError)
+    said = refusal(lambda: digest_of_problems(read_splits(path)["all"]), DataError)
     assert said is None or str(path) in said
 
 

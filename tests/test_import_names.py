@@ -52,3 +52,23 @@ def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loa
 def test_bitsandbytes_does_not_complain_of_kernels_to_who_types_a_command() -> None:
     pytest.importorskip("bitsandbytes")
     assert "kernels" not in run_program("import repro.evaluate.flags, kernels, bitsandbytes")
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["before ours", "over ours"])
+def test_another_distributions_kernels_is_refused_in_a_sentence(over: bool, tmp_path: Path) -> None:
+    site, other = tmp_path / "site", tmp_path / "other"
+    (site / "repro").mkdir(parents=True)
+    (site / "repro" / "__init__.py").write_bytes((ROOT / "repro" / "__init__.py").read_bytes())
+    for folder in (site, other):
+        (folder / "kernels").mkdir(parents=True)
+    ours = (ROOT / "kernels" / "__init__.py").read_text()
+    (site / "kernels" / "__init__.py").write_text("import os\n" if over else ours)
+    (other / "kernels" / "__init__.py").write_text("import os\n")
+    program = f"import sys; sys.path[:0] = [{str(other)!r}] * (not {over}) + [{str(site)!r}]\n"
+    program += "try:\n    import repro\nexcept ImportError as error:\n    print(error)"
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert "of another distribution" in said
+    assert "pip uninstall kernels" in said
+    assert said.count("\n") == 1

@@ -24,12 +24,12 @@ KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 57_859,
     "lines of tests": 30_000,
-    "words of docs": 30_000,
-    "pictures in docs": 14,
-    "bytes of expected/": 1_156_500,
+    "words of docs": 31_000,
+    "pictures in docs": 15,
+    "bytes of expected/": 1_190_000,
     "bytes of CHANGELOG": 12_000,
 }
-BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 30_000, 30, 1_500_000, 12_000), strict=True))
+BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 31_000, 30, 1_500_000, 12_000), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18

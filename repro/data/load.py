@@ -5,7 +5,7 @@ which split depends on their text alone, not on the machine, the order of lines 
 
 * `generated`: the package's own generator; its splits are disjoint by construction;
 * a public set by name: its own train and test splits, development held out of train;
-* `folder:<path>`: local JSONL.
+* `folder:PATH`, `file:PATH`, `hub:OWNER/NAME`: a user's own (`repro.data.own`).
 
 Where `train_problems`, `development_problems` or `test_problems` ask for fewer than there are, the
 ones with the smallest seeded hash are used, in their original order; where they ask for more, all
@@ -15,26 +15,61 @@ trains on all of it.
 
 from __future__ import annotations
 
-from repro.data.folder import Split, cut_development, load_folder
+from pathlib import Path
+
+from repro.data.own import Split, cut_development, load_own, parse_columns
 from repro.data.problem import DataError, Problem, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
-from repro.spec.arm import require_choice, unknown
+from repro.data.row_sources import FILE_SUFFIXES
+from repro.spec.arm import require, require_choice, unknown
 from repro.spec.config import DataConfig
+from repro.spec.hub import is_hub_name
 
-_FOLDER_PREFIX = "folder:"
+_OWN_PREFIXES = ("folder:", "file:", "hub:")
 _GENERATED = "generated"
 
 
 def data_sources() -> tuple[str, ...]:
     """Return the values that `DataConfig.source` takes, for messages."""
-    return (_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
+    return (_GENERATED, *PUBLIC_SETS, "folder:PATH", "file:PATH", "hub:OWNER/NAME")
+
+
+def source_named(named: str, flag: str = "--data") -> str:
+    """Return `DataConfig.source` for what a user named; `ValueError` where it is nothing known.
+
+    Parameters
+    ----------
+    named
+        A public set, `generated`, a file or folder that exists, or a set on the hub, `owner/name`
+        or `owner/name:CONFIG`.
+    """
+    require(bool(named), f"{flag} '' names no problems; leave it out for the target's own")
+    bare = next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
+    path = Path(bare).expanduser()
+    if path.exists():
+        return f"{'folder' if path.is_dir() else 'file'}:{path.resolve()}"
+    a_file = path.suffix.lower() in FILE_SUFFIXES
+    if is_hub_name(bare) and not a_file:
+        return f"hub:{bare}"
+    known = [name for name in data_sources() if ":" not in name]
+    if bare in known:
+        return bare
+    looks_local = a_file or "/" in bare or bare.startswith(".")
+    there_is = "there is no such file or folder, and a set on the hub is owner/name"
+    raise ValueError(
+        f"{flag} {named}: {there_is if looks_local else unknown('data source', bare, known)}"
+    )
 
 
 def require_declared(config: DataConfig, split: Split) -> None:
     """Raise `ValueError` where a source cannot have a split, whatever its files hold."""
     known = is_generated(config.source) or config.source in PUBLIC_SETS
-    if not known and not config.source.startswith(_FOLDER_PREFIX):
+    if not known and not is_own(config.source):
         raise ValueError(unknown("data source", config.source, data_sources()))
+    require(
+        not known or not parse_columns(config.columns),
+        f"data.columns is {config.columns!r}; those of {config.source} are known, leave it out",
+    )
     if split == "development" and config.development_problems < 1:
         raise DataError(
             f"{config.source}: no development split, since development_problems is "
@@ -51,8 +86,13 @@ def is_generated(source: str) -> bool:
     return source == _GENERATED
 
 
-def load_problems(config: DataConfig, split: Split) -> list[Problem]:
-    """Return the problems of one split.
+def is_own(source: str) -> bool:
+    """Say whether a source is a user's own file, folder or set on the hub."""
+    return source.startswith(_OWN_PREFIXES)
+
+
+def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> list[Problem]:
+    """Return the problems of one split; `alone` asks a source without a test split whole.
 
     Raises
     ------
@@ -65,9 +105,9 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     count = _count(config, split)
     if is_generated(config.source):
         return _generated(config, split, count)
-    if config.source.startswith(_FOLDER_PREFIX):
-        path = config.source.removeprefix(_FOLDER_PREFIX)
-        problems = load_folder(path, split, config.development_problems)
+    if is_own(config.source):
+        named, held_out = config.source.partition(":")[2], config.development_problems
+        problems = load_own(named, split, held_out, config.columns, alone=alone)
         problems = _of_levels(problems, config)
     elif config.source in PUBLIC_SETS:
         own_split = "test" if split == "test" else "train"

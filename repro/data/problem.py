@@ -1,13 +1,16 @@
-"""One problem, a question with its final answer, and its JSONL form.
+"""One problem, a question with its final answer, and the row that it is read from.
 
-A file is UTF-8, one JSON object per line, with `id`, `question` and `answer` (non-empty strings),
-`source` (a string), `solution` (a string or null) and, if the set has difficulty levels, `level`
-(an integer, or as MATH writes it, `Level 5`, where `Level ?` is none). Further keys are ignored, so
-that a file may carry its makers' own fields.
+A row has a question and an answer, perhaps an `id`, a `source`, a `solution` and a difficulty
+`level` (an integer, or as MATH writes it, `Level 5`, where `Level ?` is none). A row without an id
+is named by its line. Columns may have other names: those that `columns` gives, else `prompt`,
+`problem` or `messages` for the question and `solution` for the answer. A question may be a chat, a
+list of `role` and `content`, that ends with the user's message; what the assistant says after it is
+the answer where no column is. Of an answer with a `####` mark, the gold is what follows it. Other
+columns are kept for rewards that ask for them.
 
-Easy to get wrong: splitting on Unicode line ends (a question may hold U+2028), turning the answer
-into a number ("70000" and "7e4" and 70000.0 are three texts), and skipping a broken line, which
-changes every number computed from the file. A broken line therefore raises `DataError`, which names
+Easy to get wrong: turning the answer into a number ("70000" and "7e4" and 70000.0 are three texts;
+a number in the file becomes the text that it is written as), and skipping a broken row, which
+changes every number computed from the file. A broken row therefore raises `DataError`, which names
 the file, the line, what was found and what is needed.
 """
 
@@ -16,13 +19,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-_LEVEL = re.compile(r"Level ([0-9]{1,3})")
+_LEVEL = re.compile(r"(?:Level )?([0-9]{1,3})")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+# What a problem is read from, and other people's names for it.
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "question": ("question", "prompt", "problem", "messages"),
+    "answer": ("answer", "solution"),
+    "id": ("id",),
+    "solution": ("solution",),
+    "level": ("level",),
+    "source": ("source",),
+}
+_NEEDED = ("question", "answer")
+_SPEAKERS = ("system", "user", "assistant")
 
 
 class DataError(ValueError):
@@ -43,8 +58,13 @@ class Problem:
         The final answer (the gold), as text.
     source
         Where the problem comes from (`generated`, `openai/gsm8k`, ...).
+    before
+        Role and content of the messages before the question: a system prompt, earlier turns.
+    row
+        The row's columns by their own names, for rewards that ask for them; no part of what the
+        problem is, nor is `where`.
     where
-        File and line that it was read from, for messages; no part of what the problem is.
+        File and line that it was read from, for messages.
     """
 
     id: str
@@ -53,60 +73,144 @@ class Problem:
     solution: str | None = None
     source: str = ""
     level: int | None = None
-    where: str = dataclasses.field(default="", compare=False)
+    before: tuple[tuple[str, str], ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    where: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("id", "question", "answer"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise DataError(
-                    f"problem {self.id!r}: `{name}` is {_shown(value)}; it must be a non-empty "
+                    f"problem {self.id!r}: `{name}` is {shown(value)}; it must be a non-empty "
                     "string"
                 )
 
 
-def problem_from_row(row: Any, *, where: str) -> Problem:
-    """Check one decoded JSON row and return its problem.
+def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None = None) -> Problem:
+    """Check one decoded row and return its problem.
 
-    Raises `DataError` if a key is missing, empty or of another type.
+    Raises `DataError` if a column is missing, empty or of another type.
 
     Parameters
     ----------
     row
-        Any JSON value; only an object with the keys above passes.
+        Any value; only a mapping with the columns of the module docstring passes.
+    columns
+        The row's names of `question`, `answer`, ... (`ROLES`) where they are its own.
+    where
+        File and line; without its folder it is the id of a row that has none.
     """
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{where}: found {_shown(row)}; each line must be a JSON object with `id`, `question` "
-            "and `answer`"
-        )
-    for name in ("id", "question", "answer"):
-        if name not in row:
-            raise DataError(
-                f"{where}: `{name}` is missing (keys found: {', '.join(map(repr, row)) or 'none'});"
-                " `id`, `question` and `answer` are needed"
-            )
-        value = row[name]
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where}: `{name}` is {_shown(value)}; it must be a non-empty string")
-    solution, source = row.get("solution"), row.get("source", "")
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
+    found = _columns_of(row, columns or {}, where)
+    question, before, said = _question(row, found["question"], where)
+    answer = said if found["answer"] is None else _text(row, found["answer"], where)
+    if answer is None:
+        raise _missing("answer", row, where)
+    solution = None if found["solution"] is None else row[found["solution"]]
     if solution is not None and not isinstance(solution, str):
-        raise DataError(f"{where}: `solution` is {_shown(solution)}; it must be a string or null")
+        raise DataError(f"{where}: `solution` is {shown(solution)}; it must be a string or null")
+    source = "" if found["source"] is None else row[found["source"]]
     if not isinstance(source, str):
-        raise DataError(f"{where}: `source` is {_shown(source)}; it must be a string")
+        raise DataError(f"{where}: `source` is {shown(source)}; it must be a string")
+    level = None if found["level"] is None else row[found["level"]]
     return Problem(
-        id=row["id"],
-        question=row["question"],
-        answer=row["answer"],
+        id=where.rpartition("/")[2] if found["id"] is None else _text(row, found["id"], where),
+        question=question,
+        answer=_gold(answer),
         solution=solution,
         source=source,
-        level=read_level(row.get("level"), where=where),
+        level=read_level(level, where=where),
+        before=before,
+        row=row,
         where=where,
     )
 
 
+def _gold(answer: str) -> str:
+    """Return what follows an answer's last `####`, without thousands commas; else the answer."""
+    gold = answer.rpartition("####")[2].strip()
+    marked = bool(gold) and "####" in answer
+    return _THOUSANDS.sub("", gold) if marked else answer
+
+
+def _columns_of(
+    row: Mapping[str, Any], columns: Mapping[str, str], where: str
+) -> dict[str, str | None]:
+    """Return the row's column of each role, None where it has none."""
+    found: dict[str, str | None] = {}
+    for role, names in ROLES.items():
+        wanted = columns.get(role)
+        if wanted is not None and wanted not in row:
+            raise _missing(wanted, row, where)
+        taken = {found.get(of) for of in _NEEDED} | {columns.get(of) for of in _NEEDED}
+        own = (name for name in names if name in row and (name == role or name not in taken))
+        found[role] = wanted or next(own, None)
+    if found["solution"] == found["answer"]:
+        found["solution"] = None
+    if found["question"] is None:
+        raise _missing("question", row, where)
+    return found
+
+
+def _missing(name: str, row: Mapping[str, Any], where: str) -> DataError:
+    names = ", ".join(map(repr, row)) or "none"
+    return DataError(
+        f"{where}: `{name}` is missing (columns found: {names}); a question and an answer are "
+        "needed (--columns question=NAME,answer=NAME names them)"
+    )
+
+
+def _text(row: Mapping[str, Any], column: str, where: str) -> str:
+    """Return a column's text; of a number the text of it, whole ones without decimals."""
+    value = row[column]
+    if isinstance(value, float) and math.isfinite(value):
+        value = str(int(value)) if value.is_integer() else repr(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(
+            f"{where}: `{column}` is {shown(value)}; it must be a non-empty string, or a number"
+        )
+    return value
+
+
+def _question(
+    row: Mapping[str, Any], column: str | None, where: str
+) -> tuple[str, tuple[tuple[str, str], ...], str | None]:
+    """Return the question, the messages before it, and what the assistant says after it."""
+    value = row[column or ""]
+    if not isinstance(value, list):
+        return _text(row, str(column), where), (), None
+    chat = [_message(item, f"{where}: `{column}`") for item in value]
+    said = chat.pop()[1] if chat and chat[-1][0] == "assistant" else None
+    if not chat or chat[-1][0] != "user":
+        roles = ", ".join(role for role, _ in chat) or "none"
+        raise DataError(
+            f"{where}: `{column}` has the roles {roles}; its last message but for the answer must "
+            "be the user's"
+        )
+    return chat[-1][1], tuple(chat[:-1]), said
+
+
+def _message(item: Any, where: str) -> tuple[str, str]:
+    """Return role and content of a message."""
+    role, content = (item.get(k) for k in ("role", "content")) if isinstance(item, dict) else (0, 0)
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        content = "".join(part["text"] for part in content)
+    if role not in _SPEAKERS or not isinstance(content, str) or not content.strip():
+        raise DataError(
+            f"{where} holds {shown(item)}; a message needs a `role` ({', '.join(_SPEAKERS)}) and a "
+            "`content`, a non-empty string"
+        )
+    return role, content
+
+
 def read_level(level: Any, *, where: str) -> int | None:
-    """Return 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`; raise for others."""
+    """Return 5 for 5, "5" and MATH's `Level 5`, None for null and `Level ?`; raise for others."""
     if level is None or level == "Level ?":
         return None
     named = _LEVEL.fullmatch(level) if isinstance(level, str) else None
@@ -114,49 +218,74 @@ def read_level(level: Any, *, where: str) -> int | None:
         return int(named.group(1))
     if isinstance(level, bool) or not isinstance(level, int):
         raise DataError(
-            f"{where}: `level` is {_shown(level)}; it must be an integer, `Level 5` or null"
+            f"{where}: `level` is {shown(level)}; it must be an integer, `Level 5` or null"
         )
     return level
 
 
-def read_problems(path: str | Path) -> list[Problem]:
-    """Read a JSONL file of problems, in file order.
+def problems_of_rows(
+    rows: Iterable[tuple[Any, str]], name: str, columns: Mapping[str, str] | None = None
+) -> list[Problem]:
+    """Return the problems of rows, each with the place that it was read from, in their order.
 
-    A `DataError` names the file and the first line that is no problem of its own id.
+    A `DataError` names the place of the first that is no problem of its own id.
+
+    Parameters
+    ----------
+    name
+        Of the file or set, for messages.
+    columns
+        See `problem_from_row`.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; a JSONL file is needed") from error
-    content = content.removeprefix(b"\xef\xbb\xbf")
     problems: list[Problem] = []
-    line_of_id: dict[str, int] = {}
-    for number, raw in enumerate(content.split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        where = f"{path}, line {number}"
-        problem = problem_from_row(_decoded(raw, where), where=where)
-        first = line_of_id.setdefault(problem.id, number)
-        if first != number:
+    place_of_id: dict[str, str] = {}
+    for row, where in rows:
+        problem = problem_from_row(row, where=where, columns=columns)
+        first = place_of_id.setdefault(problem.id, where)
+        if first != where:
             raise DataError(
-                f"{where}: id {problem.id!r} is already on line {first}; ids must be unique"
+                f"{where}: id {problem.id!r} is already on {first.rpartition(', ')[2]}; ids must "
+                "be unique"
             )
         problems.append(problem)
     if not problems:
-        raise DataError(f"{path}: no problems found; at least one line is needed")
+        raise DataError(f"{name}: no problems found; at least one row is needed")
     return problems
 
 
-def digest_of_problems(problems: Sequence[Problem]) -> str:
-    """Return the SHA-256 hex digest of the problems' content and order, for a run's record."""
+def digest_of_problems(problems: Sequence[Problem], columns: Sequence[str] = ()) -> str:
+    """Return the SHA-256 hex digest of the problems' content and order, for a run's record.
+
+    Parameters
+    ----------
+    columns
+        Of the rows, in the digest too: those that a reward asks for.
+    """
     digest = hashlib.sha256()
     for problem in problems:
-        fields = dataclasses.asdict(problem)
-        del fields["where"]
-        row = json.dumps(fields, sort_keys=True, ensure_ascii=True)
+        fields = {
+            item.name: getattr(problem, item.name)
+            for item in dataclasses.fields(problem)
+            if item.compare and (item.name != "before" or problem.before)
+        }
+        fields |= {f"row.{name}": problem.row.get(name) for name in columns}
+        row = json.dumps(fields, sort_keys=True, ensure_ascii=True, default=str)
         digest.update(row.encode() + b"\n")
     return digest.hexdigest()
+
+
+def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
+    """Return what a reward may ask for, an entry a problem each, by name.
+
+    `prompts` are the questions, `answers` the golds; then what a problem has, and its row's columns
+    by their own names, None where a row has none.
+    """
+    own = ("id", "question", "answer", "solution", "level")
+    columns = {name: [getattr(problem, name) for problem in problems] for name in own}
+    for name in dict.fromkeys(key for problem in problems for key in problem.row):
+        columns[str(name)] = [problem.row.get(name) for problem in problems]
+    golds, questions = ([getattr(p, of) for p in problems] for of in ("answer", "question"))
+    return columns | {"answers": golds, "prompts": questions}
 
 
 def hash_of(purpose: str, text: str) -> str:
@@ -165,20 +294,7 @@ def hash_of(purpose: str, text: str) -> str:
     return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
 
 
-def _decoded(raw: bytes, where: str) -> Any:
-    """Return the JSON value on one line of bytes."""
-    try:
-        value: Any = json.loads(raw)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
-    except (RecursionError, ValueError) as error:
-        raise DataError(
-            f"{where}: {_shown(raw.strip())} is not read ({_shown(str(error))}); each line must be "
-            "one JSON object in UTF-8"
-        ) from error
-    return value
-
-
-def _shown(value: Any, limit: int = 80) -> str:
+def shown(value: Any, limit: int = 80) -> str:
     """Return a value's repr, cut to `limit` characters, for an error message."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -216,13 +216,21 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
     if isinstance(template, str):
         template = template_named(template)
     for token in sorted(control_tokens(tokenizer)):
-        if token in problem.question:
+        if any(token in text for text in (problem.question, *(said for _, said in problem.before))):
             raise DataError(
                 f"problem {problem.id!r}: the question holds {token!r}, a control token of "
                 "this tokenizer; remove it from the question"
             )
     prompt = template.build(problem.question)
     is_bare = template.bare_too and getattr(tokenizer, "chat_template", None) is None
+    if problem.before:
+        if is_bare or not template.chat:
+            raise DataError(
+                f"{problem.where}: problem {problem.id!r} has messages before its question; needed "
+                "are a template and a tokenizer for chat"
+            )
+        earlier = [{"role": role, "content": said} for role, said in problem.before]
+        prompt = [*earlier, *cast(Any, prompt)]
     if is_bare:
         prompt = str(cast(Any, prompt)[0]["content"])
     if template.chat and not is_bare:

@@ -1,4 +1,4 @@
-"""Public data sets by name, at pinned revisions; the only module that imports `datasets`.
+"""Public data sets by name, at pinned revisions.
 
 Files are fetched one by one through the hub's cache, then read by `datasets`, so a set that was
 fetched once loads without network, and a machine without network gets one sentence within seconds
@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from repro.data.problem import DataError, Problem, read_level
-from repro.spec.hub import ANSWER_SECONDS, HubError, fetch, hub_cache
+from repro.data.row_sources import rows_by_datasets
+from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -165,7 +166,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in _rows(_fetched(name, public, filename))]
+    rows = [dict(row) for row in rows_by_datasets(_fetched(name, public, filename))]
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
@@ -193,19 +194,10 @@ def _problem(
     )
 
 
-def _rows(path: str) -> Sequence[Any]:
-    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    kind = "parquet" if path.endswith(".parquet") else "json"
-    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
-
-
 def _fetched(name: str, public: PublicSet, filename: str) -> str:
     """Return the local path of a set's file, from the hub's cache or over the network."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     def download(local_files_only: bool) -> str:
         return hf_hub_download(
@@ -216,16 +208,16 @@ def _fetched(name: str, public: PublicSet, filename: str) -> str:
             cache_dir=hub_cache(),
             local_files_only=local_files_only,
             etag_timeout=ANSWER_SECONDS,
+            endpoint=endpoint(),
         )
 
     with suppress(LocalEntryNotFoundError):
         return download(local_files_only=True)
-    failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
+    folder = hub_cache() / f"datasets--{public.repository.replace('/', '--')}"
     try:
-        return fetch(lambda: download(local_files_only=False), failures)
+        return fetch(lambda: download(local_files_only=False), folder)
     except HubError as error:
         raise DataError(
             f"{name}: {filename} of {public.repository} is not in the local hub cache, and {error};"
-            " connect once, or give a local folder with train.jsonl and test.jsonl (`id`, "
-            "`question`, `answer` on each line) as the data source `folder:PATH`"
+            " or give a file or folder of your own as the data source `folder:PATH`"
         ) from error

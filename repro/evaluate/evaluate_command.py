@@ -41,6 +41,7 @@ from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import SamplingConfig
+from repro.spec.hub import resolved_revision
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
@@ -93,14 +94,15 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     stored = None if adapter is None else read_adapter(adapter)
     template, sampling = template_source(args.template), sampling_of(args)
     name = args.checkpoint or (base_named(adapter, stored) if adapter and stored else "")
-    revision = stored.revision if stored and not args.checkpoint else None
-    folder = resolve(name, revision or "")
+    of_base = stored.revision if stored and not args.checkpoint else None
+    revision = args.revision or of_base or ""
+    folder = resolve(name, revision, weights=False)
     description, tokenizer = read_description(folder), load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
     rendered = {
         of: questions(
-            load_problems(data_of(of, args.limit), "test"),
+            load_problems(data_of(of, args.limit, args.columns), "test", alone=True),
             template,
             tokenizer,
             max_prompt_tokens=args.prompt_tokens,
@@ -118,7 +120,7 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     weight_format = args.format or description.stored_format or trained or "bf16"
     return EvaluationRequest(
         name=name,
-        folder=folder,
+        folder=resolve(name, revision),
         adapter=adapter,
         weight_format=cast(WeightFormat, weight_format),
         template=template,
@@ -199,6 +201,7 @@ def _record(
         "checkpoint": {
             "name": asked.name,
             "folder": str(asked.folder),
+            "revision": resolved_revision(asked.folder),
             "sha256": weights_digest(policy.facts),
             "files": policy.facts["checkpoint_files"],
             "gguf": policy.facts.get("gguf"),

@@ -13,9 +13,10 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from repro.data.load import data_sources, is_generated
+from repro.data.load import is_generated, is_own, source_named
+from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
+from repro.spec.arm import WEIGHT_FORMATS, all_of, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
 
@@ -31,6 +32,7 @@ def require_writing(args: argparse.Namespace) -> None:
     all_of(
         lambda: _require_place(args.source) if "source" in args else adapter_folder(args.adapter),
         partial(_require_place, base, "--base "),
+        partial(_require_hub_name, base if "base" in args else args.source, args.revision),
         lambda: require(
             base is None or args.kind == "adapter",
             f"--base names the base of an adapter; --as {getattr(args, 'kind', '')} merges into "
@@ -48,6 +50,7 @@ def require_asking(args: argparse.Namespace) -> None:
     named, adapter = args.checkpoint, args.adapter
     all_of(
         partial(_require_place, named),
+        partial(_require_hub_name, named or "", args.revision if named else None),
         lambda: adapter is None or adapter_folder(adapter),
         lambda: require(
             bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
@@ -59,7 +62,7 @@ def require_asking(args: argparse.Namespace) -> None:
         partial(sampling_of, args),
         partial(at_of, args.at, args.samples),
         partial(template_source, args.template),
-        *(partial(data_of, name, args.limit) for name in names_of(args.data)),
+        *(partial(data_of, name, args.limit, args.columns) for name in names_of(args.data)),
     )
 
 
@@ -69,6 +72,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
         partial(_formats_of, args.formats),
         partial(_sigmas_of, args.sigmas),
         partial(_require_place, args.model, "--model "),
+        partial(_require_hub_name, args.model, args.revision),
         lambda: require((args.prompts or 0) >= 0, f"--prompts {args.prompts}: needs 0 or more"),
         lambda: require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more"),
     )
@@ -88,6 +92,14 @@ def _require_place(named: str | None, flag: str = "") -> None:
     require(
         known or described or not place.is_dir(),
         f"{flag}{named} holds no config.json; it is not a checkpoint folder",
+    )
+
+
+def _require_hub_name(named: str | None, revision: str | None) -> None:
+    """Raise where a revision is given of what has none."""
+    require(
+        not revision or (is_hub_name(named or "") and not Path(named or "").exists()),
+        f"--revision {revision}: needs a hub name (owner/model), not {named}",
     )
 
 
@@ -131,18 +143,15 @@ def names_of(text: str) -> list[str]:
     return names
 
 
-def data_of(named: str, limit: int | None) -> DataConfig:
-    """Return the data for a set's name, a folder or a file; `ValueError` if there is none."""
+def data_of(named: str, limit: int | None, columns: str | None = None) -> DataConfig:
+    """Return the data for what `--data` names (`source_named`); `ValueError` if there is none."""
     require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
-    is_path = Path(named).expanduser().exists()
-    source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
-    known = [name for name in data_sources() if name.islower()]
-    if not is_path and ":" not in named and named not in known:
-        sentence = unknown("data set", named, known)
-        raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
+    source, columns = source_named(named), columns or ""
+    parse_columns(columns)
     endless = is_generated(source) and limit is None
     require(not endless, f"--data {named}: generated problems have no end; give --limit N")
-    return DataConfig(source=source, test_problems=limit or 0)
+    taken = columns if is_own(source) else ""
+    return DataConfig(source=source, columns=taken, test_problems=limit or 0)
 
 
 def _formats_of(text: str) -> list[str]:

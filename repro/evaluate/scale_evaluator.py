@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.data.problem import Problem
+from repro.data.problem import Problem, columns_of
 from repro.data.prompts import template_named
 from repro.evaluate.asking import Asker, Evaluator
 from repro.evaluate.grades import Answers
@@ -125,8 +125,10 @@ class ScaleEvaluator:
             before = pool.counters.copy()
             kind = self.runs[number].arm.reward
             paid, own = self.scale.format_reward, self.own_rewards[number]
-            texts, golds, seeds, cut = one
-            rewards.append(score(texts, golds, kind, paid, pool, seeds, own, evaluator.reads, cut))
+            texts, golds, seeds, cut, problems = one
+            columns = None if own is None else columns_of(problems)
+            reads = evaluator.reads
+            rewards.append(score(texts, golds, kind, paid, pool, seeds, own, columns, reads, cut))
             evaluator.count(number, before)
         return rewards
 

@@ -216,12 +216,16 @@ def training_metrics(
 
 
 def _start(series: Series) -> dict[str, Estimate]:
-    """Return the entropy and accuracy of the first steps.
+    """Return the entropy, the accuracy, and the groups with unequal rewards, of the first steps.
 
     Entropy is over completions that were not truncated: truncated ones are often repetitions.
     """
     first, at = slice(0, EDGE_STEPS), f"the first {EDGE_STEPS} steps"
+    teaching = [
+        100.0 * share for share in series.get("informative_groups", ()) if share is not None
+    ]
     return {
+        "informative_first": _over({"percent": teaching}, "percent", first, "percent", at),
         "entropy_start": _over(series, "entropy_finished", first, "nats", at),
         "accuracy_start": _over(series, "accuracy_sampled", first, "share", at),
     }

@@ -29,6 +29,22 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the columns of a user's own problems."""
+    parser.add_argument(
+        "--columns",
+        metavar="ROLE=NAME,..",
+        help="of one's own data, such as question=prompt,answer=solution (docs/your_own.md)",
+    )
+
+
+def add_revision(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add the flag that names the revision of a hub name."""
+    parser.add_argument(
+        "--revision", metavar="R", help=f"branch, tag or commit of {of}, where it is a hub name"
+    )
+
+
 def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "quantize",
@@ -38,6 +54,7 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, GGUF file or hub name")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
+    add_revision(parser, "SOURCE")
     parser.add_argument("--format", default="nvfp4", choices=_FOUR_BITS, help="default: nvfp4")
     add_device(parser)
     parser.set_defaults(command=_quantize)
@@ -62,6 +79,7 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--base", metavar="FOLDER", help="name this folder (or a GGUF file's) as the base instead"
     )
+    add_revision(parser, "--base")
     add_device(parser)
     parser.set_defaults(command=_export)
 
@@ -80,10 +98,12 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
         metavar="CHECKPOINT",
         help="a folder, GGUF file or hub name (default: the base of --adapter)",
     )
+    add_revision(parser, "CHECKPOINT")
     parser.add_argument("--adapter", metavar="FOLDER", help="an adapter's folder, or a run's")
     parser.add_argument(
-        "--data", required=True, metavar="A,B", help="data sets by name, or folders of JSONL"
+        "--data", required=True, metavar="A,B", help="data sets by name, or files and folders"
     )
+    add_columns(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="problems of each (default: all)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--at", metavar="K,K", help="k of pass@k; of maj@k if K <= 64 (default: K)")

@@ -38,13 +38,14 @@ from repro.export.comparing import (
     stock_logits,
 )
 from repro.export.quantising import DTYPE, require_reader
-from repro.models.checkpoint import resolve
+from repro.models.checkpoint import copy_tokenizer, resolve
 from repro.models.files import compressed_tensors
 from repro.models.files.adapter_files import (
-    base_of,
     load_adapted,
+    named_base,
     save_adapter,
 )
+from repro.models.files.gguf_files import made_of
 from repro.models.files.merged_files import write_merged
 from repro.models.loading import read_description
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
@@ -134,18 +135,21 @@ def _adapter(
             f"{args.adapter} was trained on weights with another {' and '.join(changed)} than "
             "their checkpoint's, which no base has for other readers; export it --as merged"
         )
-    base, revision = base_of(policy)
-    if args.base is not None:
-        base, revision = str(resolve(args.base).absolute()), None
-    served = read_description(resolve(args.base or policy.folder or "")).stored_format or "bf16"
+    source = resolve(args.base or policy.folder or "", args.revision or "")
+    base, revision = named_base(args.base or policy.checkpoint, source)
+    served = read_description(source).stored_format or "bf16"
     require_reader(served)
-    save_adapter(policy, folder, base=base, revision=revision)
+    # peft does not load a GGUF file by its name, so that it is given the folder made of it.
+    is_gguf = bool(made_of(source))
+    of_readers = (str(source), None) if is_gguf else (base, revision)
+    save_adapter(policy, folder, base=of_readers[0], revision=of_readers[1])
+    copy_tokenizer(source, folder)
     # Other readers unpack 4-bit weights to bfloat16.
     dtype = trained.dtype if served == "bf16" else DTYPE
     with released():
         ours = load_adapted(
             folder,
-            checkpoint=args.base or policy.folder,
+            checkpoint=source,
             weight_format=cast(WeightFormat, served),
             compute_dtype=dtype,
             device=device,
@@ -161,6 +165,12 @@ def _adapter(
     require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
     said = [named, f"as peft reads it: {difference}"]
+    if is_gguf:
+        save_adapter(policy, folder, base=base, revision=revision)
+        said.append(
+            "peft takes a GGUF file's model, loaded by transformers with gguf_file=, as "
+            "PeftModel.from_pretrained(model, folder)"
+        )
     if unpack:
         said.append(
             "peft takes it with quantization_config=CompressedTensorsConfig(dequantize=True)"

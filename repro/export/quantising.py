@@ -52,9 +52,12 @@ def main_quantize(args: argparse.Namespace) -> int:
     FileExistsError
         When the folder exists.
     """
-    source, device = resolve(args.source), device_named(args.device)
+    revision, device = args.revision or "", device_named(args.device)
+    # The config first: what is quantised already is refused before its weights are fetched.
+    source = resolve(args.source, revision, weights=False)
     stored = read_description(source).stored_format
     require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
+    source = resolve(args.source, revision)
     with appearing(Path(args.out)) as folder:
         written = write_quantized(source, folder, args.format, device=device)
         checked = check_quantized(source, folder, args.format, device)

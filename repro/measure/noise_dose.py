@@ -55,6 +55,7 @@ from repro.models.decoder import READERS
 from repro.models.divergence import last_hidden, mean_kl
 from repro.models.files.tensor_files import CheckpointError, TensorFolder
 from repro.models.loading import (
+    ModelDescription,
     SharedScales,
     default_recipe,
     quantize_projection,
@@ -133,12 +134,7 @@ def norm_doses(
         If a format is unknown, or a gain or weight is zero throughout.
     """
     folder = checkpoints.resolve(checkpoint)
-    description = read_description(folder)
-    if description.stored_format is not None:
-        raise CheckpointError(
-            f"{folder} holds {description.stored_format} codes; the dose of rounding needs the "
-            "16-bit weights that were rounded"
-        )
+    description = _description_of_16_bits(folder)
     source = TensorFolder(folder)
     scales = {kind: SharedScales(source, default_recipe(folder, kind)) for kind in formats}
     config: Any = description.config
@@ -190,6 +186,17 @@ class _Totals:
 
 def _squares(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values)) ** 2
+
+
+def _description_of_16_bits(folder: Path) -> ModelDescription:
+    """Return a checkpoint's description; `CheckpointError` if it holds codes."""
+    description = read_description(folder)
+    if description.stored_format is not None:
+        raise CheckpointError(
+            f"{folder} holds {description.stored_format} codes; the dose of rounding needs the "
+            "16-bit weights that were rounded"
+        )
+    return description
 
 
 def divergences(
@@ -315,17 +322,18 @@ def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float])
     device = device_named(args.device)
     prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
     console = Console()
-    total = read_description(checkpoints.resolve(args.model)).config.num_hidden_layers * len(
-        READERS
-    )
-    doses = list(
-        track(norm_doses(args.model, formats, device), "norms", total=total, transient=True)
-    )
+    # The config first: what is not 16 bits is refused before its weights are fetched.
+    revision = args.revision or ""
+    described = _description_of_16_bits(checkpoints.resolve(args.model, revision, weights=False))
+    folder = checkpoints.resolve(args.model, revision)
+    model = args.model if args.model == "tiny" else folder
+    total = described.config.num_hidden_layers * len(READERS)
+    doses = list(track(norm_doses(model, formats, device), "norms", total=total, transient=True))
     console.print(_layers(doses, sigmas))
     console.print(summary(doses, sigmas[0]), highlight=False)
     if prompts:
         changes = divergences(
-            args.model, formats, sigmas,
+            model, formats, sigmas,
             prompts=prompts, new_tokens=args.new_tokens, device=device,
         )  # fmt: skip
         total = len(formats) + len(sigmas)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,10 +63,13 @@ from repro.models.loading import (
 from repro.spec.hub import (
     ANSWER_SECONDS,
     PINNED_BYTES,
+    SILENT_SECONDS_OF_WEIGHTS,
     HubError,
+    endpoint,
     fetch,
     gguf_copy_of,
     hub_cache,
+    hub_digest,
     is_hub_name,
     is_whole,
 )
@@ -81,10 +84,10 @@ _SMALL_PATTERNS: Final = ("*.json", "*.txt", "*.jinja", "*.model")
 _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 # What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
 # and where a completion ends.
-_READ: Final = (
-    "config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "chat_template.*",
-    "additional_chat_templates/*.jinja",
+_TOKENIZER: Final = (
+    "*token*", "vocab.*", "merges.txt", "chat_template.*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
+_READ: Final = ("config.json", "generation_config.json", *_TOKENIZER)
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
@@ -155,42 +158,53 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
 def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
     """Return the folder of a hub name in the hub's cache, fetched where it is not whole there.
 
-    Of owner/model:FILE.gguf, return the file, fetched alone.
+    Its config is fetched and read before its weights. Of owner/model:FILE.gguf, return the file,
+    fetched alone.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     model, _, file = name.partition(":")
+    common: dict[str, Any] = {
+        "revision": revision, "cache_dir": hub_cache(), "etag_timeout": ANSWER_SECONDS,
+        "endpoint": endpoint(),
+    }  # fmt: skip
 
-    def snapshot(*, local: bool) -> Path:
-        common: dict[str, Any] = {
-            "revision": revision, "cache_dir": hub_cache(), "local_files_only": local,
-            "etag_timeout": ANSWER_SECONDS,
-        }  # fmt: skip
+    def stored(patterns: Sequence[str], *, local: bool = False) -> Path:
         if file:
-            return Path(hf_hub_download(model, file, **common))
+            return Path(hf_hub_download(model, file, local_files_only=local, **common))
+        wanted = list(patterns)
         return Path(
-            snapshot_download(
-                model,
-                allow_patterns=list(_HUB_PATTERNS if weights else _SMALL_PATTERNS),
-                **common,
-            )
+            snapshot_download(model, allow_patterns=wanted, local_files_only=local, **common)
         )
 
+    here: Path | None = None
     with suppress(LocalEntryNotFoundError):
-        folder = snapshot(local=True)
-        # The client also returns a folder whose download was cut short.
+        folder = stored(_HUB_PATTERNS if weights else _SMALL_PATTERNS, local=True)
+        # The client also returns a folder whose download was cut short, or was of one file alone.
         if file or is_whole(folder) or (not weights and (folder / "config.json").is_file()):
-            return folder
-    failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
+            here = folder
+        if here is not None and (file or any(folder.glob("*token*"))):
+            return here
+    watched = hub_cache() / f"models--{model.replace('/', '--')}"
     try:
-        return fetch(lambda: snapshot(local=False), failures)
+        if not file:
+            folder = fetch(lambda: stored(_SMALL_PATTERNS), watched)
+            if not weights:
+                return folder
+            read_description(folder)  # what is not read here is refused before it is fetched
+        folder = fetch(lambda: stored(_HUB_PATTERNS), watched, SILENT_SECONDS_OF_WEIGHTS)
     except HubError as error:
+        if here is not None:  # a model without a tokenizer
+            return here
         raise CheckpointError(
             f"{name} at revision {revision} is not whole in the local hub cache, and {error}; "
-            "connect once, or name a local folder with config.json and safetensors, or a GGUF file "
+            "or name a local folder with config.json and safetensors, or a GGUF file "
             "(--model FOLDER or FILE)"
         ) from error
+    if not file and not is_whole(folder):
+        raise CheckpointError(f"{folder} holds no whole model in safetensors, which are needed")
+    return folder
 
 
 def write_quantized(
@@ -321,6 +335,14 @@ def copy_companions(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files that say how text becomes tokens."""
+    for pattern in _TOKENIZER:
+        for path in sorted(source.glob(pattern)):
+            (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target / path.relative_to(source))
+
+
 def write_description(
     source: Path,
     target: Path,
@@ -393,6 +415,13 @@ def digests_of_read(folder: Path) -> dict[str, str]:
     names.update(path.name for path in TensorFolder(folder).files())
     listed = _manifest_sums(folder) or {}
     sums = listed | _sums(folder, names - listed.keys())
+    for name in names:
+        if hub_digest(folder / name) not in (None, sums[name]):
+            raise CheckpointError(
+                f"{folder / name} has SHA-256 {sums[name]}; the hub names it "
+                f"{hub_digest(folder / name)}: its bytes changed; remove "
+                f"{(folder / name).resolve()} and start again"
+            )
     return {name: sums[name] for name in sorted(names)}
 
 

@@ -52,15 +52,18 @@ class ProblemSets:
         Problems that `accuracy` is computed on: the test split, or all further sets together.
     further
         The further test sets, by name.
+    rewarded
+        Whether a user's reward pays, which may read any column of the rows that are trained on.
     """
 
     train: list[Problem]
     development: list[Problem]
     test: list[Problem]
     further: dict[str, list[Problem]]
+    rewarded: bool = False
 
     @classmethod
-    def of(cls, scale: TrainScale, *, trains: bool) -> ProblemSets:
+    def of(cls, scale: TrainScale, *, trains: bool, rewarded: bool = False) -> ProblemSets:
         """Load a scale's problems; the training problems only if `trains`."""
         further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
@@ -71,6 +74,7 @@ class ProblemSets:
             if scale.accuracy_over == "split"
             else [problem for problems in further.values() for problem in problems],
             further=further,
+            rewarded=rewarded,
         )
 
     @cached_property
@@ -82,8 +86,9 @@ class ProblemSets:
 
     @cached_property
     def train_digest(self) -> str:
-        """Digest of the training problems."""
-        return digest_of_problems(self.train)
+        """Digest of the training problems, with the columns that a user's reward may read."""
+        columns = {str(name) for problem in self.train * self.rewarded for name in problem.row}
+        return digest_of_problems(self.train, sorted(columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -166,7 +166,8 @@ class _Ensemble:
         self.failures: list[FailedRun | None] = [None] * len(runs)
         self._progress = progress
         scale: TrainScale = runs[0].scale
-        problems = ProblemSets.of(scale, trains=stack.masters is not None)
+        rewarded = any(run.arm.reward_function is not None for run in runs)
+        problems = ProblemSets.of(scale, trains=stack.masters is not None, rewarded=rewarded)
         longest = _longest_prompt(problems, scale, stack)
         positions = longest + OPENING_TOKENS + scale.longest_completion
         self.sampler = StackedSampler(stack, positions)

@@ -204,7 +204,8 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     asker = SingleAsker(sampler, ranks)
     evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
-    problems = ProblemSets.of(scale, trains=run.arm.training != "none")
+    rewarded = run.arm.reward_function is not None
+    problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
     return LoadedRuns(
         runs=[run],
         loaded=policy,

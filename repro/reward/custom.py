@@ -5,11 +5,14 @@ each:
 
     def reward(completions: list[str], answers: list[str]) -> list[float | None]:
 
-`completions` are texts without the prompt and without control tokens; `answers` are the gold
-answers of their problems, in the same order. A reward is a finite number; None means that there is
-none, and the completion leaves its group. The sum of a group's rewards is not what trains: within a
-group only differences count. The function must be deterministic if a resumed run is to go on to the
-bit, and it runs in the process that trains: one that hangs, hangs the run.
+It is given what its parameters name, a list with an entry per completion each: `completions`, texts
+without the prompt and without control tokens; `answers`, the gold answers of their problems;
+`prompts`, their questions without any template; and any other column of the data, by its name, as
+reward functions of TRL are. One with `**kwargs` is given all of them. A reward is a finite number;
+None means that there is none, and the completion leaves its group. The sum of a group's rewards is
+not what trains: within a group only differences count. The function must be deterministic if a
+resumed run is to go on to the bit, and it runs in the process that trains: one that hangs, hangs
+the run.
 
 The module is imported from the current folder or from wherever Python finds it. Its file's SHA-256
 is part of the run's configuration: a module that has changed since is refused, and what it imports
@@ -27,7 +30,7 @@ import inspect
 import numbers
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -37,14 +40,17 @@ from repro.spec.arm import RewardFunction, meant, require
 CustomReward = Callable[..., Sequence[float | None]]
 # Squares of larger ones need not be finite in float32, in which losses and gradients are.
 _LARGEST = 1e15
-_TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_TRIAL = ("<think>3 + 4 = 7</think><answer>7</answer>", "I do not know.")
+_TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 
 
 def reward_named(named: str) -> RewardFunction:
     """Return a user's reward as a value of the configuration, after a trial of it.
 
     Raises `ValueError`, saying what is missing or wrong: the form, the module, the function (with
-    the nearest name), its signature, or what it returns for two completions.
+    the nearest name), its signature, or what it returns for two completions. One that asks for
+    columns of the data is tried with these (`try_reward`).
 
     Parameters
     ----------
@@ -58,7 +64,8 @@ def reward_named(named: str) -> RewardFunction:
     )
     module = _imported(module_name)
     function = function_of(module, function_name)
-    pay(function, *_TRIAL, named)
+    if not _asks_for_columns(function):
+        pay(function, _TRIAL, _TRIAL_COLUMNS, named)
     return RewardFunction(
         module=module_name, function=function_name, source_sha256=source_digest(module)
     )
@@ -76,12 +83,60 @@ def load_reward(stated: RewardFunction) -> CustomReward:
     return function_of(module, stated.function)
 
 
+def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `ValueError` unless a reward pays two completions of problems with these columns.
+
+    Parameters
+    ----------
+    columns
+        Of two problems that are trained on, by name.
+    """
+    named = f"{stated.module}:{stated.function}"
+    pay(load_reward(stated), _TRIAL[: len(columns["answers"])], columns, named)
+
+
+def _asks_for_columns(function: CustomReward) -> bool:
+    return bool(columns_asked(function)) or _takes_all(function)
+
+
+def _takes_all(function: CustomReward) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def columns_asked(function: CustomReward) -> tuple[str, ...]:
+    """Return the columns of the data that a reward needs by name."""
+    needed = inspect.signature(function).parameters.values()
+    named = (p.name for p in needed if p.kind in _BY_NAME and p.default is p.empty)
+    return tuple(name for name in named if name not in ("completions", *_TRIAL_COLUMNS))
+
+
 def pay(
-    function: CustomReward, completions: Sequence[str], answers: Sequence[str], named: str
+    function: CustomReward,
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+    named: str,
 ) -> list[float | None]:
-    """Call a user's reward; it must return one finite number or None for each completion."""
+    """Call a user's reward; it must return one finite number or None for each completion.
+
+    Parameters
+    ----------
+    columns
+        What else it may ask for by name, an entry per completion each; `answers` among them.
+    """
+    given = {"completions": list(completions)}
+    given |= {key: list(value) for key, value in columns.items() if key not in given}
+    if not _takes_all(function):
+        lacking = sorted(set(columns_asked(function)) - given.keys())
+        require(
+            not lacking,
+            f"reward {named} asks for {', '.join(lacking)}, which no column of the data is; there "
+            f"are {', '.join(given)}",
+        )
+        wanted = inspect.signature(function).parameters
+        given = {key: value for key, value in given.items() if key in wanted}
     try:
-        returned: Any = function(completions=list(completions), answers=list(answers))
+        returned: Any = function(**given)
     except (Exception, SystemExit) as error:
         raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
     is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
@@ -120,14 +175,14 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
     function: Any = getattr(module, name, None)
     sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"
     require(callable(function), sentence)
-    signature = inspect.signature(function)
-    try:
-        signature.bind(completions=[], answers=[])
-    except TypeError as error:
-        raise ValueError(
-            f"{module.__name__}:{name}{signature} cannot be called with completions and answers, "
-            f"by these names: {error}"
-        ) from error
+    parameters = inspect.signature(function).parameters.values()
+    takes = {p.name for p in parameters if p.kind in _BY_NAME}
+    require(
+        ("completions" in takes or _takes_all(function))
+        and all(p.kind is not p.POSITIONAL_ONLY for p in parameters),
+        f"{module.__name__}:{name} cannot be called with completions, by this name; its parameters "
+        f"are {', '.join(map(str, parameters)) or 'none'}",
+    )
     return cast(CustomReward, function)
 
 

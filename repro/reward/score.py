@@ -26,8 +26,9 @@ Source for 0.2: the released `utils/rewards.py` pays 0.2 for the soft format, wi
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
@@ -71,6 +72,7 @@ def score(
     pool: GraderPool,
     seeds: Sequence[int] | None = None,
     own: CustomReward | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
     reads: str = "tags",
     truncated: Sequence[bool] | None = None,
 ) -> Rewards:
@@ -88,6 +90,8 @@ def score(
         One per completion; needed for `random`, where the reward depends on nothing else.
     own
         A user's function that pays instead of `kind`.
+    columns
+        What else it may ask for, B entries each.
     truncated
         Whether each completion was cut at the length limit; needed for `finished`.
     """
@@ -101,7 +105,8 @@ def score(
     accuracy = [grade.accuracy for grade in grades]
     formats = [float(reading.format_ok(text)) for text in texts]
     if own is not None:
-        total = pay(own, texts, golds, getattr(own, "__name__", "function"))
+        given = {**(columns or {}), "answers": golds}
+        total = pay(own, texts, given, getattr(own, "__name__", "function"))
     else:
         total = _paid(kind, accuracy, formats, format_reward, seeds or (), truncated or ())
     return Rewards(

@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
-# Texts, golds and seeds of one run's completions, and which of them were cut.
-GradingRequest = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
+# Texts, golds and seeds of one run's completions, which of them were cut, and their problems.
+GradingRequest = tuple[
+    Sequence[str], Sequence[str], Sequence[int], Sequence[bool], Sequence[Problem]
+]
 # Their rewards; one entry per run, None for those that idle.
 Score = Callable[[Sequence[GradingRequest | None]], Sequence[Rewards | None]]
 # Each run's completions of what it asks.
@@ -193,12 +195,13 @@ def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
 class BatchRequest:
     """One batch of problems for a sampler and a grader: P prompts, and P * G golds and seeds.
 
-    Golds and seeds are prompt-major.
+    Golds and seeds are prompt-major, and so are `problems`, each G times.
     """
 
     prompts: list[list[int]]
     golds: list[str]
     seeds: list[int]
+    problems: list[Problem]
 
 
 class GrowingRollout:
@@ -231,6 +234,7 @@ class GrowingRollout:
         request = BatchRequest(
             prompts=[self.source.prompt(problem) for problem in problems],
             golds=[problem.answer for problem in problems for _ in range(group_size)],
+            problems=[problem for problem in problems for _ in range(group_size)],
             seeds=[
                 derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
                 for problem in problems
@@ -386,7 +390,8 @@ def _asked(
         return None
     growing.latest.completions = list(completions)
     cut = [completion.finish_reason == "length" for completion in completions]
-    return growing.source.texts(completions, request.prompts), request.golds, request.seeds, cut
+    texts = growing.source.texts(completions, request.prompts)
+    return texts, request.golds, request.seeds, cut, request.problems
 
 
 def _take(

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from repro.data.folder import Split
 from repro.data.load import is_generated, load_problems
-from repro.data.problem import DataError, Problem
+from repro.data.own import Split
+from repro.data.problem import DataError, Problem, columns_of
 from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
+from repro.reward.custom import try_reward
 from repro.reward.grader import GraderPool
+from repro.spec.arm import RewardFunction
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
 # Only so many are named; the rest are counted.
@@ -64,7 +66,8 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     """Open the problems of a plan and return what there is to say of them, a line each.
 
     Raises `DataError` if they are missing or broken, or no gold of a split can be paid; it names
-    file and line.
+    file and line. Raises `ValueError` if a user's reward asks for a column that they lack, or fails
+    on two of them.
 
     Parameters
     ----------
@@ -74,6 +77,10 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
     every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}
     trained = {data for data, split in every if split == "train"}
+    rewarded = [
+        (run.arm.reward_function, run.scale.data) for run in plan if run.arm.reward_function
+    ]
+    _try_rewards(rewarded, named)
     lines: list[str] = []
     with GraderPool(workers=1) as pool:
         # Data that are trained on come first.
@@ -84,14 +91,30 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     return lines
 
 
+def _try_rewards(scales: Sequence[tuple[RewardFunction, DataConfig]], named: bool) -> None:
+    """Try each user's reward on two problems of the data that it is for; raise `ValueError`."""
+    for stated, data in dict.fromkeys(scales):
+        if is_generated(data.source):
+            try_reward(stated, columns_of(problems_of(replace(data, train_problems=2), "train")))
+        elif _is_opened(data, named):
+            try_reward(stated, columns_of(problems_of(data, "train")[:2]))
+
+
 def _is_opened(data: DataConfig, named: bool) -> bool:
     """Whether problems are opened before the start."""
     return not is_generated(data.source) and (named or ":" in data.source)
 
 
 def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:
-    """Return a line per gold that can never be paid; raise `DataError` if none of a split can."""
+    """Return lines on a test split held out, and on golds that can never be paid.
+
+    Raises `DataError` if none of a split can.
+    """
     lines = []
+    tables = {problems[0].where.rpartition(", ")[0] for problems in splits.values()}
+    if len(splits) > len(tables):
+        test, every = len(splits["test"]), sum(map(len, splits.values()))
+        lines.append(f"  {source}: {test} of {every} problems are held out as its test split")
     for split, problems in splits.items():
         unpayable = _unpayable(problems, pool)
         lines += [

@@ -41,7 +41,7 @@ from repro.run.device_queue import (
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, files_refusal, refusal
+from repro.run.preflight import disk_refusal, fetch_files, files_refusal, refusal
 from repro.run.present_card import torch_refusal
 from repro.run.progress import Display
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
@@ -165,6 +165,7 @@ def _prepared(
         idle = None if launched or needs else idle_line(devices, ranks)
         for part in filter(None, (others, text, idle, *notes)):
             console.print(part, highlight=False, markup=False)
+        fetch_files([] if on_hosts else left)
         batch = batches.setdefault(
             selection.tier,
             _Batch(workers=workers, threads=threads, devices=groups, ray_needs=needs),

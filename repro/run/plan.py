@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from repro.evidence.record import Record, find_record
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
+from repro.run.hub_sizes import ask_size
 from repro.run.preflight import (
     among_unlike_devices,
     disk_bytes,
@@ -31,6 +33,7 @@ from repro.run.preflight import (
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
+from repro.spec.hub import HubError
 from repro.spec.needs import Needs
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.tier import Tier
@@ -63,6 +66,7 @@ def plan_text(
 
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
+    listed = _listed(runs)
     needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}
     left = [run for run in runs if run.digest() not in done]
@@ -80,20 +84,21 @@ def plan_text(
         lines.append(f"  This machine cannot run it: {missing}.")
     lines += _arm_lines(runs, done, timed)
     absent = [item for item in needs.downloads if not item.present()]
-    fetched = "; ".join(f"{item.name} ({_known(item.nbytes)})" for item in absent) or "none"
+    fetched = [f"{item.name} ({_known(item.nbytes or listed.get(item.name))})" for item in absent]
     of_one = max(needs.memory_bytes, timed.peak_bytes)
     memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
         *_card_lines(selection.tier, left or runs),
         f"  memory    {_known(memory)}",
-        f"  downloads {fetched}",
+        f"  downloads {'; '.join(fetched) or 'none'}",
     ]
     refused = _refusals(left, ranks)
     lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
     writing = [run for run in left if missing or refusal(run, ranks) is None]
-    lines += _disk_lines(disk_bytes(writing, needs, workers), free_bytes(folder))
+    written = None if _unknown(writing) else disk_bytes(writing, needs, workers)
+    lines += _disk_lines(written, free_bytes(folder))
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
@@ -126,6 +131,9 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]
     every = [run for run in planned.values() if is_published(run.scale)]
     if not every:
         return []
+    unknown = _unknown(every)
+    if unknown:
+        return [f"  one run   not known: no config.json of {', '.join(unknown)} on this machine"]
     memory = [(memory_of(run.arm, run.scale, ranks)[0] or 0, run.arm.name) for run in every]
     disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
     parts = [
@@ -144,6 +152,25 @@ def _one_run_lines(runs: list[RunConfig], needs: Needs, ranks: int) -> list[str]
         ),
         f"  one run   {', '.join(parts)}",
     ]
+
+
+def _unknown(runs: Iterable[RunConfig]) -> dict[str, str]:
+    """Return published checkpoints of runs whose sizes are not known, with their revisions."""
+    scales = [run.scale for run in runs if isinstance(run.scale, TrainScale)]
+    named = {scale.checkpoint: scale.revision for scale in scales if is_published(scale)}
+    return {name: rev for name, rev in named.items() if shape_of_checkpoint(name) is None}
+
+
+def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
+    """Return the bytes of checkpoints of unknown sizes as the hub lists them; fetch their configs.
+
+    Those of which the hub cannot be asked are left out.
+    """
+    listed: dict[str, int] = {}
+    for name, revision in _unknown(runs).items():
+        with suppress(HubError):
+            listed[name] = ask_size(name, revision)
+    return listed
 
 
 def _seconds_of(record: Record) -> float:
@@ -194,12 +221,13 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
     return of_one if any(map(is_ensemble, runs)) else of_one * max(1, min(workers, len(runs)))
 
 
-def _disk_lines(needed: int, free: int | None) -> list[str]:
+def _disk_lines(needed: int | None, free: int | None) -> list[str]:
     """Return how much disk the runs need where the records are, and how much is free."""
+    written = "not known" if needed is None else size(needed)
     if free is None:
-        return [f"  disk      {size(needed)}"]
-    lines = [f"  disk      {size(needed)} of {size(free)} free"]
-    if needed > free:
+        return [f"  disk      {written}"]
+    lines = [f"  disk      {written} of {size(free)} free"]
+    if needed is not None and needed > free:
         lines.append(f"  It does not fit: the disk lacks {size(needed - free)}.")
     return lines
 

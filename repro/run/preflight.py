@@ -3,8 +3,10 @@
 A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
 `refusal` looks at the run's own configuration, for `plan` and `run` alike: a package that is not
 installed, a step that no card of this size holds, a data set without the split that the scale asks
-for. `files_refusal` is for `run` alone, since it fetches the small files (config, tokenizer,
-problems): a hub that does not answer, a prompt longer than the scale allows.
+for. `files_refusal` and `fetch_files` are for `run` alone, since they fetch what runs read: first
+the small files (config, tokenizer, problems), then the weights. So a hub that does not answer
+refuses a run, as a prompt longer than the scale allows does, and one that has begun needs no
+network.
 
 Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
 the tokenizer; so prompts are rendered here as the run will render them.
@@ -63,6 +65,20 @@ def files_refusal(run: RunConfig) -> str | None:
         return _format_refusal(_checked_files(dataclasses.replace(run.scale, seeds=())), run.arm)
     except ValueError as error:
         return str(error)
+
+
+def fetch_files(runs: Iterable[RunConfig]) -> None:
+    """Fetch what runs read, the weights last; `ValueError` says what cannot be had or read."""
+    from repro.models.checkpoint import resolve
+
+    arms: dict[TrainScale, list[Arm]] = {}
+    for run in runs:
+        if isinstance(run.scale, TrainScale) and is_published(run.scale):
+            arms.setdefault(dataclasses.replace(run.scale, seeds=()), []).append(run.arm)
+    for scale, of_scale in arms.items():
+        folder = _checked_files(scale)
+        if any(_format_refusal(folder, arm) is None for arm in of_scale):
+            resolve(scale.checkpoint, scale.revision)
 
 
 def is_published(scale: TrainScale) -> bool:

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import data_sources
+from repro.data.load import source_named
+from repro.data.own import parse_columns
 from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
-from repro.spec.arm import all_of, require, tried, unknown
+from repro.spec.arm import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
@@ -25,7 +26,10 @@ from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
 
 # Flags that change the targets; they are refused where stored records are read.
-CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward", "template")
+CHANGING = (
+    "data", "columns", "steps", "model", "revision", "config", "set", "limit", "reward",
+    "template",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,9 @@ class Changes:
     Attributes
     ----------
     data
-        A folder of JSONL, or a data set's name, in place of the targets' own problems.
+        A file, folder or data set's name, in place of the targets' own problems.
+    columns
+        The names that their columns have; see `repro.data.own.parse_columns`.
     settings
         Nested values in place of those of the scale and, under `arm`, of the arms.
     limit
@@ -62,6 +68,7 @@ class Changes:
     """
 
     data: str | None = None
+    columns: str = ""
     steps: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
@@ -94,8 +101,14 @@ def _changes(args: argparse.Namespace) -> tuple[Changes, list[str]]:
     }
     named = {key: value for key, value in named.items() if value is not None}
     settings = merged(merged(settings or {}, named), changed or {})
-    data, reward = given.get("data"), given.get("reward")
-    changes = Changes(data=data, steps=steps, settings=settings, limit=limit, reward=reward)
+    changes = Changes(
+        data=given.get("data"),
+        columns=given.get("columns") or "",
+        steps=steps,
+        settings=settings,
+        limit=limit,
+        reward=given.get("reward"),
+    )
     return changes, refused
 
 
@@ -171,7 +184,14 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
 
 
 def _with_data(source: Target, changes: Changes) -> Target:
-    return source if changes.data is None else on_data(source, data_source(changes.data))
+    require(
+        changes.data is not None or not changes.columns,
+        f"--columns {changes.columns}: they are of one's own data; needs --data",
+    )
+    parse_columns(changes.columns)
+    if changes.data is None:
+        return source
+    return on_data(source, source_named(changes.data), changes.columns)
 
 
 def _with_steps(source: Target, changes: Changes) -> Target:
@@ -222,31 +242,16 @@ def model_source(named: str) -> str:
     return named
 
 
-def data_source(named: str) -> str:
-    """Return `DataConfig.source` for what a user named: a folder that exists, or a data set."""
-    require(bool(named), "--data '' names no problems; leave it out for the target's own")
-    if named.startswith("folder:"):
-        named = named.removeprefix("folder:")
-    if Path(named).is_dir():
-        return f"folder:{Path(named).resolve()}"
-    require(
-        "/" not in named and not named.startswith("."),
-        f"--data {named}: there is no such folder",
-    )
-    require(
-        named in data_sources(), f"--data {named}: {unknown('data source', named, data_sources())}"
-    )
-    return named
-
-
 def parse_seeds(text: str | None) -> int | list[int] | None:
-    """Return how many seeds (`5`) or which (`0,3,4`) a flag names; `ValueError` for else."""
+    """Return how many seeds (`5`) or which (`0,3,4`, `0`) a flag names; `ValueError` for else."""
     if text is None:
         return None
     try:
         if "," in text:
             return [int(part) for part in text.split(",") if part.strip()]
         count = int(text)
+        if count == 0:  # no number of seeds; the list of one of them
+            return [0]
     except ValueError:
         raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
     if count < 1:

@@ -34,7 +34,10 @@ class DataConfig:
     ----------
     source
         `generated`, a public data set's name (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`,
-        `amc23`) or `folder:<path>` for local JSONL.
+        `amc23`), or a user's own: `folder:PATH`, `file:PATH`, `hub:OWNER/NAME`.
+    columns
+        Names of a user's own columns, such as `question=prompt,answer=solution`; empty takes the
+        usual ones.
     levels
         Difficulty levels kept (the generator's steps, Big-Math's quintiles); empty keeps all.
     train_problems, test_problems, development_problems
@@ -44,6 +47,7 @@ class DataConfig:
     """
 
     source: str = "generated"
+    columns: str = field(default="", metadata=OMIT_AT_DEFAULT)
     levels: tuple[int, ...] = ()
     train_problems: int = 0
     test_problems: int = 0

@@ -1,8 +1,13 @@
-"""Whether the hub can be asked, and what of it is on this machine. Standard library only.
+"""The hub: what of it is on this machine, and fetching what is not. Standard library only.
 
-A machine without network must learn so in one sentence within seconds: the hub's own client tries
-again for a minute, and a server that accepts a connection and stays silent holds it longer still.
-So the hub is asked here first, on a thread that may be left behind.
+A machine without network must learn so within seconds: the hub's own client tries again for a
+minute, and waits without end for a server that takes a connection and stays silent. So the hub is
+asked here first, and what is fetched is watched: a download that brings nothing for a while is
+given up. Both run on threads that may be left behind.
+
+The client's errors have no common class: those of HTTP, of its Rust library and of JSON are no
+`OSError`. All that a download raises is therefore caught, in `fetch` alone, and told apart by the
+hub's answer where there is one.
 """
 
 from __future__ import annotations
@@ -12,18 +17,24 @@ import http.client
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from repro.spec.whole_files import sha256_of, stamp_of
 
 ANSWER_SECONDS = 4.0
+# Without a byte, after which a download is given up; large files come in pieces of up to 64 MB.
+SILENT_SECONDS, SILENT_SECONDS_OF_WEIGHTS = 60.0, 300.0
 # Before the SHA-256 of a GGUF file: a revision of `owner/model:FILE.gguf` that pins its bytes.
 PINNED_BYTES = "sha256:"
 _INDEX = "model.safetensors.index.json"
+# What the client ends with where an answer is not what the hub sends.
+_NOT_THE_HUB = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
 Result = TypeVar("Result")
 
@@ -120,36 +131,163 @@ def resolved_revision(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
+def hub_digest(path: Path) -> str | None:
+    """Return the SHA-256 by which the hub names a file of its cache; None of any other file."""
+    blob = path.resolve()
+    is_named = blob.parent.name == "blobs" and len(blob.name) == 64  # small files have Git's sums
+    return blob.name if is_named else None
+
+
+def fetch(download: Callable[[], Result], home: Path, silent: float | None = None) -> Result:
+    """Return what `download` fetches; `HubError` says why it cannot.
+
+    Files that arrive with other bytes than the hub names them by are removed, which raises, too.
+
+    Parameters
+    ----------
+    home
+        The repository's folder in the hub's cache, which is watched.
+    silent
+        Seconds without a new byte there; by default those of small files.
+    """
+    reason = why_unreachable()
+    if reason is not None:
+        raise HubError(reason)
+    before = {*(home / "blobs").glob("*")}
+    result = _watched(download, home, SILENT_SECONDS if silent is None else silent)
+    if isinstance(result, Exception):
+        raise HubError(reason_of(result)) from result
+    arrived = sorted({*(home / "blobs").glob("*")} - before)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        odd = [
+            blob for blob, ok in zip(arrived, pool.map(_as_named, arrived), strict=True) if not ok
+        ]
+    for blob in odd:
+        blob.unlink()
+    if odd:
+        raise HubError(f"{odd[0]} arrived with other bytes than the hub names; it was removed")
+    return result
+
+
+def _watched(download: Callable[[], Result], home: Path, silent: float) -> Result | Exception:
+    """Return what `download` returns or raises, or `HubError` after so many silent seconds."""
+    ended: list[Result | Exception] = []
+
+    def work() -> None:
+        try:
+            ended.append(download())
+        except Exception as error:  # noqa: BLE001 - see the module docstring
+            ended.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    size, since = _bytes_below(home), time.monotonic()
+    while thread.is_alive() and time.monotonic() - since < silent:
+        thread.join(0.5)
+        now = _bytes_below(home)
+        if now != size:
+            size, since = now, time.monotonic()
+    if not ended:
+        raise HubError(f"{endpoint()} has sent nothing for {silent:.0f} seconds")
+    return ended[0]
+
+
+def _as_named(blob: Path) -> bool:
+    return hub_digest(blob) in (None, sha256_of(blob))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a download failed, by the hub's answer where there was one."""
+    chain = list(_causes(error))
+    for cause in chain:
+        response = getattr(cause, "response", None)
+        if response is not None:
+            return _answered(int(response.status_code), response.headers.get("X-Error-Code") or "")
+    for cause in chain:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            place = cause.filename2 or cause.filename
+            return f"{os.strerror(cause.errno)}" + (f" ({place})" if place else "")
+    first = next(iter(str(chain[-1]).splitlines()), "no message")
+    said = f"{type(chain[-1]).__name__}: {first:.120}"
+    if isinstance(chain[-1], _NOT_THE_HUB) or type(chain[-1]).__name__ == "FileMetadataError":
+        return (
+            f"what answers at {endpoint()} is not the hub ({said}); a network's login page or a "
+            "proxy may stand between"
+        )
+    return f"the download failed ({said})"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _answered(status: int, code: str) -> str:
+    """Return what an answer of the hub means to whom it refuses."""
+    token = _token()
+    if code == "GatedRepo":
+        return (
+            f"its owner grants access by request: accept its terms on {endpoint()}, and set "
+            f"HF_TOKEN to a token of that account ({token})"
+        )
+    if code == "RevisionNotFound":
+        return "the hub has no such revision of it (--revision)"
+    if code == "EntryNotFound":
+        return "the hub has no such file in it"
+    if code == "RepoNotFound" or status in (401, 404):
+        return f"the hub knows no such name; a private one needs HF_TOKEN ({token})"
+    if status == 403:
+        return f"the hub refuses access (403); HF_TOKEN must be allowed to read it ({token})"
+    if status == 429:
+        return f"the hub was asked too often (429); wait some minutes, or set HF_TOKEN ({token})"
+    if status >= 500:
+        return f"the hub fails ({status}); try again later"
+    return f"the hub refuses with status {status} {code}".rstrip()
+
+
+def _token() -> str:
+    """Say whether the hub's client has a token; never which."""
+    home = Path(os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface")))
+    file = Path(os.environ.get("HF_TOKEN_PATH", home / "token"))
+    return "one is set" if os.environ.get("HF_TOKEN") or file.is_file() else "none is set"
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return the size of all files below a folder, which may not be there yet."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:  # renamed meanwhile
+                continue
+    return total
+
+
+def endpoint() -> str:
+    """Return the address of the hub."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
 def why_unreachable() -> str | None:
     """Return why the hub cannot be asked, or None if it can; answers within seconds."""
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return f"{variable} is set"
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     # Name resolution has no timeout of its own, hence a thread that may be left behind.
     answers: list[str | None] = []
-    attempt = threading.Thread(target=_ask, args=(endpoint, answers), daemon=True)
+    attempt = threading.Thread(target=_ask, args=(endpoint(), answers), daemon=True)
     attempt.start()
     attempt.join(ANSWER_SECONDS + 1)
     problem = answers[0] if answers else f"no answer within {ANSWER_SECONDS + 1:.0f} seconds"
-    return None if problem is None else f"{endpoint} cannot be reached ({problem})"
+    return None if problem is None else f"{endpoint()} cannot be reached ({problem})"
 
 
-def fetch(download: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
-    """Return what `download` fetches; `HubError` says why the hub cannot be asked."""
-    reason = why_unreachable()
-    if reason is not None:
-        raise HubError(reason)
-    try:
-        return download()
-    except failures as error:
-        first = next(iter(str(error).splitlines()), "no message")
-        raise HubError(f"the download failed ({type(error).__name__}: {first})") from error
-
-
-def _ask(endpoint: str, answers: list[str | None]) -> None:
+def _ask(place: str, answers: list[str | None]) -> None:
     """Append what went wrong with one request, or None if there was any answer at all."""
-    request = urllib.request.Request(endpoint, method="HEAD")
+    request = urllib.request.Request(place, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
             answers.append(None)

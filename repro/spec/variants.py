@@ -22,17 +22,21 @@ from repro.spec.tier import Tier
 
 # Of the settings in a variant's name; their digest follows.
 _NAME_CHARACTERS = 40
+# Longest name of a variant, which its records are filed under.
+_LONGEST_NAME = 48
+_OWN = "Your run of "
 
 
-def on_data(target: Target, source: str) -> Target:
+def on_data(target: Target, source: str, columns: str = "") -> Target:
     """Return `target` with the problems of its training scales taken from `source`.
 
-    `source` is a data set's name or `folder:<path>`.
+    `source` and `columns` are those of a `DataConfig`.
     """
     slug = _source_slug(source)
     scales = {
         tier: dataclasses.replace(
-            scale, data=dataclasses.replace(scale.data, source=source, levels=())
+            scale,
+            data=dataclasses.replace(scale.data, source=source, columns=columns, levels=()),
         )
         for tier, scale in target.scales.items()
         if isinstance(scale, TrainScale)
@@ -156,6 +160,13 @@ def _slug(text: str) -> str:
     return re.sub(r"[\W_]+", "_", text).strip("_")
 
 
+def _short(name: str) -> str:
+    """Return a name, or the beginning of a long one with its digest."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_NAME_CHARACTERS].strip('_')}_{digest_of(name)[:6]}"
+
+
 def _variant(
     target: Target,
     suffix: str,
@@ -164,10 +175,12 @@ def _variant(
     arms: tuple[Arm, ...] | None = None,
 ) -> Target:
     """Return `target` under another name with other scales, and no number to be held against it."""
+    own = target.title.startswith(_OWN)  # a variant already
     return dataclasses.replace(
         target,
-        name=f"{target.name}_{suffix}",
-        title=f"{target.title}, {words}",
+        name=_short(f"{target.name}_{suffix}"),
+        title=f"{target.title if own else _OWN + target.name}, {words}",
+        statement=f"{target.statement if own else 'your run'}, {words}",
         arms=target.arms if arms is None else arms,
         scales=scales,
         shared={},

@@ -348,7 +348,7 @@ def _response(table: Target) -> Target:
             ("sooner", sooner, "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
             ("ends_higher", higher, _LENIENT, _end(2.7, "90.8 - 88.1, as if all of it")),
         )
-        for given in ((), ("accuracy_start",))
+        for given in ((), ("accuracy_greedy_start",))
     ]
     return Target(
         name=table.name.replace("table1", "dose_response"),

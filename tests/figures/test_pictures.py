@@ -18,7 +18,7 @@ from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import pictures
-from figures.curves import smooth, training_points
+from figures.curves import smooth, tested_points, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
 from repro.report.systems import BLOCKS
@@ -202,3 +202,20 @@ def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Ch
             assert box.x1 <= figure.bbox.x1 + 1, (name, said)
         for (said, box), (also, other) in combinations(boxes, 2):
             assert not overlap(box, other), (name, said, also)
+
+
+def test_tests_along_training_end_with_the_final_one() -> None:
+    def run(seed: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            series={"test_steps": [50, 100], "test_accuracy": [30.0 + seed, 36.0 + seed]},
+            metrics={"accuracy": SimpleNamespace(value=38.0 + seed)},
+            facts={"optimizer_steps": 150},
+        )
+
+    untested = SimpleNamespace(series={}, metrics={}, facts={})
+    records = {"bf16_lora": {0: run(0), 1: run(2)}, "nvfp4_lora": {0: untested}}
+    found = tested_points(SimpleNamespace(evidence=SimpleNamespace(records=records)))  # type: ignore[arg-type]
+    assert list(found) == ["bf16_lora"]
+    means, runs = found["bf16_lora"]
+    assert [(point.place, point.mean) for point in means] == [(50, 31.0), (100, 37.0), (150, 39.0)]
+    assert runs[1] == [(50.0, 32.0), (100.0, 38.0), (150.0, 40.0)]

@@ -14,6 +14,7 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write problems as JSONL."""
     rows = [dataclasses.asdict(problem) for problem in problems]
     for row in rows:
-        del row["where"]
+        for name in ("before", "row", "where"):
+            del row[name]
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8", newline="\n")

@@ -40,13 +40,14 @@ from torch import nn
 
 from repro.models.checkpoint import write_json
 from repro.models.decoder import BLOCK_NORMS
+from repro.models.files.gguf_files import made_of
 from repro.models.files.tensor_files import CheckpointError, TensorFile, read_object, write_tensors
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
-from repro.spec.hub import is_hub_name
+from repro.spec.hub import PINNED_BYTES, is_hub_name
 
 PREFIX = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
@@ -125,16 +126,29 @@ def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Param
 
 
 def base_of(policy: Policy) -> tuple[str | None, str | None]:
-    """Return the name by which others load the policy's base, and the hub's commit of it.
+    """Return the name and pin of the policy's base; see `named_base`."""
+    return (None, None) if policy.folder is None else named_base(policy.checkpoint, policy.folder)
 
-    A folder's name is its full path; a checkpoint of the hub keeps its name, and its commit is that
-    of the snapshot that was read.
+
+def named_base(checkpoint: str, folder: Path) -> tuple[str, str | None]:
+    """Return the name by which others load a checkpoint that was read from a folder, and its pin.
+
+    A checkpoint of the hub keeps its name, with the commit of the snapshot. A GGUF file has its
+    name on the hub, where it lies in the hub's cache, else its path, with its SHA-256: the folder
+    that was made of it is this machine's alone. Any other folder has its full path.
     """
-    if policy.folder is None:
-        return None, None
-    folder = policy.folder.absolute()
-    is_snapshot = folder.parent.name == "snapshots" and not Path(policy.checkpoint).is_dir()
-    return (policy.checkpoint, folder.name) if is_snapshot else (str(folder), None)
+    folder = folder.absolute()
+    gguf = made_of(folder).get("gguf")
+    if gguf is not None:
+        path = Path(checkpoint).expanduser().absolute()
+        home = next((p.name for p in path.parents if p.name.startswith("models--")), "")
+        if home:
+            checkpoint = f"{home.removeprefix('models--').replace('--', '/')}:{gguf['gguf']}"
+        elif path.exists():
+            checkpoint = str(path)
+        return checkpoint, PINNED_BYTES + gguf["gguf_sha256"]
+    is_snapshot = folder.parent.name == "snapshots" and not Path(checkpoint).is_dir()
+    return (checkpoint, folder.name) if is_snapshot else (str(folder), None)
 
 
 def save_adapter(

@@ -115,12 +115,12 @@ def test_a_test_question_that_is_trained_on_is_refused(folder: Path) -> None:
 
 
 def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         load_problems(_config(tmp_path / "nowhere"), "train")
-    with pytest.raises(DataError, match=r"found no \.jsonl file; train\.jsonl and test\.jsonl"):
+    with pytest.raises(DataError, match=r"found no file of problems; needed are files"):
         load_problems(_config(tmp_path), "train")
     write_problems(tmp_path / "a.jsonl", _problems("a", 5))
-    with pytest.raises(DataError, match=r"found a\.jsonl; train\.jsonl and test\.jsonl"):
+    with pytest.raises(DataError, match=r"found a\.jsonl; needed are files .*train\.jsonl"):
         load_problems(_config(tmp_path), "train")
 
 

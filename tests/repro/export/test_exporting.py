@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repro.__main__ import main
 from repro.export.comparing import distance, logits_of, probes_of
@@ -23,6 +23,7 @@ from repro.models.files.adapter_files import (
     TENSORS,
     base_of,
     load_adapted,
+    named_base,
     read_adapter,
     save_adapter,
 )
@@ -31,6 +32,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.procedures.train import keep_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
+from repro.spec.hub import PINNED_BYTES, gguf_copy_of
 from tests.repro.export.conftest import trained_policy
 
 Runs = Callable[..., Path]
@@ -68,6 +70,35 @@ def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(
     asked = ["evaluate", "--adapter", str(tmp_path / "a"), "--data", "generated", "--limit", "2"]
     greedy = ["--template", "tiny", "--tokens", "8", "--temperature", "0", "--device", "cpu"]
     assert main([*asked, *greedy]) == 0
+
+
+def test_an_adapter_of_a_gguf_file_names_the_file_and_has_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pin = f"{PINNED_BYTES}{'ab' * 32}"
+    made = gguf_copy_of(pin)
+    shutil.copytree(TINY_FOLDER, made)
+    (made / "SOURCE.json").write_text(json.dumps({"gguf": "m.gguf", "gguf_sha256": "ab" * 32}))
+    local = tmp_path / "m.gguf"
+    local.touch()
+    in_hub = tmp_path / "models--owner--name" / "snapshots" / "c" / "m.gguf"
+    named = "owner/name:m.gguf"
+    for checkpoint, base in ((named, named), (str(local), str(local)), (str(in_hub), named)):
+        assert named_base(checkpoint, made) == (base, pin)
+    policy = trained_policy()
+    policy.checkpoint, policy.folder = named, made
+    save_adapter(policy, tmp_path / "a")
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "out")]) == 0
+    assert "gguf_file=" in capsys.readouterr().out
+    for folder in (tmp_path / "a", tmp_path / "out"):
+        assert (read_adapter(folder).base, read_adapter(folder).revision) == (named, pin)
+        assert str(tmp_path / "cache") not in "".join(p.read_text() for p in folder.glob("*.json"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert policy.tokenizer is not None
+    assert tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    assert load_adapted(tmp_path / "out").folder == made
 
 
 @pytest.mark.parametrize(

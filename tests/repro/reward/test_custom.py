@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
+from repro.data.problem import Problem, columns_of
 from repro.evidence.record import read_record
-from repro.reward.custom import load_reward, pay, reward_named
+from repro.reward.custom import load_reward, pay, reward_named, try_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
 from repro.run.select import Changes, select
@@ -45,9 +46,6 @@ def leaving(completions, answers):
 def endless(completions, answers):
     return [10**16] * len(completions)
 
-def lonely(completions):
-    return [0.0] * len(completions)
-
 def swapped(answers, texts):
     return [0.0] * len(answers)
 
@@ -81,7 +79,7 @@ def test_a_reward_is_found_tried_and_stated_by_its_source(write: Write) -> None:
     stated = reward_named(f"{name}:shorter")
     assert (stated.module, stated.function) == (name, "shorter")
     assert len(stated.source_sha256) == 64
-    assert pay(load_reward(stated), ["a", "bcd"], ["1", "1"], "shorter") == [0.5, 0.25]
+    assert pay(load_reward(stated), ["a", "bcd"], {"answers": ["1", "1"]}, "s") == [0.5, 0.25]
 
 
 def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write) -> None:
@@ -99,8 +97,7 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("no_such_module_here:f", "cannot be imported: ModuleNotFoundError"),
         ("{}:shortest", "has no function shortest \\(did you mean shorter\\?\\)"),
         ("{}:NUMBER", "has no function NUMBER"),
-        ("{}:lonely", "cannot be called with completions and answers"),
-        ("{}:swapped", "missing a required argument: 'texts'"),
+        ("{}:swapped", "cannot be called with completions.*answers, texts"),
         ("{}:few", r"returned \[0.0\] for 2 completions"),
         ("{}:text", "returned 'ab' for 2 completions"),
         ("{}:octets", "returned b'ab' for 2 completions"),
@@ -120,7 +117,40 @@ def test_a_reward_gets_completions_and_golds_by_their_names(write: Write) -> Non
         "def reward(*, answers, completions, **more):\n    return list(map(float, answers))"
     )
     own = load_reward(reward_named(f"{name}:reward"))
-    assert pay(own, ["x"], ["4"], "reward") == [4.0]
+    assert pay(own, ["x"], {"answers": ["4"]}, "reward") == [4.0]
+
+
+PROBLEMS = [
+    Problem(id="a", question="2 + 2?", answer="4", row={"topic": "sums", "weight": 2}),
+    Problem(id="b", question="3 * 3?", answer="9", row={"topic": "products"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "paid"),
+    [
+        ("completions", "[len(text) for text in completions]", [1, 2]),
+        ("completions, prompts", "[len(p) for p in prompts]", [6, 6]),
+        ("prompts, completions, topic, **more", "[len(t) for t in topic]", [4, 8]),
+        ("completions, weight=(0, 0)", "[w or 1 for w in weight]", [2, 1]),
+        ("completions, **more", "[w or 1 for w in more['weight']]", [2, 1]),
+        ("completions, **more", "[float(a) for a in more['answers']]", [4, 9]),
+        ("completions, solution", "[s is None for s in solution]", [1, 1]),
+        ("completions, absent=3", "[absent, absent]", [3, 3]),
+    ],
+)
+def test_a_reward_is_given_the_columns_that_it_names(
+    signature: str, body: str, paid: list[float], write: Write
+) -> None:
+    stated = reward_named(f"{write(f'def reward({signature}): return {body}')}:reward")
+    try_reward(stated, columns_of(PROBLEMS))
+    assert pay(load_reward(stated), ["a", "bc"], columns_of(PROBLEMS), "reward") == paid
+
+
+def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write: Write) -> None:
+    stated = reward_named(f"{write('def reward(completions, topik): return topik')}:reward")
+    with pytest.raises(ValueError, match=r"asks for topik, which no column.*there are .*topic"):
+        try_reward(stated, columns_of(PROBLEMS))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path
     assert "9 of 10 train golds can never be paid" in lines[-1]
     with pytest.raises(DataError, match=r"no gold of its 2 test problems .*test\.jsonl, line 1"):
         data_lines(_plan(_folder(tmp_path / "all", ["1"], ["}{", "..."])), named=True)
+
+
+def test_a_test_split_that_is_held_out_is_named(tmp_path: Path) -> None:
+    write_problems(tmp_path / "mine.jsonl", _problems("mine", list("12345678901")))
+    [line] = data_lines(_plan(tmp_path / "mine.jsonl"), named=True)
+    assert "1 of 11 problems are held out as its test split" in line
+
+
+def test_a_reward_is_tried_on_the_columns_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("own_columns.py").write_text(
+        "def reward(completions, topic):\n    return [len(name) for name in topic]\n"
+    )
+    rows = [f"What is {n} + {n}?,{2 * n},sums\n" for n in range(4)]
+    (tmp_path / "with.csv").write_text("question,answer,topic\n" + "".join(rows))
+    (tmp_path / "without.csv").write_text("question,answer,kind\n" + "".join(rows))
+    named = "own_columns:reward"
+    for data, said in (("with.csv", None), ("without.csv", "asks for topic"), (None, "for topic")):
+        changes = Changes(data=data, reward=named)
+        [selection] = select(["table1"], tier="smoke", changes=changes)
+        plan = selection.plan(1, ["nvfp4_lora"])
+        if said is None:
+            assert len(data_lines(plan, named=True)) == 1
+            continue
+        with pytest.raises(ValueError, match=said):
+            data_lines(plan, named=data is not None)
 
 
 def test_the_package_s_own_problems_are_not_opened() -> None:

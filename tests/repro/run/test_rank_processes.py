@@ -116,7 +116,8 @@ def body(runs, folder, records, progress, should_stop, threads):
             step._evaluated = idle_rows
         if fault == "reward":
             scoring._paid = lambda kind, right, *more: scoring.pay(
-                lambda completions, answers: [float("nan")] * len(right), right, right, "planted"
+                lambda completions, answers: [float("nan")] * len(right), right, {"answers": right},
+                "planted",
             )
         if fault == "disk":
             checkpoint.write_snapshot = full

@@ -1,0 +1,311 @@
+"""Rows of problems from wherever they lie: a file, a folder, a saved data set, a set on the hub.
+
+Read are JSON lines, JSON (an array of objects), CSV and TSV with a header, Parquet, folders that
+`datasets` saved, and sets on the hub by name. A folder of files has its splits in their names:
+`train.csv`, `test-00000-of-00002.parquet`. This is the only module that imports `datasets`.
+
+Easy to get wrong: CSV by a reader that guesses types turns the answer 0.50 into 0.5 and 007 into 7;
+here its cells are texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from repro.data.problem import DataError, shown
+from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
+
+# A decoded row, and the file and line that it was read from.
+Row = tuple[Any, str]
+# Splits as makers of data sets name them; the first that is there is taken.
+SPLITS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "test": ("test", "validation", "valid", "dev", "eval"),
+}
+_SAVED = ("dataset_dict.json", "state.json")
+_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.jsonl.gz", "*.json.gz")
+_FAULTS = (OSError, ValueError, LookupError, TypeError)
+
+
+def tables_of_path(path: Path) -> dict[str, list[Row]]:
+    """Return the rows of a file or folder by split: `train` and `test`, or `all` undivided.
+
+    Raises `DataError`, naming file and line, if there are none or they cannot be decoded.
+    """
+    if path.is_file():
+        return {"all": list(_rows(path))}
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such file or folder")
+    if any((path / name).is_file() for name in _SAVED):
+        return _saved(path)
+    found = {
+        split: next(filter(None, (_files(path, name) for name in names)), [])
+        for split, names in SPLITS.items()
+    }
+    if not any(found.values()):
+        files = sorted(item.name for item in path.iterdir() if item.suffix in _READERS)
+        raise DataError(
+            f"{path}: found {', '.join(files[:5]) or 'no file of problems'}; needed are files "
+            "called train and test (train.jsonl, test.jsonl), or the name of one file"
+        )
+    return {
+        split: [row for file in files for row in _rows(file)]
+        for split, files in found.items()
+        if files
+    }
+
+
+def tables_of_hub(name: str) -> dict[str, list[Row]]:
+    """Return the rows of a set on the hub by split, as `tables_of_path` does.
+
+    Its files are fetched into the hub's cache once, those of one configuration alone. `datasets`
+    finds the splits of a set whose card does not list them.
+
+    Raises `DataError` if it is not on this machine and cannot be fetched, or is not read.
+
+    Parameters
+    ----------
+    name
+        `owner/name`, with `:CONFIG` where it has several configurations, and with `@REVISION` for
+        another branch, tag or commit than `main`.
+    """
+    named, _, revision = name.partition("@")
+    repository, _, config = named.partition(":")
+    card = _snapshot(name, repository, revision, ["README.md"]) / "README.md"
+    listed = _listed_files(card, name, config) if card.is_file() else {}
+    patterns = [pattern for own in listed.values() for pattern in own] or _DATA_FILES
+    folder = _snapshot(name, repository, revision, ["README.md", *patterns])
+    if listed:
+        tables = {}
+        for split, globs in listed.items():
+            files = sorted({path for pattern in globs for path in folder.glob(pattern)})
+            tables[split] = [row for file in files for row in _rows(file)]
+        return _by_split(tables, name)
+    import datasets
+
+    return _loaded(partial(datasets.load_dataset, str(folder), config or None), name)
+
+
+def rows_by_datasets(path: str) -> Sequence[Any]:
+    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    kind = "parquet" if path.endswith(".parquet") else "json"
+    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
+
+
+def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Return the folder of a set's files in the hub's cache, fetched where they are not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def stored(*, local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                repository,
+                repo_type="dataset",
+                revision=revision or "main",
+                allow_patterns=list(patterns),
+                cache_dir=hub_cache(),
+                local_files_only=local,
+                etag_timeout=ANSWER_SECONDS,
+                endpoint=endpoint(),
+            )
+        )
+
+    with suppress(LocalEntryNotFoundError):
+        return stored(local=True)
+    home = hub_cache() / f"datasets--{repository.replace('/', '--')}"
+    try:
+        return fetch(lambda: stored(local=False), home)
+    except HubError as error:
+        raise DataError(f"data set {name} is not in the local hub cache, and {error}") from error
+
+
+def _listed_files(card: Path, name: str, config: str) -> dict[str, list[str]]:
+    """Return the patterns of a configuration's files by split, as a set's card lists them.
+
+    Empty where it lists none; `datasets` then finds them by their names.
+    """
+    from huggingface_hub import DatasetCard
+
+    try:
+        configs = DatasetCard.load(card).data.to_dict().get("configs") or []
+        of_name = {str(item["config_name"]): _patterns(item) for item in configs}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        said = shown(" ".join(str(error).split()))
+        raise DataError(f"data set {name}: its card, {card}, is not read ({said})") from error
+    taken = config or (next(iter(of_name)) if len(of_name) == 1 else "default")
+    if of_name and taken not in of_name:
+        raise DataError(
+            f"data set {name} has the configurations {', '.join(of_name)}; needed is one of them: "
+            f"{name.partition(':')[0]}:{next(iter(of_name))}"
+        )
+    return of_name.get(taken, {})
+
+
+def _patterns(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return a configuration's patterns of files by split, as cards write them: all for `train`."""
+    files: dict[str, list[str]] = {}
+    listed = config.get("data_files") or []
+    for item in listed if isinstance(listed, list) else [listed]:
+        split, paths = (item["split"], item["path"]) if isinstance(item, dict) else ("train", item)
+        files.setdefault(str(split), []).extend([paths] if isinstance(paths, str) else paths)
+    return files
+
+
+def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
+    """Return the rows of what `datasets` loads from this machine."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return _of_datasets(load(), name)
+    except DataError:
+        raise
+    except (*_FAULTS, datasets.exceptions.DatasetsError) as error:
+        said = shown(" ".join(str(error).split()), 300)
+        raise DataError(f"{name} is not read as a data set ({said})") from error
+
+
+def _saved(path: Path) -> dict[str, list[Row]]:
+    """Return the rows of a folder that `datasets` saved."""
+    import datasets
+
+    return _loaded(partial(datasets.load_from_disk, str(path)), str(path))
+
+
+def _of_datasets(loaded: Any, name: str) -> dict[str, list[Row]]:
+    """Return the rows of a `datasets.Dataset`, undivided, or of a `DatasetDict` by split."""
+    if not isinstance(loaded, Mapping):
+        return {"all": _numbered(loaded, name)}
+    tables = {own: _numbered(rows, f"{name}, {own}") for own, rows in loaded.items()}
+    return _by_split(tables, name)
+
+
+def _by_split(tables: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
+    """Return tables by split, of those by their makers' names; one of any name is undivided."""
+    found = {
+        split: next((tables[own] for own in names if own in tables), [])
+        for split, names in SPLITS.items()
+    }
+    splits = {split: rows for split, rows in found.items() if rows}
+    if not splits and len(tables) == 1:
+        splits["all"] = next(iter(tables.values()))
+    if not splits:
+        raise DataError(f"{name} has the splits {', '.join(tables)}; needed are train and test")
+    return splits
+
+
+def _numbered(rows: Iterable[Any], name: str) -> list[Row]:
+    return [(row, f"{name}, row {number}") for number, row in enumerate(rows)]
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """Return a split's file in a folder, or its parts (`train-00000-of-00002`), also in `data`."""
+    named = re.compile(rf"{split}(-\d+(-of-\d+)?)?", re.IGNORECASE)
+    for place in (folder, folder / "data"):
+        items = sorted(place.iterdir()) if place.is_dir() else []
+        found = [p for p in items if p.suffix.lower() in _READERS and named.fullmatch(p.stem)]
+        whole = [path for path in found if path.stem.lower() == split]
+        if len(whole) > 1 or (whole and found != whole):
+            names = ", ".join(path.name for path in found)
+            raise DataError(f"{place}: found {names}; needed is one {split} file, or its parts")
+        if found:
+            return found
+    return []
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, read as its suffix says."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{path}: files that end in {path.suffix or 'nothing'} are not read; needed is one of "
+            f"{', '.join(_READERS)}"
+        )
+    try:
+        yield from reader(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror or error}; a file of problems is needed"
+        ) from error
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """Yield the elements of a JSON array, or the lines of JSON lines."""
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if content.lstrip()[:1] == b"[" and path.suffix.lower() == ".json":
+        yield from _numbered(_decoded(content, str(path), "an array of objects"), str(path))
+        return
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if raw.strip():
+            where = f"{path}, line {number}"
+            yield _decoded(raw, where, "one JSON object a line"), where
+
+
+def _decoded(raw: bytes, where: str, needed: str) -> Any:
+    """Return the JSON value of bytes."""
+    try:
+        value: Any = json.loads(raw)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+    except (RecursionError, ValueError) as error:
+        raise DataError(
+            f"{where}: {shown(raw.strip())} is not read ({shown(str(error))}); needed is {needed}, "
+            "in UTF-8"
+        ) from error
+    return value
+
+
+def _separated(delimiter: str, path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file with a header, every cell a text and an empty one None."""
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: {error}; needed is a text in UTF-8") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
+            beyond = row.pop(None, [])  # cells behind the header's last
+            cells = sum(value is not None for value in row.values()) + len(beyond)
+            if cells != width:
+                raise DataError(
+                    f"{where}: found {cells} cells; needed are {width}, as the header has"
+                )
+            yield {key: value or None for key, value in row.items()}, where
+    except csv.Error as error:
+        line = reader.line_num + 1
+        raise DataError(f"{path}, line {line}: {error}; needed is CSV with a header") from error
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is no whole Parquet file ({shown(str(error))})") from error
+    yield from _numbered(rows, str(path))
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json,
+    ".json": _json,
+    ".csv": partial(_separated, ","),
+    ".tsv": partial(_separated, "\t"),
+    ".parquet": _parquet,
+}
+FILE_SUFFIXES = tuple(_READERS)
