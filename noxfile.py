@@ -163,6 +163,13 @@ def tests_nightly(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
+def cards(session: nox.Session) -> None:
+    """Compile every Triton launch for each card by the GPU environment's Triton; needs no GPU."""
+    arguments = ["-m", "pytest", "-m", "nightly", "tests/kernels/test_cards.py", *session.posargs]
+    session.run(gpu_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
 def newest(session: nox.Session) -> None:
     """Every test but the nightly ones, with the newest packages that `pyproject.toml` admits.
 

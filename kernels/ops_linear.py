@@ -224,6 +224,20 @@ def _portable(format: str) -> Op:
     )
 
 
+def _portable_columns(format: str) -> Op:
+    return Op(
+        name=f"portable_dense_with_columns_{format}",
+        reference=dense_with_columns,
+        kernel="kernels.triton.portable_linear:dense_with_columns",
+        inputs=partial(_column_inputs, format),
+        shapes=_SHAPES[1:3],
+        large=(1024, _N, _K),
+        nbytes=partial(_nbytes, format, 0),
+        flops=partial(_flops, 0),
+        dense=_dense_columns,
+    )
+
+
 def _conversions(format: str) -> tuple[Op, ...]:
     common: dict[str, Any] = {
         "shapes": ((3, 64), (33, 320)),
@@ -256,5 +270,6 @@ def _conversions(format: str) -> tuple[Op, ...]:
 LINEAR_OPS: tuple[Op, ...] = (
     *(op for format in FORMATS for op in _packed_rows(format)),
     *(_portable(format) for format in FORMATS if format != "nf4"),
+    *(_portable_columns(format) for format in FORMATS),
     *(op for format in FORMATS for op in _conversions(format)),
 )

@@ -291,7 +291,9 @@ def _launch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         widen = x.device.type == "cpu" or x.dtype == torch.float32
+        # A tile of 128 rows and its sums outgrow the registers of four warps.
+        warps = 4 if M <= 64 else 8
         _tile_kernel[(row_blocks, splits)](
             x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
-            block_n, blocks, bias is not None, widen, num_warps=4, num_stages=3, **FUSED,
+            block_n, blocks, bias is not None, widen, num_warps=warps, num_stages=3, **FUSED,
         )  # fmt: skip

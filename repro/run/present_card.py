@@ -12,10 +12,12 @@ import subprocess
 import sys
 from importlib import metadata
 
+from repro.evidence.environment import KERNELS
 from repro.evidence.not_run import needs
 from repro.measure.rollout_plan import not_fitting
 from repro.models.memory_plan import StepShape, plan_memory
 from repro.spec import tier
+from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepPoint, StepScale
@@ -29,8 +31,13 @@ torch.ones(1, device="cuda").add_(1).item()"""
 
 
 def torch_refusal() -> str | None:
-    """Return why torch cannot compute on the device that the driver reports, or None."""
+    """Return why torch cannot compute on the device that the driver reports, or None.
+
+    Raises `ValueError` where `REPRO_KERNELS` names no kernels.
+    """
     devices = tier.cuda_devices()
+    for device in devices:
+        kernels_line(device)
     reason = _torch_fault() if devices else None
     if reason is None:
         return None
@@ -59,8 +66,10 @@ def kernels_line(device: CudaDevice) -> str:
 
 
 def runs_hopper_kernels(device: CudaDevice) -> bool:
-    """Tell whether the kernels for Hopper serve on a device."""
-    return device.capability[0] == 9 and not os.environ.get("REPRO_KERNELS")
+    """Tell whether the kernels for Hopper serve on a device; `ValueError` for a wrong choice."""
+    named = os.environ.get(KERNELS, "")
+    require(named in ("", "portable"), f"{KERNELS} is {named!r}; needs `portable`, or to be unset")
+    return device.capability[0] == 9 and not named
 
 
 def kernels_refusal(run: RunConfig, device: CudaDevice) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def test_results_are_counted_and_a_start_without_any_is_a_failure(tmp_path: Path
     assert gpu_tests.main(tmp_path) == 1
     record = json.loads((tmp_path / "gpu_tests.json").read_text(encoding="utf-8"))
     assert (record["commit"], record["device"]) == ("c" * 40, "NVIDIA H200")
+    assert record["versions"]["torch"] == version("torch")
     assert record["tests"] == {"passed": 1, "failed": 2, "skipped": 1}
     assert record["benchmarks"] == {"passed": 0, "failed": 1, "skipped": 0}
     assert ["fails" in record["failed"][0], len(record["failed"])] == [True, 3]

@@ -59,6 +59,15 @@ def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("card", "fitting_torch")
+def test_kernels_that_do_not_exist_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_KERNELS", "triton")
+    assert main(["plan", "table6", "--tier", "systems"]) == 2
+    assert "REPRO_KERNELS is 'triton'; needs `portable`" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("card", "fitting_torch")
 def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

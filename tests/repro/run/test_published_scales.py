@@ -220,9 +220,7 @@ def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
         monkeypatch.setattr(preflights, "cuda_devices", lambda second=second: (H200, second))
         assert main(line) == 0
         said = capsys.readouterr().out
-        assert said.count("smallest of 2 cards") == (
-            2 if unlike else 0
-        )  # the card, and the refusal
+        assert said.count("smallest of 2 cards") == (2 if unlike else 0)  # card, refusal
         assert (f"{CARD_24GB.name} has " in said) == unlike
 
 
