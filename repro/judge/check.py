@@ -161,7 +161,7 @@ def _unstated(selection: Selection) -> str:
 def mixed_versions(claim: Claim, evidence: Evidence) -> str:
     """Return the libraries of which the arms of a seed had several versions, or empty."""
     by_arm = [evidence.records.get(arm, {}) for arm in claim.arms]
-    sentences = {}
+    sentences: dict[str, str] = {}
     for seed in sorted(set.intersection(*map(set, by_arm))):
         packages = [of[seed].environment.get("packages") or {} for of in by_arm]
         for name in LIBRARIES:

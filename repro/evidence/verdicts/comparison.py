@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import correlation, fmean, stdev
 
-from repro.evidence.estimate import Interval, mean_interval
+from repro.evidence.estimate import Interval, mean_interval, t_quantile
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.sizes import Values
@@ -71,7 +71,7 @@ class Compared:
         if self.test == "sign_flip":
             interval, reached = st.median_interval(self.values, confidence)
         elif self.welch is not None:
-            half = st.t_quantile(0.5 + confidence / 2, self.welch.freedom) * self.welch.error
+            half = t_quantile(0.5 + confidence / 2, self.welch.freedom) * self.welch.error
             return self.effect - half, self.effect + half, confidence
         else:
             interval, reached = mean_interval(self.values, confidence), confidence

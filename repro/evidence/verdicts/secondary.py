@@ -9,7 +9,7 @@ verdict. Of eight runs an arm the intervals covered the truth in 96.5 % (interqu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repro.evidence.estimate import Interval
@@ -50,7 +50,7 @@ def secondary(
     if next(iter(claim.contrast.values())) < 0:
         first, second = second, first
     measures = {"iqm": iqm, "improvement": improvement}
-    found = {}
+    found: dict[str, Interval] = {}
     for name in claim.secondary:
         drawn = bootstrap(
             (first, second),
@@ -70,7 +70,7 @@ def secondary(
     return found
 
 
-def secondary_text(measures: dict[str, Interval], unit: str, *, log: bool) -> str:
+def secondary_text(measures: Mapping[str, Interval], unit: str, *, log: bool) -> str:
     """Return the measures as the end of a sentence."""
     words = []
     for name, of in measures.items():
