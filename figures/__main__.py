@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import argparse
-import os
+import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,12 @@ from repro.judge.recorded import recorded_selections
 from repro.report.run_report import reported
 from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
+from repro.run.disk import sentence_of
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.arm import require, unknown
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
+from repro.spec.whole_files import replace_files
 
 DPI = 150
 # Without dates and versions: the same records give the same bytes.
@@ -66,10 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blessed = [c for c in every if args.tier in (None, c.selection.tier.value)]
             draw_paper(names, paper_pictures.by_target(own, blessed), expected, out, kinds)
             return 0
-    except ValueError as error:
-        print(f"figures: {error}", file=sys.stderr)  # noqa: T201
+        drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
+    except (ValueError, OSError) as error:
+        said = sentence_of(error) if isinstance(error, OSError) else error
+        print(f"figures: {said}", file=sys.stderr)  # noqa: T201
         return 2
-    drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
     if not drawn:
         where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
         of = f" of {args.target}" if args.target else ""
@@ -243,9 +246,9 @@ def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "s
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "pdf.fonttype": 42}):
         for kind in kinds:
             path = out / f"{name}.{kind}"
-            temporary = out / f".{name}.part.{kind}"
-            figure.savefig(temporary, dpi=DPI, metadata=_METADATA[kind])
-            os.replace(temporary, path)
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=kind, dpi=DPI, metadata=_METADATA[kind])
+            replace_files({path: drawn.getvalue()})
             paths.append(path)
     return paths
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repro.evidence.environment import device_of
+from repro.evidence.origins import named_commits
 from repro.evidence.record import Record
 from repro.report.numbers import device_title
 
@@ -22,8 +23,8 @@ def origin(records: Sequence[Record]) -> str:
     numbers = sorted({len(seeds) for seeds in counts.values()})
     seeds = "1 run" if numbers == [1] else f"{_listed(numbers, ' to ')} seeds"
     devices = sorted({device_title(device_of(record.environment) or "") for record in records})
-    commits = sorted({record.commit[:7] for record in records})
-    return f"{seeds} per arm on one {' and '.join(devices)}, commit {' and '.join(commits)}"
+    commits = " and ".join(named_commits(records, 7))
+    return f"{seeds} per arm on one {' and '.join(devices)}, commit {commits}"
 
 
 def rollouts(records: Sequence[Record]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from repro.report.systems_rates import absent_because, comparisons
 from repro.spec.schedule import sigma_of_stage
 from repro.spec.shapes import shape_named
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import find
 
 Found = Mapping[str, Checked]
@@ -414,8 +416,9 @@ def _keys(panels: Sequence[Panel], marks: Sequence[Mark]) -> list[Line2D | Patch
 
 def write_csv(marks: Sequence[Mark], path: Path) -> None:
     """Write exactly what is drawn, a row for each mark."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        fields = [field.name for field in dataclasses.fields(Mark)]
-        writer = csv.DictWriter(file, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(mark) for mark in marks)
+    file = io.StringIO()
+    fields = [field.name for field in dataclasses.fields(Mark)]
+    writer = csv.DictWriter(file, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(mark) for mark in marks)
+    replace_text(path, file.getvalue())

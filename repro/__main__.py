@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from repro import __version__
 from repro.export.command_line import (
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
 
+        _drop_unprinted()
         said = sentence_of(error) if isinstance(error, OSError) else str(error)
         # What is refused is said by the first of torchrun's ranks on a host, a disk by whose it is.
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
@@ -59,6 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time.sleep(_SAYING_SECONDS)
         return USAGE
     return status
+
+
+def _drop_unprinted() -> None:
+    """Drop what standard output does not take: the interpreter would fail on it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -108,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bless = commands.add_parser("bless", help="turn records into measured expectations")
+    bless = commands.add_parser("bless", help="keep records: new ones are compared with them")
     _add_selection(bless, optional=True)
     bless.add_argument(
         "--device",
@@ -202,10 +212,10 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check = commands.add_parser(
         "check",
         help="verdicts from records alone",
-        description="Exit status: 0 when nothing is wrong with this suite, whatever the verdicts "
-        "on the paper's claims; 1 when an expectation of the suite itself (derived or blessed) or "
-        "a claim about its machinery is contradicted, or records are refused; 2 when a target has "
-        "no record, and for a bad command line.",
+        description="Exit status: 1 for a fault of this suite (a refused record, a failed check of "
+        "the machinery) and for what is worse than in the blessed records of the same device (a "
+        "value, or a target of the suite that was met); 2 when there is no record, and for a bad "
+        "command line; else 0, whatever the verdicts on the paper's claims.",
     )
     _add_selection(check, optional=True)
     add_reward(check)
@@ -398,8 +408,9 @@ def _plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
+        notes = data_lines(runs, args.data is not None)
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
-        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
+        texts.append("\n".join([text, *notes]))
     print("\n\n".join(texts))
     return FINE
 
@@ -470,8 +481,6 @@ def _bless(args: argparse.Namespace) -> int:
 
 
 def _bundle(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from repro.evidence.store import RunsFolder
     from repro.judge.bundle import pack
     from repro.report.console import main_verify
@@ -501,8 +510,6 @@ def _environment(args: argparse.Namespace) -> int:
     text = environment_text()
     print(text, end="")
     if args.out:
-        from pathlib import Path
-
         from repro.spec.whole_files import replace_text
 
         replace_text(Path(args.out), text)

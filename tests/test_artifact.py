@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from repro.__main__ import build_parser
 from repro.evidence.store import read_stored
-from repro.targets import TARGETS, find
 from tests.test_workflows import session_of, sessions
 
-PAGES = ("README.md", "reported/README.md", *(f"docs/{name}.md" for name in (
-    "artifact", "commands", "paper_tier", "real_model", "regression", "scale", "systems",
-    "your_own")))  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 LINE = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 
@@ -103,28 +96,3 @@ def test_the_notebook_is_kept_without_what_a_run_printed() -> None:
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert cells
     assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
-
-
-def typed(page: str) -> list[list[str]]:
-    """Return the words of each command in a page's blocks of shell, without redirections."""
-    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = [part for block in blocks for line in block.splitlines() for part in line.split("&&")]
-    return [shlex.split(line.partition(" > ")[0], comments=True) for line in lines]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_asks_to_type_is_understood(page: str) -> None:
-    understood = 0
-    for words in typed(page):
-        if "nox" in words and "-s" in words:
-            named = [word for word in words[words.index("-s") + 1 :] if word != "--"]
-            known = {*sessions(), *(f"reproduce-{target.name}" for target in TARGETS)}
-            assert named[0] in known
-            understood += 1
-        if "repro" in words:
-            args = build_parser().parse_args(words[words.index("repro") + 1 :])
-            for name in getattr(args, "targets", None) or []:
-                assert name == "memory" or find(name)
-            understood += 1
-    assert understood

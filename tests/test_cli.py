@@ -110,12 +110,12 @@ def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path
     assert all(verdict["sentence"] for verdict in verdicts)
 
 
-def test_check_ends_with_a_conclusion_and_states_the_papers_claims_first() -> None:
+def test_check_ends_with_a_sentence_and_states_the_papers_claims_first() -> None:
     done = repro("check", "table1", "--tier", "smoke", "--blessed")
     lines = done.stdout.splitlines()
     count = sum(not claim.mechanism for claim in find("table1").claims)
-    ending = "not addressed at this tier; nothing says that this suite is at fault."
-    assert lines[-1] == f"Claims of the paper: {count} {ending}"
+    larger = f"{count} claims of the paper need a larger model (--tier paper)."
+    assert lines[-1] == f"All checks of the machinery passed. {larger}"
     assert max(map(len, lines)) == 120
     assert done.stdout.index("not addressed") < done.stdout.index("about the")
 

@@ -32,7 +32,7 @@ from repro.data.problem import DataError, Problem, digest_of_problems
 from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
-from repro.evidence.record import RecordError, read_record
+from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import read_stored
 from repro.evidence.verdicts.statistics import (
     false_discovery,
@@ -41,22 +41,27 @@ from repro.evidence.verdicts.statistics import (
     power,
     wilson_interval,
 )
+from repro.evidence.verdicts.two_samples import difference
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
 from repro.models.files.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
 from repro.models.policy import load_tokenizer
-from repro.regression.two_samples import difference
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RunStates, TrainState
 from repro.rl.snapshots import SUMS
 from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.run.preflight import lacking
 from repro.run.select import Changes, parse_arms, parse_seeds, select
-from repro.spec.config import SamplingConfig
+from repro.spec.config import RunConfig, digest_of
+from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.shapes import shape_of_checkpoint
+from repro.spec.target import plan
+from repro.targets import TARGETS
+from tests.changed_settings import places, with_value
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
@@ -257,21 +262,61 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
     check()
 
 
+RUNS = [
+    run
+    for target in TARGETS
+    for tier in target.tiers()
+    if target.records_of is None
+    for run in plan(target, tier, 1)
+]
+EXTREMES = JSON | st.sampled_from(
+    (
+        *(math.inf, -math.inf, math.nan, 0, 0.0, -0.0, 1, -1, 0.5, 1e-300, 1e300, 5e-324),
+        *(2**31, 2**62, 2**63, 10**400, True, False, "", "1", "none", "\ud800", "x" * 300),
+        *((), (0,), (-1,), (1.5,), ("x",), (1, 1), (2**70,)),
+    )
+)
+
+
+@settings(fuzzed, max_examples=CASES // 8)
+@given(st.data())
+def test_a_setting_at_an_extreme_is_refused_or_its_run_can_be_read_back(
+    data: st.DataObject,
+) -> None:
+    run = data.draw(st.sampled_from(RUNS))
+    path = data.draw(st.sampled_from(sorted(places(run))))
+    value = data.draw(EXTREMES)
+    made: list[RunConfig] = []
+    said = refusal(lambda: made.append(with_value(run, path, value)), ValueError)
+    if said is not None:
+        assert "\n" not in said
+        assert len(said) < 400
+        return
+    (changed,) = made
+    text = json.dumps(changed.resolved(), allow_nan=False)
+    assert digest_of(finite_json(text)) == changed.digest()
+    assert "\n" not in (lacking(changed) or "")
+    hash(changed)
+
+
 @fuzzed
 @given(st.data())
-def test_a_configuration_out_of_range_is_a_value_error(data: st.DataObject) -> None:
-    sampling = data.draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "temperature": st.floats(),
-                "top_p": st.floats(),
-                "max_new_tokens": st.integers(-3, 9),
-            },
-        )
-    )
-    said = refusal(lambda: SamplingConfig(**sampling), ValueError)
-    assert said != "no sentence"
+def test_a_setting_by_name_is_refused_or_is_that_of_its_field(data: st.DataObject) -> None:
+    run = data.draw(st.sampled_from(RUNS))
+    path = data.draw(st.sampled_from(sorted(places(run.scale))))
+    text = data.draw(st.one_of(EXTREMES.map(written), st.text(max_size=6)))
+    made: list[Any] = []
+    setting = parse_settings([f"{path}={text}"])
+    said = refusal(lambda: made.append(with_settings(run.scale, setting)), ValueError)
+    assert said is None or ("\n" not in said and len(said) < 1_000)
+    for scale in made:
+        values = json.loads(settings_text(scale))
+        assert with_settings(run.scale, values) == scale
+
+
+def written(value: Any) -> str:
+    """Return a value as a command line gives it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @fuzzed

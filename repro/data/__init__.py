@@ -1,6 +1,6 @@
 """Problems from all sources, and the prompts that are made from them.
 
-`problem` holds the value and its JSONL form, `load` dispatches a `DataConfig` to the generator, to
-a public data set (`public`, the only module that imports `datasets`) or to a local folder
-(`folder`), and `prompts` turns a question into token ids.
+`problem` holds the value and how a row becomes one; `load` dispatches a `DataConfig` to the
+generator, to a public data set (`public`) or to problems of a user (`own`, from the files, folders
+and sets that `row_sources` reads); and `prompts` turns a question into token ids.
 """

@@ -27,6 +27,7 @@ from repro.spec.hub import is_hub_name
 
 _OWN_PREFIXES = ("folder:", "file:", "hub:")
 _GENERATED = "generated"
+_MOST_GENERATED = 1_000_000
 
 
 def data_sources() -> tuple[str, ...]:
@@ -78,7 +79,9 @@ def require_declared(config: DataConfig, split: Split) -> None:
     if config.source in PUBLIC_SETS:
         file_of(config.source, "test" if split == "test" else "train", config.levels)
     if is_generated(config.source):
-        _generated(config, split, min(1, _count(config, split)))  # one shows whether levels exist
+        count = _count(config, split)
+        # One shows whether levels exist.
+        _generated(config, split, count if count > _MOST_GENERATED else min(1, count))
 
 
 def is_generated(source: str) -> bool:
@@ -121,18 +124,19 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
 
 def _count(config: DataConfig, split: Split) -> int:
     """Return the number of problems asked of a split; 0 is all."""
-    count = {
+    return {
         "train": config.train_problems,
         "development": config.development_problems,
         "test": config.test_problems,
     }[split]
-    if count < 0:
-        raise ValueError(f"{split}_problems is {count}; it must not be negative")
-    return count
 
 
 def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:
     """Return generated problems, as many as asked for."""
+    require(
+        count <= _MOST_GENERATED,
+        f"{split}_problems is {count}; of generated problems it must be {_MOST_GENERATED} or less",
+    )
     if count == 0:
         raise ValueError(
             f"{split}_problems is 0, which means all, and generated problems have no end; it must "

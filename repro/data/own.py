@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from repro.data.problem import ROLES, DataError, Problem, hash_of, problems_of_rows
+from repro.data.problem import ROLES, DataError, Problem, hashes_of, problems_of_rows, same_text
 from repro.data.row_sources import tables_of_hub, tables_of_path
 from repro.spec.arm import require, unknown
 from repro.spec.hub import is_hub_name
@@ -49,9 +49,9 @@ def read_splits(
     else:
         tables = tables_of_hub(str(named))
     splits = {split: problems_of_rows(rows, str(named), columns) for split, rows in tables.items()}
-    trained = {hash_of("question", own.question): own for own in splits.get("train", [])}
+    trained = {same_text(own.question): own for own in splits.get("train", [])}
     for problem in splits.get("test", []):
-        twin = trained.get(hash_of("question", problem.question))
+        twin = trained.get(same_text(problem.question))
         if twin is not None:
             raise DataError(
                 f"{problem.where}: the question of {problem.id!r} is also that of {twin.id!r} "
@@ -92,7 +92,7 @@ def load_own(
 
 def _divided(problems: Sequence[Problem], name: str) -> tuple[list[Problem], list[Problem]]:
     """Return the problems to train on, and those held out as the test split."""
-    hashes = [hash_of("test", problem.question) for problem in problems]
+    hashes = hashes_of("test", problems)
     distinct = sorted(set(hashes))
     if len(distinct) < 2:
         raise DataError(f"{name}: there is one question; to train and to test needs 2 or more")
@@ -126,7 +126,8 @@ def cut_development(
     The questions with the smallest hashes are held out, at most a fifth of all questions. Asking
     for the development split where nothing is held out raises.
     """
-    questions = {hash_of("development", problem.question) for problem in train}
+    hashes = hashes_of("development", train)
+    questions = set(hashes)
     development_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)
     development = set(sorted(questions)[:development_count])
     if split == "development" and not development:
@@ -138,6 +139,6 @@ def cut_development(
     wants_development = split == "development"
     return [
         problem
-        for problem in train
-        if (hash_of("development", problem.question) in development) == wants_development
+        for problem, key in zip(train, hashes, strict=True)
+        if (key in development) == wants_development
     ]

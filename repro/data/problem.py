@@ -21,10 +21,19 @@ import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+_LOWERED = re.compile(r"(?<=[a-z])_(?=[0-9])")
+_LOOKALIKES = {
+    "\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033\u02ba\uff02": '"',
+    "\u2018\u2019\u201a\u201b\u2039\u203a\u2032\u02b9\u02bc\u00b4\uff07": "'",
+    "\u2212\u2043\u02d7": "-",
+    "\u2215": "/",
+}
 _LEVEL = re.compile(r"(?:Level )?([0-9]{1,3})")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 # What a problem is read from, and other people's names for it.
@@ -292,6 +301,40 @@ def hash_of(purpose: str, text: str) -> str:
     """Return a stable hash of a text for one purpose, its white space and case ignored."""
     canonical = " ".join(text.casefold().split())
     return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
+
+
+def hashes_of(purpose: str, problems: Sequence[Problem]) -> list[str]:
+    """Return the hash of each question; of twins by `same_text`, that of the first."""
+    first: dict[str, str] = {}
+    return [
+        first.setdefault(same_text(own.question), hash_of(purpose, own.question))
+        for own in problems
+    ]
+
+
+def same_text(text: str) -> str:
+    """Return the one form of texts that differ in Unicode's spelling alone, for comparisons.
+
+    White space, case, invisible signs, compatibility forms, and kinds of quotes and dashes are
+    ignored; a raised digit stays one, and so does a lowered one behind a digit.
+    """
+    plain = _BEYOND_ASCII.sub(_plain_sign, unicodedata.normalize("NFC", text))
+    plain = unicodedata.normalize("NFKC", plain).casefold().replace("\u2044", "/")
+    plain = _LOWERED.sub("", plain.replace("``", '"').replace("`", "'").replace("''", '"'))
+    return " ".join(plain.split())
+
+
+def _plain_sign(match: re.Match[str]) -> str:
+    """Return what a character is compared as, perhaps by its compatibility form."""
+    sign = match.group()
+    kind, written = unicodedata.category(sign), unicodedata.decomposition(sign)
+    if kind == "Cf":
+        return ""
+    for signs, plain in _LOOKALIKES.items():
+        if sign in signs:
+            return plain
+    mark = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(written.partition(" ")[0], "")
+    return "-" if kind == "Pd" else mark + sign
 
 
 def shown(value: Any, limit: int = 80) -> str:

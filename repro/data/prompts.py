@@ -12,8 +12,12 @@ Easy to get wrong:
   them gives none; where it marks a turn as well (SmolLM2's `<|im_start|>`), it comes again later;
 * a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
   the control token itself and so end the user's turn: such a question is refused;
-* the assistant's opening line, without which the policy continues the user's turn; where a chat
-  template puts `<think>` there, the completion begins within it (`opening_of`);
+* the assistant's opening line, without which the policy continues the user's turn: a chat template
+  that writes none is refused; where one puts `<think>` there, the completion begins within it
+  (`opening_of`);
+* a prompt that is another one tomorrow: a chat template that asks for the date gets `PROMPT_DATE`,
+  which the record's inputs name, and a template that draws at random is refused;
+* tags that the tokenizer holds for control tokens, and would drop from a completion (`texts_of`);
 * the answer's form: a policy that boxes its answers earns nothing where `<answer>` is read. A
   template says which strict reading pays (`reads`): `boxed` and `gsm8k` ask for forms that
   instruction-tuned models have anyway.
@@ -30,11 +34,13 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import re
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +62,13 @@ _BOXED = (
 )
 _HASHES = 'Reason step by step, and write the answer alone on the last line, after "####".'
 OWN = "own:"
+# The day that chat templates are told: Llama 3.2's own for where there is no clock.
+PROMPT_DATE = datetime(2024, 7, 26)
+# How a chat template asks transformers for the date, and whether it can.
+_ASKS_DATE = re.compile(r"""strftime_now\s*\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
+_CAN_ASK = re.compile(r"strftime_now\s+is\s+(?:not\s+)?defined|\{#.*?#\}", re.DOTALL)
+# What completions are read by, control tokens or not.
+_MARKS = frozenset({"<think>", "</think>", "<answer>", "</answer>", "\\boxed", "\\boxed{", "####"})
 # How a prompt opens the thinking (R1's distilled models), perhaps with a line of its own, or opens
 # and closes it (Qwen3 without thinking). Behind a control token all is the assistant's.
 _OPENED = re.compile(r"<think>(?:\s*</think>|\n?[^<\n]+)?\s*\Z")
@@ -65,8 +78,14 @@ _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeErr
 _MOST_LETTERS, _MOST_SECONDS, _MOST_WAIT = 1_000_000, 2, 60
 # Templates in Jinja that have come to an end once.
 _ENDING: set[str] = set()
-# Stands for the question where a template's digest is computed.
-_DIGEST_QUESTION = "\u27e8question\u27e9"
+# Chat templates that open the assistant's turn.
+_TURNS: set[str] = set()
+# Renderings in which a template may be seen to draw at random: another thread may draw meanwhile.
+_TRIALS = 3
+# Where Jinja writes an object, its text holds the place in this process's memory.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+# Stands for the question where a template's digest is computed, and for its answer.
+_DIGEST_QUESTION, _DIGEST_ANSWER = "\u27e8question\u27e9", "\u27e8answer\u27e9"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +184,7 @@ def template_source(named: str) -> str:
     path = Path(named).expanduser()
     if named not in PROMPT_TEMPLATES and path.is_file():
         try:
-            named = OWN + path.read_text(encoding="utf-8").strip()
+            named = OWN + path.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise ValueError(f"--template {path} is no text in UTF-8: {error}") from error
     template_named(named)
@@ -186,8 +205,10 @@ def _own_template(text: str) -> PromptTemplate:
             return text.replace("{question}", question)
         return _rendered(text, lambda: compiled(text).render(question=question), "the template")
 
-    if _DIGEST_QUESTION not in fill(_DIGEST_QUESTION):
+    filled = fill(_DIGEST_QUESTION)
+    if _DIGEST_QUESTION not in filled:
         raise ValueError(f"the template {text[:60]!r} does not hold {{question}}")
+    _require_no_address(filled, "the template")
 
     def build(question: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": fill(question)}]
@@ -240,16 +261,26 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
     if not token_ids:
         raise ValueError(f"problem {problem.id!r}: template {template.name!r} gave no tokens")
     bos = tokenizer.bos_token_id
-    if bos is None:
-        return token_ids
-    if token_ids[0] != bos and bos in list(tokenizer("")["input_ids"])[:1]:
-        token_ids = [bos, *token_ids]
-    if token_ids[:2] == [bos, bos]:
-        raise ValueError(
-            f"problem {problem.id!r}: the prompt begins with the beginning-of-sequence token "
-            "twice; it must be there at most once"
-        )
+    if bos is not None:
+        if token_ids[0] != bos and bos in list(tokenizer("")["input_ids"])[:1]:
+            token_ids = [bos, *token_ids]
+        if token_ids[:2] == [bos, bos]:
+            raise ValueError(
+                f"problem {problem.id!r}: the prompt begins with the beginning-of-sequence token "
+                "twice; it must be there at most once"
+            )
+    if template.chat and not is_bare:
+        _require_turn(tokenizer)
     return token_ids
+
+
+def template_inputs(name: str, tokenizer: Any) -> dict[str, str]:
+    """Return a record's inputs of its prompts: the template's digest, and the date if told."""
+    inputs = {"prompt_template": template_named(name).digest()}
+    told = template_named(name).chat and _ASKS_DATE.search(
+        str(getattr(tokenizer, "chat_template", ""))
+    )
+    return inputs | ({"prompt_date": PROMPT_DATE.date().isoformat()} if told else {})
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
@@ -279,8 +310,7 @@ def opening_of(prompt: Sequence[int], tokenizer: Any) -> str:
     assistant's turn begins at the last control token; a prompt without any behind its first ends
     in plain words, of which the last line may be such a thought.
     """
-    marks = control_tokens(tokenizer) - {"<think>", "</think>"}
-    control = set(tokenizer.convert_tokens_to_ids(list(marks)))
+    control = set(tokenizer.convert_tokens_to_ids(list(control_tokens(tokenizer) - _MARKS)))
     turn = max((place for place, token in enumerate(prompt) if token in control), default=0)
     match = (_OPENED_TURN if turn else _OPENED).search(tokenizer.decode(list(prompt[turn:])))
     return match[0] if match else ""
@@ -290,9 +320,25 @@ def read_texts(
     token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
 ) -> list[str]:
     """Return the texts of completions of P prompts, prompt-major, each behind its opening."""
-    decoded = tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
+    decoded = texts_of(token_ids, tokenizer)
     openings = [opening_of(prompt, tokenizer) for prompt in prompts]
     return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]
+
+
+def texts_of(token_ids: Sequence[Sequence[int]], tokenizer: Any) -> list[str]:
+    """Return the texts of completions without control tokens, but with the marks of an answer."""
+    rows = [list(ids) for ids in token_ids]
+    control = control_tokens(tokenizer)
+    if not control & _MARKS:
+        return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
+    dropped = set(tokenizer.convert_tokens_to_ids(sorted(control - _MARKS)))
+    kept = [[token for token in row if token not in dropped] for row in rows]
+    return list(tokenizer.batch_decode(kept, skip_special_tokens=False))
+
+
+def respelled(text: str, tokenizer: Any) -> str:
+    """Return what is read of a completion whose tokens spell `text`."""
+    return texts_of([tokenizer(text, add_special_tokens=False)["input_ids"]], tokenizer)[0]
 
 
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
@@ -303,10 +349,7 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
             "has none (the template without chat is 'tiny')"
         )
-    render = functools.partial(
-        tokenizer.apply_chat_template, prompt, add_generation_prompt=True, tokenize=False
-    )
-    text = _rendered(str(source), render, "the tokenizer's chat template")
+    text = _chat_text(prompt, tokenizer, opened=True)
     asked = str(prompt[-1]["content"]).strip()
     if asked not in text:
         raise ValueError(
@@ -314,6 +357,77 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
             f"{text[:60]!r} of {asked[:60]!r}"
         )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _chat_text(messages: Any, tokenizer: Any, *, opened: bool) -> str:
+    """Return messages in the tokenizer's chat template, the assistant's turn `opened` or not."""
+    source = _dated(tokenizer.get_chat_template())
+    render = functools.partial(
+        tokenizer.apply_chat_template,
+        messages,
+        chat_template=source,
+        add_generation_prompt=opened,
+        tokenize=False,
+    )
+    return _rendered(source, render, "the tokenizer's chat template")
+
+
+@functools.lru_cache(maxsize=8)
+def _dated(source: str) -> str:
+    """Return a chat template that is told `PROMPT_DATE` wherever it asks for today's."""
+
+    def told(match: re.Match[str]) -> str:
+        return repr(PROMPT_DATE.strftime(match[1] or match[2] or ""))
+
+    fixed = _ASKS_DATE.sub(told, source)
+    if "strftime_now" in _CAN_ASK.sub("", fixed):
+        raise ValueError(
+            "the tokenizer's chat template reads the clock in a way that cannot be fixed; needed "
+            "is strftime_now with a format in quotes, so that prompts are the same each day"
+        )
+    return fixed
+
+
+def _require_turn(tokenizer: Any) -> None:
+    """Raise `ValueError` unless prompts end where the assistant's turn begins, the same each time.
+
+    They do where `add_generation_prompt` adds words or marks, or where an answer would follow what
+    ends the prompt anyway, as after Llama 2's `[/INST]`.
+    """
+    source = str(tokenizer.chat_template)
+    if source in _TURNS:
+        return
+    asked = [{"role": "user", "content": _DIGEST_QUESTION}]
+    answered = [*asked, {"role": "assistant", "content": _DIGEST_ANSWER}]
+    prompt = _chat_text(asked, tokenizer, opened=True)
+    _require_no_address(prompt, "the tokenizer's chat template")
+    plain = whole = ""
+    with suppress(ValueError):
+        plain = _chat_text(asked, tokenizer, opened=False).rstrip()
+        whole = _chat_text(answered, tokenizer, opened=False)
+    added = prompt.removeprefix(plain).strip() if plain else ""
+    end = prompt.rpartition(_DIGEST_QUESTION)[2].strip()
+    between, answer, _ = whole.rpartition(_DIGEST_QUESTION)[2].partition(_DIGEST_ANSWER)
+    begins = bool(between.strip()) and end.startswith(between.strip())
+    if not answer:  # a template of one turn, which must say more than that the user's is over
+        for token in control_tokens(tokenizer):
+            end = end.replace(token, "")
+        begins = bool(end.strip())
+    if not begins and (not added or not prompt.startswith(plain)):
+        raise ValueError(
+            "the tokenizer's chat template does not open the assistant's turn: with "
+            f"add_generation_prompt a prompt still ends in {prompt[-40:]!r}; add what the turn "
+            "begins with, or take the chat template away and give plain text (--template FILE)"
+        )
+    _TURNS.add(source)
+
+
+def _require_no_address(text: str, what: str) -> None:
+    """Raise `ValueError` for a text that holds a place in memory, which no second process has."""
+    if _ADDRESS.search(text):
+        raise ValueError(
+            f"{what} writes a place in memory, another in each process: {text[:200]!r}"
+        )
 
 
 def _rendered(source: str, render: Callable[[], str], what: str) -> str:
@@ -339,11 +453,18 @@ def _rendered(source: str, render: Callable[[], str], what: str) -> str:
         if os.waitpid(child, 0)[1]:
             raise ValueError(f"{what} has come to no end after {_MOST_SECONDS} seconds")
         _ENDING.add(source)
+    same = False
     try:
-        text = render()
+        for _ in range(_TRIALS):
+            state = random.getstate()
+            text = render()
+            if same := random.getstate() == state:
+                break
     except (TemplateError, ValueError, *_FAULTS) as error:
         shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(f"{what} fails with {shown}") from error
+    if not same:
+        raise ValueError(f"{what} draws at random, so that a prompt is another one each time")
     if len(text) > _MOST_LETTERS:
         raise ValueError(
             f"{what} makes {len(text)} letters of a question; a prompt has {_MOST_LETTERS} at most"

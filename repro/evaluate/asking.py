@@ -15,6 +15,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from repro.data.prompts import texts_of
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import READINGS, lenient_answer
@@ -218,6 +219,5 @@ class Evaluator:
         """Return texts without control tokens, openings included; none where there are none."""
         if not completions:
             return []
-        ids = [list(completion.token_ids) for completion in completions]
-        decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        decoded = texts_of([own.token_ids for own in completions], self.tokenizer)
         return [opening + text for opening, text in zip(openings, decoded, strict=True)]

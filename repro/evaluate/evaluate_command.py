@@ -24,7 +24,7 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
-from repro.data.prompts import template_named, template_source
+from repro.data.prompts import respelled, template_inputs, template_named, template_source
 from repro.evaluate.asking import Evaluator, SingleAsker
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
@@ -36,13 +36,14 @@ from repro.models.checkpoint import digest_of_files, resolve, weights_digest
 from repro.models.files.adapter_files import TENSORS, base_named, load_adapted, read_adapter
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
+from repro.reward.answers import require_readable
 from repro.reward.grader import GraderPool
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat, require
 from repro.spec.config import SamplingConfig
 from repro.spec.hub import resolved_revision
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_text, require_place
 
 _ROWS = 256
 _SILENT_SECONDS = 15.0
@@ -74,6 +75,8 @@ class EvaluationRequest:
 def main_evaluate(args: argparse.Namespace) -> int:
     """Ask and grade; print a table, write the record where one is asked for; return 0."""
     device = device_named(args.device)
+    if args.out:
+        require_place(Path(args.out))
     asked = asked_of(args)
     policy = _load(asked, device)
     began = time.perf_counter()
@@ -100,6 +103,7 @@ def asked_of(args: argparse.Namespace) -> EvaluationRequest:
     description, tokenizer = read_description(folder), load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
+    require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
     rendered = {
         of: questions(
             load_problems(data_of(of, args.limit, args.columns), "test", alone=True),
@@ -196,6 +200,7 @@ def _record(
         "sha256": digest_of_files([asked.adapter / TENSORS]),
     }
     template = template_named(asked.template)
+    inputs = template_inputs(asked.template, policy.tokenizer)
     return {
         "schema": 1,
         "checkpoint": {
@@ -212,7 +217,7 @@ def _record(
         "sampling": dataclasses.asdict(asked.sampling),
         "samples": asked.samples,
         "seed": asked.seed,
-        "template": {"name": template.name, "sha256": template.digest()},
+        "template": {"name": template.name, "sha256": inputs.pop("prompt_template"), **inputs},
         "sets": {
             name: {
                 "problems": len(one.problems),

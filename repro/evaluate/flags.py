@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from repro.data.load import is_generated, is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, all_of, require
+from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig, all_of, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
 
@@ -114,7 +113,6 @@ def adapter_folder(named: str) -> Path:
 def sampling_of(args: argparse.Namespace) -> SamplingConfig:
     """Return the sampling of `evaluate`; `ValueError` for numbers that do not fit together."""
     require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
-    require(args.temperature < math.inf, f"--temperature {args.temperature}: needs a finite number")
     require(
         args.temperature > 0 or args.samples == 1,
         f"--samples {args.samples} with --temperature 0: greedy answers are all the same; needs 1",
@@ -164,10 +162,9 @@ def _formats_of(text: str) -> list[str]:
 def _sigmas_of(text: str) -> list[float]:
     try:
         sigmas = [float(part) for part in text.split(",")]
+        for sigma in sigmas:
+            NoiseConfig(sigma_start=sigma, sigma_end=sigma)
     except ValueError:
-        sigmas = []
-    require(
-        bool(sigmas) and all(0 < sigma < math.inf for sigma in sigmas),
-        f"--sigmas {text}: needs numbers above 0, such as 0.01,0.0005",
-    )
+        words = "needs numbers above 0 and at most 1, such as 0.01,0.0005"
+        raise ValueError(f"--sigmas {text}: {words}") from None
     return sigmas

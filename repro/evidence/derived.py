@@ -37,6 +37,7 @@ from repro.evidence.held_out import along, explored, mean_height
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
+_MOST_PROBLEMS = 1_000_000
 # Metrics besides the accuracy, each computed from one tally of the answers.
 SHARES = {
     "right_lenient": "accuracy_lenient",
@@ -391,8 +392,10 @@ def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
 
 def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
     """Return the mean percentage of shares, weighted by their numbers of problems."""
-    values = [100.0 * share for share, count in shares for _ in range(count)]
-    return mean_of_problems(values, "percent", f"{how}; mean over problems, 95 % t interval")
+    percents = [(100.0 * share, count) for share, count in shares]
+    return mean_of_problems(
+        _each(percents), "percent", f"{how}; mean over problems, 95 % t interval"
+    )
 
 
 def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Estimate:
@@ -427,8 +430,17 @@ def share_of(tally: Sequence[int]) -> Estimate:
 @functools.lru_cache(maxsize=4096)
 def _share_of(tally: tuple[int, ...]) -> Estimate:
     samples = len(tally) - 1
-    values = [100.0 * hits / samples for hits, count in enumerate(tally) for _ in range(count)]
-    return mean_of_problems(values, "percent")
+    return mean_of_problems(
+        _each([(100.0 * n / samples, c) for n, c in enumerate(tally)]), "percent"
+    )
+
+
+def _each(percents: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the percentage of each problem; `ValueError` for more than any set has."""
+    problems = sum(abs(count) for _, count in percents)
+    if problems > _MOST_PROBLEMS:
+        raise ValueError(f"a tally is of {problems:.3g} problems; needs {_MOST_PROBLEMS} or fewer")
+    return [percent for percent, count in percents for _ in range(count)]
 
 
 def mean_of_problems(

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from repro.evidence.environment import ask_driver_tool, package_versions
 from repro.evidence.provenance import source_commit
+from repro.spec.whole_files import replace_text
 
 NAME = "gpu_tests.json"
 # Starts of pytest, in order, and what each is counted as.
@@ -78,7 +79,7 @@ def _counted(counts: dict[str, int]) -> str:
 def main(folder: Path) -> int:
     """Write the summary next to the JUnit files; return 0 if all tests passed, else 1."""
     record = summary(folder)
-    (folder / NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    replace_text(folder / NAME, json.dumps(record, indent=1) + "\n")
     sys.stdout.write(json.dumps(record, indent=1) + "\n")
     return 1 if record["failed"] or not record["tests"]["passed"] else 0
 

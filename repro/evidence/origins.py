@@ -25,6 +25,8 @@ from repro.spec.config import digest_of
 PLAN_INPUT = "plan:"
 # A record's inputs that differ from seed to seed, and are one for all arms of a seed.
 OF_THE_SEED = ("order_of_problems",)
+# The mark of records, and of verdicts on them, whose commit does not say what ran.
+CHANGED = "changed source"
 
 
 def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
@@ -76,9 +78,31 @@ def is_clean(record: Record) -> bool:
     The commit must exist in this checkout and its files have the digest of what ran. A run that saw
     several states of the source is of none of them.
     """
-    if record.dirty or len(record.sources) != 1:
+    if is_changed(record) or not record.sources:
         return False
     return bool(record.sources[0]["sha256"] == _committed(record.commit))
+
+
+def is_changed(record: Record) -> bool:
+    """Whether a record itself shows that it is of no one commit."""
+    return bool(record.dirty) or len(record.sources) > 1
+
+
+def changed_text(records: Iterable[Record]) -> str:
+    """Return a sentence on the records that are of no one commit; empty without any."""
+    every = list(records)
+    seeds = [record.seed for record in every if is_changed(record)]
+    of = f"{len(seeds)} of {len(every)} records ({seeds_text(seeds)})"
+    return f"Of no one commit: {of}: the source was, or became, another" if seeds else ""
+
+
+def named_commits(records: Iterable[Record], digits: int, form: str = "{}") -> list[str]:
+    """Return commits as pages print them, sorted: `4ca0801`, or `4ca0801 (changed source)`."""
+    changed: dict[str, bool] = {}
+    for record in records:
+        short = form.format(record.commit[:digits])
+        changed[short] = changed.get(short, False) or is_changed(record)
+    return [f"{short} ({CHANGED})" if of else short for short, of in sorted(changed.items())]
 
 
 def mixed_sources(records: Sequence[Record], *, several: bool) -> str | None:

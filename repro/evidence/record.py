@@ -24,10 +24,11 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from types import UnionType
@@ -36,8 +37,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from repro.evidence.derived import derive
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
+from repro.evidence.steady_clock import steady_now
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.whole_files import write_new
+from repro.spec.whole_files import stamp_of, write_new
 
 SCHEMA = 3
 SEAL = "seal"
@@ -155,13 +157,14 @@ class Record:
         FileExistsError
             If the run already has a record of success: records are never overwritten.
         ValueError
-            If observations contradict each other.
+            If observations contradict each other, or the record could not be read again.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
         follow = self.derived() if self.ok else {}
         measured = {name: item for name, item in self.metrics.items() if name not in follow}
         raw = dataclasses.replace(self, metrics=measured)
         text = json.dumps(raw.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        parse_record(finite_json(text), f"the record of seed {self.seed}")
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
         attempt = 1
@@ -188,6 +191,8 @@ def record_of(
 
     Parameters
     ----------
+    started
+        By `steady_now` of this process.
     sources
         States of the source from the run's checkpoints; those of this process are added.
     """
@@ -211,7 +216,7 @@ def record_of(
         facts=dict(facts or {}),
         outcome=dict(outcome or {"status": "ok"}),
         started=started.isoformat(timespec="seconds"),
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        finished=max(started, steady_now()).isoformat(timespec="seconds"),
     )
 
 
@@ -226,7 +231,7 @@ def failed_record(
         run,
         metrics={},
         environment=environment,
-        started=started or datetime.now(UTC),
+        started=started or steady_now(),
         outcome={"status": "failed", "reason": reason or "no reason given"},
     )
 
@@ -249,10 +254,10 @@ def run_folder(run: RunConfig, runs: Path) -> Path:
 def find_record(run: RunConfig, runs: Path) -> Path | None:
     """Return the path of the finished record of `run`, or None.
 
-    Raises `RecordError` if the record at this path was made with another configuration.
+    Raises `RecordError` if what stands at this path is no record, or of another configuration.
     """
     path = record_path(run, runs)
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     difference = config_difference(read_record(path), run)
     if difference is not None:
@@ -260,6 +265,32 @@ def find_record(run: RunConfig, runs: Path) -> Path | None:
             f"{path}: {difference}; name another --runs folder, or move that record away"
         )
     return path
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """Runs with a record of success, runs without one, and why what stands is not a run's record.
+
+    An unreadable file, or a record of another configuration, costs its own run alone: nothing is
+    written over it. A sentence of `blocked` names the file.
+    """
+
+    recorded: list[RunConfig] = field(default_factory=list)
+    left: list[RunConfig] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+
+
+def standing_of(planned: Iterable[RunConfig], runs: Path) -> Standing:
+    """Sort runs by what stands at the place of their record."""
+    standing = Standing()
+    for run in planned:
+        try:
+            found = find_record(run, runs)
+        except RecordError as error:
+            standing.blocked.append(str(error))
+        else:
+            (standing.left if found is None else standing.recorded).append(run)
+    return standing
 
 
 def config_difference(record: Record, run: RunConfig) -> str | None:
@@ -286,8 +317,17 @@ def read_record(path: Path) -> Record:
     if path.exists() and not path.is_file():
         raise RecordError(f"{path}: not a readable record: it is not a plain file")
     try:
+        return _read(path, stamp_of(path))
+    except (OSError, RecursionError) as error:
+        raise RecordError(f"{path}: not a readable record: {error}") from error
+
+
+# One start asks several times which runs are recorded. The stamp detects changed files.
+@functools.lru_cache(maxsize=512)
+def _read(path: Path, stamp: str) -> Record:
+    try:
         raw = finite_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
     record = parse_record(raw, str(path))
     if not record.ok:

@@ -6,8 +6,8 @@ seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than f
 (one of timed repeats), for the paper tier (its expectations are the paper's), and while any record
 is refused or any run has failed.
 
-Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
-computed from them (`repro.evidence.verdicts.measured`).
+Blessed records are the store's (`repro.evidence.store`); new ones are compared with them by
+`repro.judge.as_before`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from repro.evidence.store import (
     stored_path,
     write_stored,
 )
-from repro.evidence.verdicts.measured import MINIMUM_SEEDS
+from repro.evidence.verdicts.verdict import MINIMUM_SEEDS
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan

@@ -17,13 +17,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import lzma
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.evidence.environment import device_of
+from repro.evidence.origins import is_clean
 from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
+from repro.evidence.provenance import checkout_folder
 from repro.evidence.record import Record, finite_json, parse_record
 from repro.evidence.store import (
     PRESET,
@@ -31,6 +34,7 @@ from repro.evidence.store import (
     Blessed,
     Entry,
     RunsFolder,
+    blessed_sources,
     entries_of,
     raw_records,
     stored_line,
@@ -44,11 +48,15 @@ from repro.run.select import Selection, select
 from repro.spec.arm import require
 from repro.spec.whole_files import replace_files
 
-# A training run's record has some kilobytes per step at most, a target some hundred records.
-MOST_BYTES = 2**27
+# Twice the largest that is blessed, 49 runs of 200 steps; parsed, a byte takes some thirty.
+MOST_BYTES = 2**22
+_MOST_LINES, _MOST_VALUES = 10_000, 2**19
+# Each is looked up in git.
+_MOST_COMMITS = 20
 # What reading may take besides, as `lzma` counts.
 _MEMORY = 2**25
 _REASON = 300
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,46 @@ def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out
     return f"{out}: {what} of {target.name}, {tier.value} tier"
 
 
-def bundles_in(place: Path) -> list[Path]:
-    """Return the bundles in a folder's folders, or the one that is named."""
-    bundles = sorted(place.glob(f"*/*{WHOLE}")) if place.is_dir() else [place]
-    require(bool(bundles), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
-    return bundles
+def judge_folder(folder: Path, expected: Path) -> dict[Path, Checked | str]:
+    """Return the verdicts of each bundle in a folder's folders, or why it has none."""
+    judged: dict[Path, Checked | str] = {}
+    for path in sorted(folder.glob(f"*/*{WHOLE}")):
+        try:
+            with untrusted(path):
+                require(not path.parent.is_symlink(), "its folder is a link")
+            judged[path] = judge_bundle(path, expected)
+        except ValueError as error:
+            judged[path] = str(error).removeprefix(f"{folder}/")  # pages name no place of a machine
+    return judged
+
+
+def copies(judged: Mapping[Path, Checked | str], expected: Path) -> dict[Path, str]:
+    """Return a sentence on each bundle with runs that are blessed or are in another bundle, too.
+
+    A run is known by its configuration and the instant at which it began.
+    """
+    places: dict[tuple[str, str], set[str]] = {}
+    runs: dict[Path, list[tuple[str, str]]] = {}
+    for path, checked in judged.items():
+        if isinstance(checked, str):
+            continue
+        evidence, tier = checked.evidence, checked.selection.tier
+        records = [*evidence.every_record(), *evidence.failed_records]
+        runs[path] = [(record.digest, record.started) for record in records]
+        for run in runs[path]:
+            places.setdefault(run, set()).add(f"{path.parent.name}/{path.name}")
+        for target in {record.target for record in records}:
+            for source in blessed_sources(expected, tier):
+                for record in (entry.read() for entry in source.entries(tier.value, target)):
+                    places.setdefault((record.digest, record.started), set()).add("blessed here")
+    found = {}
+    for path, own in runs.items():
+        others = {where for run in own for where in places[run]}
+        others -= {f"{path.parent.name}/{path.name}"}
+        if others:
+            listed = one_line(", ".join(sorted(others)))
+            found[path] = f"some of its runs are elsewhere, too: {listed}"
+    return found
 
 
 @contextlib.contextmanager
@@ -115,7 +158,8 @@ def untrusted(path: Path) -> Iterator[None]:
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         why = one_line(f"{kind}{error}")[:_REASON]
-        raise ValueError(f"{path}: not a bundle that can be judged: {why}") from error
+        where = one_line(str(path))
+        raise ValueError(f"{where}: not a bundle that can be judged: {why}") from error
 
 
 def judge_bundle(path: Path, expected: Path) -> Checked:
@@ -125,6 +169,15 @@ def judge_bundle(path: Path, expected: Path) -> Checked:
         return check_selection(bundle.selection, bundle, expected)
 
 
+def _as_committed(record: Record) -> Record:
+    """Return a stranger's record as one with local changes unless its commit is what ran.
+
+    Where there is no git checkout to look the commit up in, it is as it says of itself.
+    """
+    known = checkout_folder() is None or (COMMIT.fullmatch(record.commit) and is_clean(record))
+    return record if known else dataclasses.replace(record, dirty=True)
+
+
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle in memory; to be called within `untrusted`."""
     require(path.is_file() and not path.is_symlink(), "there is no plain file of this name")
@@ -132,12 +185,17 @@ def read_bundle(path: Path) -> Bundle:
     with path.open("rb") as file:
         text = reader.decompress(file.read(MOST_BYTES), MOST_BYTES)
     require(reader.eof and not reader.unused_data, f"it is cut, or larger than {MOST_BYTES} bytes")
+    require(text.count(b",") < _MOST_VALUES, f"it has more than {_MOST_VALUES} values")
     head, *lines = text.decode().splitlines()
+    require(len(lines) < _MOST_LINES, f"it has {len(lines)} lines; needs fewer than {_MOST_LINES}")
     named = finite_json(head)
     records = tuple(
         parse_record(raw, f"record {number}")
         for number, raw in enumerate(raw_records(lines, finite_json), 1)
     )
+    commits = {record.commit for record in records}
+    require(len(commits) <= _MOST_COMMITS, f"it is of {len(commits)} commits")
+    records = tuple(map(_as_committed, records))
     finished = [(item.tier, item.target, item.arm, item.seed) for item in records if item.ok]
     require(len({*finished}) == len(finished), "it has a run twice")
     require(bool(records), "it holds no record")

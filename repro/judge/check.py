@@ -5,9 +5,12 @@ must have had the same inputs. Then each claim and expectation gets a verdict on
 a planned seed without a record counts as failed. At the smoke tier only claims about this suite's
 machinery are judged.
 
-The exit status is 1 if a record is refused, or if a claim about this suite's machinery or one of
-its own expectations (derived or blessed) is contradicted; else 2 if a named target has no record.
-A contradicted claim of the paper is a finding and leaves the status at 0.
+The exit status is 1 for a fault of this suite (a record is refused, a claim about its machinery is
+contradicted) and for what is worse than in the blessed records of the same kind of device: a value
+by the rule of `repro.judge.as_before`, or a bar that was met there and is missed now. It is 2 if a
+named target has no record. All else is a finding and leaves the status at 0: a contradicted claim
+of the paper, and a bar that was missed before or has no blessed verdict. At the smoke tier, where
+bars say whether the machinery works at all, one without a blessed verdict counts as met before.
 """
 
 from __future__ import annotations
@@ -20,15 +23,25 @@ from typing import Any
 
 from repro.evidence import not_run
 from repro.evidence.environment import device_of
-from repro.evidence.origins import devices_of, mixed_devices
+from repro.evidence.origins import CHANGED, devices_of, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
-from repro.evidence.store import RunsFolder, Source, source_of
+from repro.evidence.store import Blessed, RunsFolder, Source, source_of
 from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.measured import load_expectations
 from repro.evidence.verdicts.statistics import wilson_interval
-from repro.evidence.verdicts.verdict import MINIMUM_SEEDS, Verdict, judge_expectation
+from repro.evidence.verdicts.verdict import (
+    EXPLORATORY,
+    MINIMUM_SEEDS,
+    MIXED_VERSIONS,
+    ONE_PROCESS,
+    POST_HOC,
+    Status,
+    Verdict,
+    judge_expectation,
+    marked,
+)
+from repro.judge.as_before import Comparison, MetricRow, by_severity, compare, side_of
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text
@@ -50,12 +63,16 @@ class Checked:
     ----------
     lacking
         A sentence with the folder that has no records; None if there are any, even failed ones.
+    as_before
+        The values compared with those blessed on the same kind of device; None where nothing is
+        blessed, and of blessed records themselves.
     """
 
     selection: Selection
     evidence: Evidence
     verdicts: list[Verdict]
     lacking: str | None = None
+    as_before: Comparison | None = None
 
     def statements(self) -> Iterator[tuple[Claim, Verdict]]:
         """Yield each claim, including those about the machinery, with its verdict."""
@@ -65,19 +82,85 @@ class Checked:
                 yield claims[verdict.name], verdict
 
     @property
+    def worse(self) -> list[Verdict | MetricRow]:
+        """Bars that were met before and are missed, and values that are not as before."""
+        values = by_severity(self.as_before.worse) if self.as_before else []
+        return [*(verdict for verdict in self.verdicts if verdict.worse), *values]
+
+    @property
     def faulty(self) -> bool:
-        """Whether a record is refused or a verdict shows a fault of this suite."""
-        return bool(self.evidence.refused) or any(item.own_fault for item in self.verdicts)
+        """Whether something is at fault or worse than before."""
+        return (
+            bool(self.evidence.refused)
+            or any(item.own_fault for item in self.verdicts)
+            or bool(self.worse)
+        )
 
     @property
     def sound(self) -> bool:
-        """Whether there are records, and none shows a fault of this suite."""
+        """Whether there are records, and nothing is at fault or worse than before."""
         return self.lacking is None and not self.faulty
+
+
+def exit_status(checks: Sequence[Checked]) -> int:
+    """Return 1 for a fault or what is worse than before, 2 where records are lacking, else 0."""
+    if any(item.faulty for item in checks):
+        return 1
+    return 0 if all(item.sound for item in checks) else 2
 
 
 def check_selection(selection: Selection, runs: Path | Source, expected: Path) -> Checked:
     """Return the verdicts of a selection on the records of a folder or another source."""
-    evidence = gather(selection, runs, expected)
+    source = source_of(runs)
+    evidence = gather(selection, source, expected)
+    place = source.place(selection.tier.value, selection.source.name)
+    verdicts = _verdicts(selection, evidence, place, expected)
+    lacking = _lacking(selection, evidence, source)
+    earlier, as_before = verdicts, None
+    if not isinstance(source, Blessed):
+        stored = None if lacking else stored_evidence(selection, device_name(evidence), expected)
+        earlier = [] if stored is None else _verdicts(selection, stored, place, expected)
+        if stored is not None:
+            old = side_of("blessed records", selection, stored)
+            new = side_of(str(place), selection, evidence)
+            as_before = compare(selection.source, selection.tier, old, new)
+    before = {(v.name, v.source): v.status for v in earlier if v.status != "not run"}
+    return Checked(
+        selection=selection,
+        evidence=evidence,
+        verdicts=[_since(item, selection.tier, before) for item in verdicts],
+        lacking=lacking,
+        as_before=as_before,
+    )
+
+
+def stored_evidence(selection: Selection, device: str | None, expected: Path) -> Evidence | None:
+    """Return what is blessed of a selection on a kind of device; None where nothing is.
+
+    The smoke tier's records belong to no device.
+    """
+    device = None if selection.tier is Tier.SMOKE else device
+    stored = gather(selection, Blessed(expected, selection.tier.value, device), expected)
+    return stored if stored.count or stored.refused else None
+
+
+def _since(verdict: Verdict, tier: Tier, before: Mapping[tuple[str, str], Status]) -> Verdict:
+    """Return a bar's verdict with its blessed one; other verdicts as they are."""
+    if not verdict.is_bar:
+        return verdict
+    otherwise: Status | None = "reproduced" if tier is Tier.SMOKE else None
+    return dataclasses.replace(
+        verdict, before=before.get((verdict.name, verdict.source), otherwise)
+    )
+
+
+def _verdicts(
+    selection: Selection, evidence: Evidence, place: Path, expected: Path
+) -> list[Verdict]:
+    """Return the verdicts on the target's claims, then on bars and the paper's values.
+
+    Arms that must not be compared are added to what is refused, under `place`.
+    """
     target = selection.target
     absent = _absent_arms(selection, evidence)
     refused = {
@@ -86,36 +169,39 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
         if not set(claim.arms) & set(absent)
         and (mismatch := _mismatch(selection, claim, evidence)) is not None
     }
-    place = source_of(runs).place(selection.tier.value, selection.source.name)
     evidence.refused += [(place, mismatch) for mismatch in refused.values()]
     plans = Plans(selection, read_plans(expected))
-    ordered = []
     judged = _judged(selection, evidence, absent, refused)
+    ordered = []
     for claim, verdict in zip(target.claims, judged, strict=True):
-        late = plans.post_hoc(claim, evidence.every_record())
-        stated = _with_caveat(selection, claim, evidence, verdict).marked("post hoc", late)
-        stated = stated.marked("exploratory", _unstated(selection))
-        stated = stated.marked("mixed versions", mixed_versions(claim, evidence))
-        ordered.append(stated.marked("within one process", _one_process(claim, evidence)))
-    lacking = _lacking(selection, evidence, source_of(runs))
-    arms = [arm.name for arm in target.arms]
-    lost = evidence.lost(arms)
-    for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
-        # Blessed values are compared with whatever seeds there are: this does not decide a claim.
-        counted = expectation.source != "measured"
+        marks = {
+            POST_HOC: plans.post_hoc(claim, evidence.every_record()),
+            EXPLORATORY: _unstated(selection),
+            CHANGED: evidence.changed(claim.arms),
+            MIXED_VERSIONS: mixed_versions(claim, evidence),
+            ONE_PROCESS: _one_process(claim, evidence),
+        }
+        stated = _with_caveat(selection, claim, evidence, verdict)
+        for mark, reason in marks.items():
+            stated = marked(stated, mark, reason)
+        ordered.append(stated)
+    lost = evidence.lost([arm.name for arm in target.arms])
+    for expectation in _expectations(selection, device_name(evidence), expected):
         verdict = judge_expectation(
             expectation,
             target.metric(expectation.metric),
             evidence.values(expectation.metric).get(expectation.arm, {}),
             absent.get(expectation.arm),
             "paper value" if expectation.source == "paper" else "expectation",
-            lost.get(expectation.arm, "") if counted else "",
+            lost.get(expectation.arm, ""),
         )
-        explained = _explained(verdict, expectation.metric, [expectation.arm], evidence)
-        runs_of_arm = evidence.records.get(expectation.arm, {}).values()
-        late = expectation.late(record.started for record in runs_of_arm)
-        ordered.append(explained.marked("post hoc", late))
-    return Checked(selection=selection, evidence=evidence, verdicts=ordered, lacking=lacking)
+        arm = [expectation.arm]
+        stated = _explained(verdict, expectation.metric, arm, evidence)
+        runs = evidence.records.get(expectation.arm, {}).values()
+        late = expectation.late(record.started for record in runs)
+        stated = marked(stated, POST_HOC, late)
+        ordered.append(marked(stated, CHANGED, evidence.changed(arm)))
+    return ordered
 
 
 def _judged(
@@ -155,27 +241,31 @@ def _unstated(selection: Selection) -> str:
     """Return why a selection's verdicts are exploratory; empty for what a target states."""
     if selection.source in TARGETS:
         return ""
-    return "its runs have settings that no target states, so nothing fixed its claims before them"
+    return (
+        "Exploratory: no target states these settings, so nothing fixed the claims before the runs"
+    )
 
 
 def mixed_versions(claim: Claim, evidence: Evidence) -> str:
     """Return the libraries of which the arms of a seed had several versions, or empty."""
     by_arm = [evidence.records.get(arm, {}) for arm in claim.arms]
-    sentences: dict[str, str] = {}
+    found: dict[str, str] = {}
     for seed in sorted(set.intersection(*map(set, by_arm))):
         packages = [of[seed].environment.get("packages") or {} for of in by_arm]
         for name in LIBRARIES:
             versions = sorted({str(item.get(name)) for item in packages})
             if len(versions) > 1:
-                sentences.setdefault(name, f"{name} {' and '.join(versions)}")
-    return ", ".join(sentences.values())
+                found.setdefault(name, f"{name} {' and '.join(versions)}")
+    return f"Mixed versions: {', '.join(found.values())}" if found else ""
 
 
 def _one_process(claim: Claim, evidence: Evidence) -> str:
     """Return which arms' repeats were timed by a single process each, or empty."""
     counts = {arm: len(evidence.records.get(arm, {})) for arm in claim.arms}
     single = [arm for arm, count in counts.items() if evidence.timed and count == 1]
-    return f"one process timed all repeats of {', '.join(single)}" if single else ""
+    if not single:
+        return ""
+    return f"Within one process: one timed all repeats of {', '.join(single)}"
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
@@ -283,19 +373,12 @@ def _explained(verdict: Verdict, metric: str, arms: Sequence[str], evidence: Evi
     return dataclasses.replace(verdict, sentence="; ".join(sorted(sentences)) or verdict.sentence)
 
 
-def _expectations(
-    selection: Selection, evidence: Evidence, expected: Path, *, alone: bool
-) -> list[Expectation]:
-    """Return the expectations of a selection; `alone` means that it has no records."""
+def _expectations(selection: Selection, device: str | None, expected: Path) -> list[Expectation]:
+    """Return the bars of a selection and, at the paper tier, the paper's values."""
     target, tier = selection.target, selection.tier
-    # Blessed intervals need scipy; without records, do not spend the time to import it.
-    expectations = (
-        load_bars(expected, tier.value, target.name)
-        if alone
-        else load_expectations(expected, tier, target, device_name(evidence))
-    )
-    known = {metric.name for metric in target.metrics_at(selection.tier)}
-    if selection.tier is Tier.PAPER and target.headline:
+    expectations = load_bars(expected, tier.value, target.name, device)
+    if tier is Tier.PAPER and target.headline:
+        known = {metric.name for metric in target.metrics_at(tier)}
         expectations += [
             _paper_expectation(cell.arm, metric, cell.value, cell.items, cell.place)
             for cell in paper_cells(expected, target.paper_file)
@@ -350,4 +433,17 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
         "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
         "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
+        "as_before": _as_before_json(checked.as_before),
     } | ({"reason": checked.lacking} if checked.lacking else {})
+
+
+def _as_before_json(compared: Comparison | None) -> dict[str, Any] | None:
+    """Return the counts of a comparison with blessed values, and the rows not unchanged."""
+    if compared is None:
+        return None
+    rows = [row for row in by_severity(compared.rows) if row.verdict != "unchanged"]
+    return {
+        "counts": compared.counts(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "problems": list(compared.problems),
+    }

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.origins import OF_THE_SEED, PLAN_INPUT
+from repro.evidence.origins import CHANGED, OF_THE_SEED, PLAN_INPUT, changed_text, is_changed
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, RecordError, config_difference
@@ -67,6 +67,10 @@ class Evidence:
         """Return the usable records of all arms."""
         return [record for by_seed in self.records.values() for record in by_seed.values()]
 
+    def changed(self, arms: Iterable[str]) -> str:
+        """Return a sentence on the records of these arms of which no commit is the source."""
+        return changed_text(record for arm in arms for record in self.records.get(arm, {}).values())
+
     def without_record(self, arm: str) -> list[int]:
         """Return the planned seeds of an arm that have neither finished nor failed."""
         known = self.records.get(arm, {}).keys() | self.failed_seeds.get(arm, set())
@@ -98,6 +102,12 @@ class Evidence:
     def count(self) -> int:
         """Usable records."""
         return sum(len(records) for records in self.records.values())
+
+    @property
+    def count_text(self) -> str:
+        """`30 records`, and how many of them are of a changed source."""
+        changed = sum(map(is_changed, self.every_record()))
+        return f"{self.count} records" + (f" ({changed} of {CHANGED})" if changed else "")
 
 
 def gather(selection: Selection, runs: Path | Source, expected: Path | None = None) -> Evidence:
@@ -152,7 +162,7 @@ def _other_inputs(records: Mapping[str, Mapping[int, Record]]) -> dict[tuple[str
 
     Of inputs that are a seed's own, those of another seed.
     """
-    sentences = {}
+    sentences: dict[tuple[str, int], str] = {}
     for arm, by_seed in records.items():
         names = sorted({name for record in by_seed.values() for name in record.inputs})
         for name in (name for name in names if not name.startswith(PLAN_INPUT)):

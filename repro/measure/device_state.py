@@ -41,6 +41,7 @@ import torch
 
 from repro.evidence.environment import ask_driver_tool, probe
 from repro.evidence.not_run import needs
+from repro.evidence.steady_clock import steady_now
 from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
@@ -82,7 +83,7 @@ def device_state() -> dict[str, Any]:
     # First what makes a context, so that the driver's tool finds this process among the others.
     memory = probe(_memory)
     return {
-        "at": time.time(),
+        "at": steady_now().timestamp(),
         "memory": memory,
         "allocator": probe(_allocator),
         "card": probe(_card),

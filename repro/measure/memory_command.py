@@ -41,7 +41,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "memory --model SIZE",
         "Device memory of one GRPO step, by part, before anything runs; SIZE is one of "
-        f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 1 when it does not.",
+        f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 2 when it does not.",
         argument_default=argparse.SUPPRESS,
     )
     for name, (default, reading) in _FLAGS.items():
@@ -67,7 +67,7 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
 
 
 def main_memory(args: argparse.Namespace) -> int:
-    """Print the plan; return 0 when the step fits its budget, 1 when it does not."""
+    """Print the plan; return 0 when the step fits its budget, 2 when it does not."""
     given = {name: getattr(args, name, default) for name, (default, _) in _FLAGS.items()}
     budget = parse_bytes(given.pop("budget"), "--budget")
     shape, weight_format = shape_named(args.model), given.pop("format")
@@ -80,7 +80,7 @@ def main_memory(args: argparse.Namespace) -> int:
     )
     plan = plan_memory(fit_slots(largest, budget))
     sys.stdout.write(_text(plan, budget) + "\n")
-    return 0 if plan.peak <= budget else 1
+    return 0 if plan.peak <= budget else 2
 
 
 def _text(plan: MemoryPlan, budget: int) -> str:

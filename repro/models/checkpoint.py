@@ -55,6 +55,7 @@ from repro.models.loading import (
     build_on_meta,
     default_recipe,
     expected_specs,
+    open_weights,
     quantize_projection,
     read_description,
     read_rounded,
@@ -240,8 +241,8 @@ def write_quantized(
     source_path, out = resolve(source_folder), Path(out_folder)
     with appearing(out) as temporary:
         _require_convertible(source_path, weight_format)
-        model = build_on_meta(read_description(source_path).config)
-        source = TensorFolder(source_path)
+        config = read_description(source_path).config
+        model, source = build_on_meta(config), open_weights(source_path, config)
         require_same_names(model, source, None)
         temporary.mkdir()
         copy_companions(source_path, temporary)

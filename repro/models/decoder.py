@@ -130,6 +130,8 @@ def require_plain(config: Any, where: object) -> None:
     channels = config.hidden_size // heads if channels is None else channels
     even = channels % 2 == 0 and 2 <= channels <= config.hidden_size * heads
     require(even, "head_dim", channels, "an even number from 2")
+    largest = config.hidden_size * heads * channels
+    require(largest < 2**60, "head_dim", channels, f"a matrix below 2^60 numbers, not {largest}")
     epsilon = config.rms_norm_eps
     require(0 <= epsilon < math.inf, "rms_norm_eps", epsilon, "from 0")
     divisor = f"a divisor of num_attention_heads, {heads}"

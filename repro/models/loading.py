@@ -42,12 +42,19 @@ from repro.models.decoder import (
     require_supported,
 )
 from repro.models.files import stored_layouts
-from repro.models.files.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
+from repro.models.files.tensor_files import (
+    CheckpointError,
+    TensorFolder,
+    TensorSpec,
+    WeightSource,
+    read_object,
+)
 from repro.models.quantized_linear import QuantizedLinear, relative_error
 
 # Beside the weights of a policy pre-trained here: recipe, seed, loss and quality.
 SUMMARY_FILE = "pretraining.json"
 _CONFIG_FAULTS = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
 _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
@@ -167,6 +174,14 @@ def stored_ends(path: Path) -> list[int] | None:
     return ends
 
 
+def open_weights(folder: Path, config: PretrainedConfig) -> TensorFolder:
+    """Return a folder's tensors; a tied matrix may be stored under the head's name alone."""
+    source = TensorFolder(folder)
+    if config.tie_word_embeddings:
+        source.share(_EMBEDDING, _HEAD)
+    return source
+
+
 def build_on_meta(config: PretrainedConfig) -> nn.Module:
     """Return the decoder of `config` without memory for its weights, in evaluation mode."""
     # Initialising on the meta device draws nothing, yet moves the global generator on.
@@ -235,7 +250,7 @@ def fill(
         values: dict[str, nn.Parameter] = {}
         for leaf, parameter in parameters.items():
             full = f"{name}.{leaf}" if name else leaf
-            if full == "lm_head.weight" and _tied(model):
+            if full == _HEAD and _tied(model):
                 continue
             value = read_rounded(source, full, tuple(parameter.shape))
             values[leaf] = nn.Parameter(value.to(device, dtype), requires_grad=False)
@@ -335,7 +350,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
         else:
             specs[name] = TensorSpec(dtype=torch.bfloat16, shape=tuple(parameter.shape))
     if _tied(model):
-        specs.pop("lm_head.weight", None)
+        specs.pop(_HEAD, None)
     return specs
 
 
@@ -345,17 +360,20 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
     expected: Mapping[str, Any] = expected_specs(model, stored_format)
     missing = sorted(expected.keys() - present)
     if missing:
-        raise CheckpointError(f"{source.where(missing[0])} is missing{_and_more(missing)}")
+        tie = "; config.json ties it to no other (tie_word_embeddings is false)"
+        untied = not _tied(model) and missing[0] in (_EMBEDDING, _HEAD)
+        raise CheckpointError(
+            f"{source.where(missing[0])} is missing{_and_more(missing)}{tie * untied}"
+        )
     extra = sorted(present - expected.keys() - _tied_names(model))
     if extra:
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"
         )
     for head in sorted(_tied_names(model) & present):
-        embedding = "model.embed_tokens.weight"
-        if not torch.equal(read_rounded(source, head), read_rounded(source, embedding)):
+        if not torch.equal(read_rounded(source, head), read_rounded(source, _EMBEDDING)):
             raise CheckpointError(
-                f"{source.where(head)} differs from {embedding}, and config.json ties the two "
+                f"{source.where(head)} differs from {_EMBEDDING}, and config.json ties the two "
                 "(tie_word_embeddings is true): one of them is wrong"
             )
 
@@ -366,7 +384,7 @@ def _tied(model: nn.Module) -> bool:
 
 def _tied_names(model: nn.Module) -> set[str]:
     # A tied lm_head may be stored a second time, with the same values.
-    return {"lm_head.weight"} if _tied(model) else set()
+    return {_HEAD} if _tied(model) else set()
 
 
 def _and_more(names: list[str]) -> str:

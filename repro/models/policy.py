@@ -41,7 +41,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.files.gguf_files import made_of
-from repro.models.files.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
+from repro.models.files.tensor_files import CheckpointError, WeightSource, read_object
 from repro.models.fused_weights import fuse_projections
 from repro.models.loading import (
     Filled,
@@ -49,6 +49,7 @@ from repro.models.loading import (
     build_on_meta,
     default_recipe,
     fill,
+    open_weights,
     read_description,
 )
 from repro.models.lora import adapter_layers, attach_adapter
@@ -179,7 +180,7 @@ def load_policy(
         "planted rounding need the 16-bit weights",
     )
     read = {"checkpoint_files": checkpoints.digests_of_read(folder)} | made_of(folder)
-    source: WeightSource = TensorFolder(folder)
+    source: WeightSource = open_weights(folder, description.config)
     if order is not None:
         source = PermutedSource(source, description.config, order)
     rounded: RoundedSource | None = None

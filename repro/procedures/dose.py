@@ -44,7 +44,7 @@ from torch import Tensor
 
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
-from repro.data.prompts import read_texts, template_named
+from repro.data.prompts import read_texts, template_inputs, template_named
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
@@ -136,7 +136,7 @@ def measure_dose(
         inputs={
             **checkpoint_inputs(policy.facts),
             "development_problems": digest_of_problems(problems),
-            "prompt_template": template_named(scale.prompt_template).digest(),
+            **template_inputs(scale.prompt_template, policy.tokenizer),
         },
     )
 

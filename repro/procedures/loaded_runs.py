@@ -15,7 +15,7 @@ from typing import Any
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
+from repro.data.prompts import template_inputs
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
 from repro.evidence.procedure import Measured, Progress
@@ -223,7 +223,7 @@ class LoadedRuns:
         inputs = {
             **checkpoint_inputs(self.facts[number]),
             **self.problems.digests,
-            "prompt_template": template_named(scale.prompt_template).digest(),
+            **template_inputs(scale.prompt_template, self.loaded.tokenizer),
         }
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 

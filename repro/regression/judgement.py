@@ -1,154 +1,46 @@
-"""Compare: two sets of records of one target, metric by metric, and whether the new one is worse.
+"""The comparisons of `compare` and `regress`: a folder's records with another's or blessed ones.
 
-The values of a metric are its seeds, or its timed repeats where the target declares them. Two
-things must come together before a row is called regressed:
-
-* **practice**: the change is beyond the threshold of the metric's unit: 5 % (seconds, tokens per
-  second, ratios, nats), 1 % of bytes, 1 point of percents (they are shares of a time or of a
-  memory), any change of a count that should stay the same;
-* **statistics**: Student's t test for two samples of unequal variance (Welch), one-sided, with
-  Holm's correction over the tested rows of one target. Ratios are tested on logarithms: noise of
-  timings is in proportion.
-
-Three values show a spread, two do not. Where one side has fewer than three, both are given the
-spread of the other. Where both have fewer (a peak of memory, which does not vary) there is no test:
-a row has regressed if it is beyond the threshold and all new values are worse than all old ones.
-
-Easy to get wrong: to read "not significant" as "as fast as before". A row whose 95 % interval
-reaches beyond the threshold is `unclear`, not `unchanged`: its noise could hide the loss that is
-looked for.
+Both go through what `check` asks of records: refused, failed and spoilt ones become problems of
+their side, and a target with such a problem is not judged.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from repro.evidence.origins import devices_of, mixed_sources, without_seed
-from repro.evidence.record import Record
-from repro.evidence.verdicts.statistics import holm
-from repro.judge.gathering import values_of
-from repro.regression.two_samples import difference
-from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
-from repro.spec.effect import ALPHA
-from repro.spec.target import Target
-from repro.spec.tier import Tier
+from repro.evidence.origins import devices_of
+from repro.evidence.record import iterate_records
+from repro.evidence.store import blessed_sources
+from repro.judge.as_before import Comparison, MetricRow, Side, by_severity, compare, side_of
+from repro.judge.check import stored_evidence
+from repro.judge.gathering import gather
+from repro.run.places import absence_text
+from repro.run.select import Selection, select
+from repro.spec.arm import require
+from repro.spec.tier import Tier, parse_tier
+from repro.targets import TARGETS, find, runs_of
 
-Records = Mapping[str, Mapping[int, Record]]
-RowVerdict = Literal["regressed", "improved", "unchanged", "unclear"]
 Status = Literal["fine", "regressed", "could not judge"]
 
-VERDICTS: tuple[RowVerdict, ...] = ("regressed", "unclear", "improved", "unchanged")
 EXIT_STATUS: dict[Status, int] = {"fine": 0, "regressed": 1, "could not judge": 2}
-# Units whose values are compared by their difference, with the threshold in that unit.
-ABSOLUTE_THRESHOLDS = {"percent": 1.0, "points": 1.0, "rows": 0.0}
-# Fractions of the old value.
-RELATIVE_THRESHOLDS = {"bytes": 0.01}
-OTHER_THRESHOLD = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of two sets of records of a target.
-
-    Attributes
-    ----------
-    name
-        Where the records are from, as sentences name it.
-    records
-        Usable ones by arm and seed.
-    problems
-        A sentence for each record that is refused, failed or cannot be read.
-    """
-
-    name: str
-    records: Records = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-    def every(self) -> list[Record]:
-        """Return the usable records."""
-        return [record for by_seed in self.records.values() for record in by_seed.values()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricRow:
-    """One metric of one arm, old against new.
-
-    Attributes
-    ----------
-    old, new
-        Raw values: of each seed, or of each timed repeat.
-    relative
-        Whether `change`, `low`, `high` and `threshold` are fractions of the old value (0.05 is
-        5 %) or differences in the metric's unit.
-    change, low, high
-        New against old, with the 95 % interval, not corrected for the number of rows; None where
-        nothing shows a spread.
-    p_worse, p_better
-        One-sided p that the new values are worse (better), after Holm's correction.
-    """
-
-    target: str
-    arm: str
-    metric: str
-    unit: str
-    better: Better
-    old: tuple[float, ...]
-    new: tuple[float, ...]
-    relative: bool
-    threshold: float
-    change: float
-    low: float | None = None
-    high: float | None = None
-    p_worse: float | None = None
-    p_better: float | None = None
-    verdict: RowVerdict = "unchanged"
-
-    @property
-    def loss(self) -> float:
-        """The change, positive where the new values are worse."""
-        return self.change if self.better == "lower" else -self.change
-
-    @property
-    def worst_loss(self) -> float:
-        """The end of the interval on the worse side; the loss itself without an interval."""
-        end = self.high if self.better == "lower" else self.low
-        if end is None:
-            return self.loss
-        return end if self.better == "lower" else -end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The rows of one target at one tier.
-
-    Attributes
-    ----------
-    problems
-        Why it could not be judged, or not wholly; one sentence each.
-    """
-
-    old: Side
-    new: Side
-    rows: tuple[MetricRow, ...] = ()
-    problems: tuple[str, ...] = ()
+BLESSED = "blessed"
+BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All comparisons for one question, and their joint result."""
+    """All comparisons for one question of `compare` or `regress`, and their joint result."""
 
     comparisons: tuple[Comparison, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[MetricRow]:
-        """All rows: regressed ones first, then unclear ones, the largest losses first."""
-        rows = [row for comparison in self.comparisons for row in comparison.rows]
-        return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -_severity(row)))
+        """All rows: regressed ones first, the largest losses first."""
+        return by_severity([row for item in self.comparisons for row in item.rows])
 
     @property
     def every_problem(self) -> list[str]:
@@ -159,170 +51,97 @@ class Judgement:
     @property
     def status(self) -> Status:
         """A regression that is shown counts, whatever else could not be judged."""
-        rows = self.rows
-        if any(row.verdict == "regressed" for row in rows):
+        if any(comparison.worse for comparison in self.comparisons):
             return "regressed"
-        return "could not judge" if self.every_problem or not rows else "fine"
+        return "could not judge" if self.every_problem or not self.rows else "fine"
 
     @property
     def exit_status(self) -> int:
         """0 fine, 1 regressed, 2 could not judge."""
         return EXIT_STATUS[self.status]
 
-    def count(self, verdict: RowVerdict) -> int:
-        """Return how many rows have a verdict."""
-        return sum(row.verdict == verdict for row in self.rows)
 
+def judgement_of(
+    old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path
+) -> Judgement:
+    """Compare the records of two folders.
 
-def _severity(row: MetricRow) -> float:
-    """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
+    Raises `ValueError` if a folder does not exist, or a name is no target's or no tier's.
 
-    For an unclear row it is the loss that noise could hide.
+    Parameters
+    ----------
+    old
+        A folder of runs, or `blessed` for the blessed records of the device of the new ones.
+    names
+        Targets; with none, all that either folder has records of.
+    tier
+        Its name; None for every tier at which there are records.
     """
-    loss = row.worst_loss if row.verdict == "unclear" else row.loss
-    return loss / (row.threshold or 1.0)
+    folders = [new] if old == BLESSED else [Path(old), new]
+    for folder in folders:
+        require(folder.is_dir(), f"there are no records: {absence_text(folder, folder)}")
+    tiers = [parse_tier(tier)] if tier else list(Tier)
+    selections = selected(names, tiers, folders)
+    if not selections:
+        asked = ", ".join(names) or "any target"
+        where = " or ".join(map(str, folders))
+        return Judgement(problems=(f"there is no record of {asked} in {where}",))
+    comparisons = []
+    for selection in selections:
+        now = side_of(str(new), selection, gather(selection, new, expected))
+        if old == BLESSED:
+            devices = devices_of(now.every())
+            device = devices.pop() if len(devices) == 1 else None
+            before = blessed_side(expected, selection, device, new)
+        else:
+            before = side_of(old, selection, gather(selection, Path(old), expected))
+        comparisons.append(compare(selection.source, selection.tier, before, now))
+    return Judgement(comparisons=tuple(comparisons))
 
 
-def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
-    """Judge every metric of a target that has a better and a worse, arm by arm.
+def selected(
+    names: Sequence[str], tiers: Sequence[Tier], folders: Sequence[Path]
+) -> list[Selection]:
+    """Return each target at each tier at which a folder has records of it.
 
-    Arms that another target records are left to that target. At the smoke tier nothing belongs to
-    a named machine, so that times and bytes are not judged there.
+    A target that is named and has none is returned at one tier all the same: that its records are
+    missing is for the comparison to say.
     """
-    head = Comparison(old=old, new=new)
-    problems = list(_not_comparable(target, tier, old, new))
-    if problems:
-        return replace(head, problems=tuple(problems))
-    measured, missing = [], []
-    for arm, metric, before, after in _values(target, tier, old, new):
-        if before and after:
-            measured.append(_measured(target, arm, metric, before, after))
-        elif before:
-            missing.append(f"{arm}.{metric.name}")
-    if missing:
-        problems.append(
-            f"{new.name} lacks {len(missing)} values of {target.name} that {old.name} has: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
-        )
-    elif not measured:
-        problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
-    return replace(head, rows=tuple(_judged(measured)), problems=tuple(problems))
+    asked = [runs_of(find(name)).name for name in names]
+    every = [target.name for target in TARGETS if target.records_of is None]
+    selections = []
+    for name in dict.fromkeys(asked or every):
+        recorded = [
+            tier
+            for tier in tiers
+            if any(path for folder in folders for path in iterate_records(folder, tier.value, name))
+        ]
+        if asked and not recorded:
+            scales = find(name).scales
+            recorded = [tier for tier in tiers if tier in scales][-1:] or list(tiers[-1:])
+        selections += [select([name], tier=tier.value)[0] for tier in recorded]
+    return selections
 
 
-def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
-    for side in (new, old):
-        where = f"{target.name} at the {tier.value} tier, {side.name}"
-        if side.problems:
-            more = f" (and {len(side.problems) - 1} more)" if len(side.problems) > 1 else ""
-            yield f"{where}: {side.problems[0]}{more}"
-        elif not side.every():
-            yield f"{where}: there is no record"
-        elif tier is Tier.SYSTEMS:
-            mixed = mixed_sources(side.every(), several=False)
-            if mixed:
-                yield f"{where}: {mixed}"
-        if side is new and not new.every():
-            return
-    if not old.every() or not new.every():
-        return
-    devices = [sorted(map(str, devices_of(side.every()))) for side in (old, new)]
-    if tier is not Tier.SMOKE and (devices[0] != devices[1] or len(devices[0]) > 1):
-        yield (
-            f"{target.name} at the {tier.value} tier: records of {', '.join(devices[0])} and of "
-            f"{', '.join(devices[1])} are not compared; needs one kind of device"
-        )
-    for arm in sorted(old.records.keys() & new.records.keys()):
-        digests = {without_seed(record) for side in (old, new) for record in _of(side, arm)}
-        if len(digests) > 1:
-            yield (
-                f"{target.name} at the {tier.value} tier: the records of {arm} are of "
-                f"{len(digests)} configurations ({old.name}, {new.name}); needs one"
-            )
+def blessed_side(expected: Path, selection: Selection, device: str | None, runs: Path) -> Side:
+    """Return the blessed records of a selection on a device; a problem where there are none.
 
-
-def _of(side: Side, arm: str) -> list[Record]:
-    return list(side.records.get(arm, {}).values())
-
-
-def _values(
-    target: Target, tier: Tier, old: Side, new: Side
-) -> Iterator[tuple[str, Metric, tuple[float, ...], tuple[float, ...]]]:
-    """Yield (arm, metric, old values, new values) wherever either side has some."""
-    timed = target.timed_repeats > 0
-    for arm in target.arms:
-        if arm.name in target.shared:
-            continue
-        for metric in target.metrics_at(tier):
-            if metric.direction() not in ("lower", "higher"):
-                continue
-            if tier is Tier.SMOKE and metric.unit in BETTER_OF_UNIT:
-                continue
-            before, after = (
-                tuple(values_of(side.records.get(arm.name, {}), metric.name, timed=timed).values())
-                for side in (old, new)
-            )
-            if before or after:
-                yield arm.name, metric, before, after
-
-
-def _measured(
-    target: Target,
-    arm: str,
-    metric: Metric,
-    old: tuple[float, ...],
-    new: tuple[float, ...],
-) -> MetricRow:
-    """Return a row with its change, interval and uncorrected p values, not judged yet."""
-    threshold = ABSOLUTE_THRESHOLDS.get(metric.unit)
-    relative = threshold is None and min(*old, *new) > 0
-    if threshold is None:
-        threshold = RELATIVE_THRESHOLDS.get(metric.unit, OTHER_THRESHOLD)
-        # Values that may be zero have no ratio; their threshold is in their own unit.
-        threshold *= 1.0 if relative else abs(fmean(old))
-    form, back = (math.log, math.expm1) if relative else (float, float)
-    change = difference([form(value) for value in old], [form(value) for value in new])
-    better = metric.direction() or "neither"
-    below, above = change.p_below, change.p_above
-    return MetricRow(
-        target=target.name,
-        arm=arm,
-        metric=metric.name,
-        unit=metric.unit,
-        better=better,
-        old=old,
-        new=new,
-        relative=relative,
-        threshold=threshold,
-        change=back(change.value),
-        low=None if change.low is None else back(change.low),
-        high=None if change.high is None else back(change.high),
-        p_worse=above if better == "lower" else below,
-        p_better=below if better == "lower" else above,
+    Parameters
+    ----------
+    runs
+        The folder whose records may become the baseline, for that sentence.
+    """
+    command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
+    stored = stored_evidence(selection, device, expected)
+    if stored is not None:
+        side = side_of("blessed records", selection, stored)
+        again = tuple(f"{why}; to replace the baseline: {command}" for why in side.problems)
+        return replace(side, problems=again)
+    sources = blessed_sources(expected, selection.tier)
+    known = ", ".join(str(item.device) for item in sources if item.has(selection.source.name))
+    sentence = (
+        f"nothing is blessed on {device or 'the device of these records'}"
+        + (f" (but on {known})" if known else "")
+        + f"; to make these records the baseline: {command}"
     )
-
-
-def _judged(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
-    worse = holm([rows[place].p_worse or 0.0 for place in tested])
-    better = holm([rows[place].p_better or 0.0 for place in tested])
-    judged = list(rows)
-    for place, p_worse, p_better in zip(tested, worse, better, strict=True):
-        judged[place] = replace(rows[place], p_worse=p_worse, p_better=p_better)
-    return [replace(row, verdict=_verdict(row)) for row in judged]
-
-
-def _verdict(row: MetricRow) -> RowVerdict:
-    is_worse, is_better = _shown(row)
-    if row.loss > row.threshold and is_worse:
-        return "regressed"
-    if -row.loss > row.threshold and is_better:
-        return "improved"
-    return "unclear" if row.worst_loss > row.threshold else "unchanged"
-
-
-def _shown(row: MetricRow) -> tuple[bool, bool]:
-    """Return whether the values show that the new ones are worse, and that they are better."""
-    if row.p_worse is not None and row.p_better is not None:
-        return row.p_worse < ALPHA, row.p_better < ALPHA
-    above, below = min(row.new) > max(row.old), max(row.new) < min(row.old)
-    return (above, below) if row.better == "lower" else (below, above)
+    return Side(name="blessed records", problems=(sentence,))

@@ -17,14 +17,20 @@ from pathlib import Path
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
-from repro.regression.judgement import EXIT_STATUS, Judgement
+from repro.regression.judgement import (
+    BLESSED,
+    EXIT_STATUS,
+    Judgement,
+    blessed_side,
+    judgement_of,
+)
 from repro.regression.render import markdown, print_judgement
-from repro.regression.sides import BLESSED, blessed_side, judgement_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
 from repro.spec.arm import require
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import find
 
 COULD_NOT_JUDGE = EXIT_STATUS["could not judge"]
@@ -143,7 +149,7 @@ def _measure(
 
 def _conclude(judgement: Judgement, folder: Path) -> int:
     """Write everything beside the records, print the judgement, return the exit status."""
-    (folder / "regress.md").write_text(markdown(judgement), encoding="utf-8")
+    replace_text(folder / "regress.md", markdown(judgement))
     if os.environ.get(SUMMARY_VARIABLE):
         with Path(os.environ[SUMMARY_VARIABLE]).open("a", encoding="utf-8") as summary:
             summary.write(markdown(judgement))

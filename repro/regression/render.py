@@ -1,17 +1,16 @@
-"""A judgement written down: plain lines, and all of them as Markdown.
-
-Rows stand in one order: regressed, unclear, improved, the largest losses first.
-"""
+"""A judgement written down: plain lines, and all of them as Markdown."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
-from repro.evidence.origins import commits_of, devices_of
+from repro.evidence.origins import devices_of, named_commits
 from repro.evidence.printable import one_line
-from repro.regression.judgement import VERDICTS, Judgement, MetricRow, Side
-from repro.report.numbers import quantity
+from repro.judge.as_before import VERDICTS, Side
+from repro.regression.judgement import Judgement
+from repro.report.verdict_words import row_text
 
 LINES = 10
 _PROBLEMS_SHOWN = 3
@@ -21,7 +20,7 @@ def headline(judgement: Judgement) -> str:
     """Return the verdict in a line."""
     rows = len(judgement.rows)
     if judgement.status == "regressed":
-        lost = judgement.count("regressed")
+        lost = sum(len(comparison.worse) for comparison in judgement.comparisons)
         return f"regressed: {lost} of {rows} values are worse by more than their threshold"
     if judgement.status == "could not judge":
         return f"could not judge: {rows} values compared, {len(judgement.every_problem)} not judged"
@@ -38,7 +37,8 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     most
         How many lines there may be; None for all rows and reasons.
     """
-    counts = ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
+    found = Counter(row.verdict for row in judgement.rows)
+    counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
     first = [headline(judgement), counts]
     last = [line for line in (provenance_text(judgement), files) if line]
     problems = judgement.every_problem
@@ -49,42 +49,6 @@ def plain_lines(judgement: Judgement, files: str = "", most: int | None = LINES)
     middle = [*problems, *map(row_text, changed)]
     room = None if most is None else most - len(first) - len(last)
     return [one_line(line) for line in (*first, *middle[:room], *last)]
-
-
-def row_text(row: MetricRow) -> str:
-    """Return a row as a sentence."""
-    return (
-        f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
-        f"{_mean(row.new, row)}, {change_text(row)} ({_because(row)})"
-    )
-
-
-def _mean(values: Sequence[float], row: MetricRow) -> str:
-    return quantity(sum(values) / len(values), row.unit)
-
-
-def change_text(row: MetricRow) -> str:
-    """Return the change, in percent where it is relative."""
-    return f"{_change(row.change, row)} {_change_unit(row)}"
-
-
-def _because(row: MetricRow) -> str:
-    threshold = f"threshold {_change(row.threshold, row).lstrip('+')} {_change_unit(row)}"
-    n = f"n = {len(row.old)} and {len(row.new)}"
-    if row.low is None or row.high is None:
-        return f"{row.better} is better; too few values for an interval, {n}; {threshold}"
-    interval = f"95 % interval {_change(row.low, row)} to {_change(row.high, row)}"
-    return f"{row.better} is better; {interval}, {n}; {threshold}"
-
-
-def _change(value: float, row: MetricRow) -> str:
-    return f"{100 * value:+.1f}" if row.relative else f"{value:+.3g}"
-
-
-def _change_unit(row: MetricRow) -> str:
-    if row.relative:
-        return "%"
-    return "points" if row.unit == "percent" else row.unit
 
 
 def provenance_text(judgement: Judgement) -> str:
@@ -123,7 +87,7 @@ def _origin(sides: Sequence[Side]) -> str:
         return ""
     names = ", ".join(dict.fromkeys(side.name for side in sides if side.every()))
     devices = ", ".join(sorted(str(device or "no GPU") for device in devices_of(records)))
-    commits = ", ".join(commit[:12] for commit in commits_of(records))
+    commits = ", ".join(named_commits(records, 12))
     return f"{names} ({devices}, commit {commits})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich import markup
@@ -13,14 +13,22 @@ from rich.table import Table
 
 from repro.evidence.origins import seeds_text
 from repro.evidence.printable import without_controls
+from repro.evidence.store import WHOLE
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.bundle import bundles_in, judge_bundle, untrusted
-from repro.judge.check import Checked, check_selection, checked_json, seeds_by_device
+from repro.judge.bundle import copies, judge_bundle, judge_folder, untrusted
+from repro.judge.check import (
+    Checked,
+    check_selection,
+    checked_json,
+    exit_status,
+    seeds_by_device,
+)
+from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
 from repro.report.run_report import chosen_selections
 from repro.report.tidy import write_table
-from repro.report.verdict_words import Kind, about, counted, kind_of, labelled, of_kind, to_show
+from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled, word
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
 from repro.spec.arm import require
@@ -39,7 +47,7 @@ _COLOURS: Mapping[Status, str] = {
 }
 
 
-# The paper's claims first; values that the suite holds against itself last.
+# The paper's claims first; bars, which the suite sets itself, last.
 _ORDER = tuple(Kind)
 _WIDTH = 120
 
@@ -69,26 +77,28 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         f", {device_title(device)}" + (f" ({seeds_text(seeds)})" if len(devices) > 1 else "")
         for device, seeds in devices.items()
     )
-    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
+    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count_text}"
     if not target.claims:
         line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
         console.print(line, highlight=False, soft_wrap=True)
     table = Table(title=escape(title), title_justify="left")
-    table.add_column("claim, bar or blessed value", overflow="fold")
+    table.add_column("claim or bar", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
-    shown = to_show(checked)
-    for verdict in sorted(shown, key=lambda item: _ORDER.index(kind_of(item))):
+    for verdict in sorted(checked.verdicts, key=lambda item: _ORDER.index(kind_of(item))):
         kind = f" ({about(verdict)})" if about(verdict) else ""
+        said = labelled(verdict)
+        if verdict.is_bar and verdict.status == "contradicted":
+            said = said.replace(word(verdict), bar_word(verdict), 1)
         table.add_row(
             escape(verdict.statement + kind),
-            f"[{_COLOURS[verdict.status]}]{labelled(verdict)}[/]",
+            f"[{_COLOURS[verdict.status]}]{said}[/]",
             escape(verdict.sentence),
         )
-    if shown:
+    if checked.verdicts:
         console.print(table)
-    if blessed := of_kind(checked, Kind.BLESSED):
-        console.print(f"{Kind.BLESSED.value}: {counted(blessed)}", highlight=False)
+    for line in as_before_lines(checked.as_before):
+        console.print(escape(line), highlight=False, soft_wrap=True)
     for path, reason in checked.evidence.refused:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
     for path, reason in checked.evidence.failed:
@@ -99,23 +109,6 @@ def _console() -> Console:
     """Return the terminal; anything else (a pipe, a log) takes lines of 120 columns."""
     console = _Pipe()
     return console if console.is_terminal else _Pipe(width=_WIDTH)
-
-
-def conclusion(checks: Sequence[Checked]) -> str:
-    """Return the result of the checks in a sentence: the paper's claims, this suite's faults."""
-    paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
-    claims = f"Claims of the paper: {counted(paper) or 'none judged here'}"
-    named = {
-        "this suite is at fault in": [i for i in checks if any(v.own_fault for v in i.verdicts)],
-        "records were refused of": [item for item in checks if item.evidence.refused],
-        "there are no records of": [item for item in checks if item.lacking],
-    }
-    parts = [
-        f"{what} {', '.join(dict.fromkeys(item.selection.target.name for item in items))}"
-        for what, items in named.items()
-        if items
-    ]
-    return f"{claims}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 
 def main_check(args: argparse.Namespace) -> int:
@@ -136,25 +129,37 @@ def main_check(args: argparse.Namespace) -> int:
     if args.table:
         write_table(checks, expected, args.table)
         if args.table != "-":
-            print(conclusion(checks))  # noqa: T201
+            print(ending(checks))  # noqa: T201
     elif args.json:
         print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
     else:
         for item in checks:
             print_check(item)
-        print(conclusion(checks))  # noqa: T201
-    if any(item.faulty for item in checks):
-        return 1
-    return 0 if all(item.sound for item in checks) else 2
+        print(ending(checks))  # noqa: T201
+    return exit_status(checks)
 
 
 def main_verify(place: Path, expected: Path) -> int:
-    """Carry out `repro bundle --verify`; return the exit status."""
-    checks = []
-    for path in bundles_in(place):
-        checked = judge_bundle(path, expected)
-        with untrusted(path):
-            print_check(checked)
-        checks.append(checked)
-    print(conclusion(checks))  # noqa: T201
-    return 1 if any(item.evidence.refused or item.lacking for item in checks) else 0
+    """Carry out `repro bundle --verify`; return the exit status.
+
+    Of a folder, a bundle that cannot be judged costs itself alone; then the status is 2. It is 1
+    when a record is refused, or when runs in a folder are also elsewhere.
+    """
+    if not place.is_dir():
+        judged: dict[Path, Checked | str] = {place: judge_bundle(place, expected)}
+        copied = {}
+    else:
+        judged = judge_folder(place, expected)
+        require(bool(judged), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
+        copied = copies(judged, expected)
+    checks = [one for one in judged.values() if isinstance(one, Checked)]
+    for path, one in judged.items():
+        if isinstance(one, Checked):
+            with untrusted(path):
+                print_check(one)
+    for path, why in copied.items():
+        print(f"{path}: {why}")  # noqa: T201
+    print(ending(checks))  # noqa: T201
+    if broken := [one for one in judged.values() if isinstance(one, str)]:
+        raise ValueError("; ".join(broken))
+    return 1 if copied or any(item.evidence.refused or item.lacking for item in checks) else 0

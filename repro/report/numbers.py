@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from repro.evidence.estimate import mean_interval
-from repro.evidence.origins import commits_of, seeds_text
+from repro.evidence.origins import CHANGED, commits_of, is_changed, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.verdicts.expectation import Expectation
 
@@ -110,9 +110,9 @@ def device_heads(devices: Iterable[str]) -> dict[str, str]:
 def environment_lines(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return title and text of what made these records: commits, seeds, time, machine, packages."""
     sources = commits_of(records)
-    dirty = {r.commit for r in records if r.dirty}
+    dirty = {r.commit for r in records if is_changed(r)}
     commits = [
-        f"`{commit}`{' with local changes' if commit in dirty else ''}"
+        f"`{commit}`{f', {CHANGED}' if commit in dirty else ''}"
         f"{f' ({seeds_text(of_commit)})' if len(sources) > 1 else ''}"
         for commit, of_commit in sources.items()
     ]

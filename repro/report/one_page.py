@@ -14,10 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from repro.evidence.origins import named_commits
 from repro.evidence.paper import read_paper
-from repro.judge.bundle import bundles_in, judge_bundle, untrusted
+from repro.evidence.printable import one_line, without_controls
+from repro.judge.bundle import COMMIT, copies, judge_folder, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_sentence, answers
@@ -25,6 +27,7 @@ from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import PACKAGE
+from repro.spec.arm import require
 from repro.spec.tier import Tier
 
 _COLUMNS = 4
@@ -34,7 +37,6 @@ _FEWEST = 3
 ABSENT = "without records here"
 REPORTED = PACKAGE.parent / "reported"
 _WHO = re.compile(r"[A-Za-z0-9-]{1,39}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MARKS = re.compile(r"([\\`*_\[\]])")
 _SHORT = 12
 
@@ -68,7 +70,7 @@ def page_text(
         for tier in reversed(Tier)
         if tier.value in tiers
     }
-    return (
+    return without_controls(
         templates()
         .get_template("report.html")
         .render(
@@ -161,31 +163,32 @@ def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]
 
 def reports(folder: Path, expected: Path) -> list[Report]:
     """Return what the bundles in a folder report; empty without any."""
-    if not any(folder.glob("*/*")):
-        return []
-    return [_report(path, expected) for path in bundles_in(folder)]
+    judged = judge_folder(folder, expected)
+    said = copies(judged, expected)
+    return [_report(path, one, said.get(path, ""), expected) for path, one in judged.items()]
 
 
-def _report(path: Path, expected: Path) -> Report:
+def _report(path: Path, checked: Checked | str, copied: str, expected: Path) -> Report:
     who = path.parent.name if _WHO.fullmatch(path.parent.name) else "no account's name"
     try:
-        checked = judge_bundle(path, expected)
+        require(isinstance(checked, Checked), str(checked))
         with untrusted(path):
-            return _judged(who, checked, expected)
+            return _judged(who, cast(Checked, checked), copied, expected)
     except ValueError as error:
-        return Report(who=who, title=path.name, summary=str(error))
+        return Report(who=who, title=one_line(path.name), summary=str(error))
 
 
-def _judged(who: str, checked: Checked, expected: Path) -> Report:
+def _judged(who: str, checked: Checked, copied: str, expected: Path) -> Report:
     target, tier = checked.selection.target.name, checked.selection.tier.value
     records = [*checked.evidence.every_record(), *checked.evidence.failed_records]
-    known = {r.commit[:_SHORT] for r in records if _COMMIT.fullmatch(r.commit)}
-    commits = ", ".join(sorted(known)) or "unknown"
+    known = [record for record in records if COMMIT.fullmatch(record.commit)]
+    commits = ", ".join(named_commits(known, _SHORT)) or "unknown"
     device = device_title(device_name(checked.evidence) or "")
     title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
     summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
     if refused := len(checked.evidence.refused):
         summary += f"; {refused} records refused"
+    summary += f"; {copied}" if copied else ""
     rows = tuple(statements([checked], expected))
     return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
 

@@ -21,7 +21,17 @@ from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import effect_text, rendered
-from repro.report.verdict_words import Kind, marks_of, of_kind, stated_bars
+from repro.report.verdict_words import (
+    MIXED,
+    NOT_TESTED,
+    PLAIN,
+    PLAIN_WORDS,
+    UNDECIDED,
+    Kind,
+    marks_of,
+    of_kind,
+    stated_bars,
+)
 from repro.run.places import PACKAGE
 from repro.spec.tier import Tier
 
@@ -29,20 +39,6 @@ from repro.spec.tier import Tier
 Checks = Mapping[str, Checked]
 # The measured values as text, and the verdicts that decide the question.
 Measured = tuple[str, Sequence[Verdict]]
-HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = WORDS = (
-    "holds",
-    "does not hold",
-    "mixed",
-    "undecided",
-    "not tested",
-)
-_SIDES = {
-    "reproduced": HOLDS,
-    "below a tenth": MIXED,
-    "contradicted": DOES_NOT,
-    "excluded": DOES_NOT,
-    "no difference": DOES_NOT,
-}
 
 
 def short_word(verdicts: Sequence[Verdict]) -> str:
@@ -51,7 +47,7 @@ def short_word(verdicts: Sequence[Verdict]) -> str:
     Statements that were not run do not count, unless none was run.
     """
     run = [item for item in verdicts if item.status != "not run"]
-    sides = {_SIDES.get(item.status, UNDECIDED) for item in run}
+    sides = {PLAIN[item.status] for item in run}
     if not sides:
         return NOT_TESTED
     shown = sides - {UNDECIDED}
@@ -127,7 +123,7 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
     """Return the answers in one sentence, questions without records by the words `absent`."""
     parts = []
-    for word in WORDS:
+    for word in PLAIN_WORDS:
         subjects = [item.said for item in found if item.word.split(",")[0] == word]
         if subjects:
             listed = " and ".join(filter(None, (", ".join(subjects[:-1]), subjects[-1])))

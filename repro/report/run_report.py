@@ -18,7 +18,7 @@ from repro.report.claims import KINDS, counts_of
 from repro.report.numbers import environment_lines
 from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
-from repro.report.verdict_words import Kind, about, counted, labelled, of_kind, to_show
+from repro.report.verdict_words import about, as_before_lines, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
@@ -46,7 +46,7 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     lines = rendered(
         "run_report.md",
         about=about,
-        blessed=lambda checked: counted(of_kind(checked, Kind.BLESSED)),
+        as_before=lambda checked: as_before_lines(checked.as_before),
         checks=checks,
         counts=lambda checked: counts_of(checked, expected),
         details=_details_table,
@@ -56,7 +56,6 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
         labelled=labelled,
         paper=lambda target: paper_columns(target, expected),
         pictures={path.stem: os.path.relpath(path, out.parent) for path in pictures},
-        shown=to_show,
     )
     return "\n".join(lines).rstrip() + "\n"
 

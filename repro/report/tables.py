@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from repro.evidence.origins import named_commits
 from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
@@ -93,7 +94,7 @@ def origin_text(checked: Checked) -> str:
     """Return the origin of a check's records: runs, command, device, commits, dates."""
     records = checked.evidence.every_record()
     runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
-    commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
+    commits = " and ".join(named_commits(records, 7, "`{}`"))
     dates = " to ".join(sorted({record.finished[:10] for record in records}))
     device, name = device_of(checked), checked.selection.source.name
     tier = checked.selection.tier.value

@@ -24,11 +24,11 @@ from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, device_heads, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
-from repro.report.verdict_words import Bar, Kind, kind_of, labelled, stated_bars
+from repro.report.verdict_words import Bar, kind_of, labelled, stated_bars
 from repro.run.listing import title_of
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_files
 from repro.targets import TARGETS
 
 _SIZE = re.compile(r"(?:^|_)((?:\d+_)?\d+[bm])(?=_|$)")
@@ -46,11 +46,13 @@ class Row:
     kind
         What the statement is about, in the words of `repro.report.verdict_words.Kind`.
     verdict
-        The status in the words of its kind, its marks and q with it.
+        The status in the words of its kind, marks and q with it.
     treatment
         For targets that measure a dose: whether the paper's was delivered. Else empty.
     effect, low, high, unit, n, p, q, matters
         As in `repro.evidence.verdicts.verdict.Verdict`.
+    marks
+        Why the verdict has the marks that follow its word, such as *post hoc*; most have none.
     paper
         The paper's value in the same unit; None where it prints none.
     model, kernels
@@ -130,7 +132,7 @@ def effect_text(row: Row | Verdict) -> str:
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
-    """Return a row per claim or bar of the checks; values blessed earlier are none."""
+    """Return a row per claim or bar of the checks."""
     return [row for checked in checks for row in _of_check(checked, expected)]
 
 
@@ -142,8 +144,6 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
     given = _treatments(checked, expected)
     rows = []
     for verdict in checked.verdicts:
-        if kind_of(verdict) is Kind.BLESSED:
-            continue
         claim = claims.get(verdict.name) if verdict.about in ("claim", "mechanism") else None
         arm, _, measured = verdict.name.partition(".")
         arms, metric = (claim.arms, claim.metric) if claim else ((arm,), measured)
@@ -160,7 +160,7 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 verdict=labelled(verdict),
                 treatment=given.get(arms[0], ""),
                 **{name: getattr(verdict, name) for name in _ALIKE},
-                marks="; ".join(f"{mark}: {why}" for mark, why in verdict.marks.items()),
+                marks=". ".join(verdict.marks.values()),
                 paper=_papers(checked, expected, verdict, arms, metric, pairs),
                 model=_model(checked, metric),
                 kernels=_kernels(checked, arms),
@@ -288,8 +288,9 @@ def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
         print(_as_csv(rows, Row), end="")  # noqa: T201
         return
     path = Path(name)
-    replace_text(path, _as_csv(rows, Row))
-    replace_text(path.with_suffix(".values.csv"), _as_csv(values(checks), Value))
+    second = _as_csv(values(checks), Value)
+    both = {path: _as_csv(rows, Row), path.with_suffix(".values.csv"): second}
+    replace_files({file: text.encode() for file, text in both.items()})
     print(f"wrote {path}")  # noqa: T201
 
 

@@ -7,33 +7,34 @@ what was judged; only this module has the words:
   reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
   difference within x, inconclusive, not judged, not testable here, not addressed at this tier, not
   run;
-* a bar of this suite: met, missed, undecided, not run;
-* a value blessed earlier: unchanged, changed, unclear, not run.
+* a bar of this suite: met, missed, undecided, not run.
 
-A blessed value's interval has two sides, so `changed` may be better or worse; only
-`repro.regression` says *regressed*, of values shown to be worse. A verdict's marks follow its word
-everywhere, and q if over the study a target's result may be luck. What is exploratory is counted
-apart, whatever its status.
+In README and in the last line of a command a claim of the paper holds, does not hold, is mixed, is
+undecided or was not tested. Values compared with earlier ones have the words of
+`repro.judge.as_before`. A verdict's marks follow its word, such as *post hoc* if the rules are
+newer than the runs; q, if over the study a target's result may be luck. Whatever marks there are is
+shown and counted: a new kind is added where verdicts are made. What is exploratory is counted apart,
+whatever its status.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.verdict import MARKS, SHOWN, Mark, Status, Verdict
+from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
+from repro.judge.as_before import Comparison, MetricRow
 from repro.judge.check import Checked, device_name
+from repro.report.numbers import quantity
 from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
 
-# The source of claims that are bars of this suite rather than the paper's.
-OWN_BAR = "this suite's bar"
 NO_DIFFERENCE = "no difference within"
 BY_CHANCE = f"q >= {100 * ALPHA:g} %"
-EXPLORATORY: Mark = "exploratory"
 
 
 class Kind(Enum):
@@ -43,10 +44,9 @@ class Kind(Enum):
     OPEN = "questions that the paper leaves open"
     MACHINERY = "claims about the machinery"
     BAR = "bars of this suite"
-    BLESSED = "values blessed earlier"
 
 
-_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.BLESSED: "blessed value"}
+_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar"}
 CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
 # In the order in which pages list them. Of *no difference* a single verdict says within what.
 CLAIM_WORDS: Mapping[Status, str] = {
@@ -67,20 +67,31 @@ BAR_WORDS: Mapping[Status, str] = {
     "inconclusive": "undecided",
     "not run": "not run",
 }
-BLESSED_WORDS: Mapping[Status, str] = {
-    "reproduced": "unchanged",
-    "contradicted": "changed",
-    "inconclusive": "unclear",
-    "not run": "not run",
+_WORDS = dict.fromkeys(CLAIMS, CLAIM_WORDS) | {Kind.BAR: BAR_WORDS}
+HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = PLAIN_WORDS = (
+    "holds",
+    "does not hold",
+    "mixed",
+    "undecided",
+    "not tested",
+)
+PLAIN: Mapping[Status, str] = {
+    "reproduced": HOLDS,
+    "below a tenth": MIXED,
+    "contradicted": DOES_NOT,
+    "excluded": DOES_NOT,
+    "no difference": DOES_NOT,
+    "inconclusive": UNDECIDED,
+    "not judged": UNDECIDED,
+    "not testable": UNDECIDED,
+    "not addressed": NOT_TESTED,
+    "not run": NOT_TESTED,
 }
-_WORDS = dict.fromkeys(CLAIMS, CLAIM_WORDS) | {Kind.BAR: BAR_WORDS, Kind.BLESSED: BLESSED_WORDS}
 
 
 def kind_of(verdict: Verdict) -> Kind:
     """Return what a verdict is about."""
-    if verdict.source.startswith("measured"):
-        return Kind.BLESSED
-    if verdict.about == "expectation" or verdict.source == OWN_BAR:
+    if verdict.is_bar:
         return Kind.BAR
     if verdict.about == "mechanism":
         return Kind.MACHINERY
@@ -96,7 +107,7 @@ def word(verdict: Verdict) -> str:
 
 def labelled(verdict: Verdict) -> str:
     """Return the verdict's word, its marks, and a q at which it is not shown."""
-    notes: list[str] = [mark for mark in MARKS if mark in verdict.marks]
+    notes = [*verdict.marks]
     if _is_by_chance(verdict):
         notes.append(f"q = {verdict.q:.2g}")
     return ", ".join([word(verdict), *notes])
@@ -127,49 +138,40 @@ def counted(verdicts: Iterable[Verdict]) -> str:
         groups.setdefault(name, []).append(verdict)
     ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
     return ", ".join(
-        f"{len(groups[name])} {name}{_notes(groups[name])}"
+        f"{len(groups[name])} {name}{notes_on(groups[name], but=name)}"
         for name in (*ordered, EXPLORATORY)
         if name in groups
     )
 
 
-def _notes(verdicts: Sequence[Verdict]) -> str:
-    """Return in brackets how many verdicts are so marked, without a number where all are."""
+def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:
+    """Return in brackets how many verdicts are so marked, without a number where all are.
+
+    The mark `but` is left out.
+    """
     notes = ", ".join(
-        mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
-        for mark, marked in _marked(verdicts).items()
-        if mark != EXPLORATORY
+        mark if count == len(verdicts) else f"{count} {mark}"
+        for mark, count in _count_marks(verdicts).items()
+        if mark != but
     )
     return f" ({notes})" if notes else ""
 
 
+def _count_marks(verdicts: Iterable[Verdict]) -> Counter[str]:
+    """Return how many verdicts have each mark, by chance last."""
+    every = list(verdicts)
+    marks = Counter(mark for verdict in every for mark in verdict.marks)
+    return marks + Counter({BY_CHANCE: sum(map(_is_by_chance, every))})
+
+
 def marks_of(verdicts: Iterable[Verdict]) -> list[str]:
     """Return the marks that must follow a word for several verdicts."""
-    return list(_marked(list(verdicts)))
-
-
-def _marked(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts that carry each mark, of marks that any of them carries."""
-    marked: dict[str, list[Verdict]] = {
-        mark: [item for item in verdicts if mark in item.marks] for mark in MARKS
-    }
-    by_chance = [item for item in verdicts if _is_by_chance(item)]
-    return {mark: items for mark, items in {**marked, BY_CHANCE: by_chance}.items() if items}
+    return [*_count_marks(verdicts)]
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
     """Return the verdicts of a check that are about one of these."""
     return [verdict for verdict in checked.verdicts if kind_of(verdict) in kinds]
-
-
-def to_show(checked: Checked) -> list[Verdict]:
-    """Return the verdicts that a table lists: of blessed values those changed or unclear."""
-    counted_alone = ("reproduced", "not run")
-    return [
-        verdict
-        for verdict in checked.verdicts
-        if kind_of(verdict) is not Kind.BLESSED or verdict.status not in counted_alone
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +198,12 @@ class Bar:
 def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
     """Return the stated bars of a check that were measured.
 
-    Stated are expectations with a reason of their own (`derived`), as against those that were
-    blessed from earlier records and may be of the same arm and metric. The smoke tier's are about
-    its machinery and are left out.
+    The smoke tier's are about its machinery and are left out.
     """
     target, tier = checked.selection.target, checked.selection.tier
     if tier is Tier.SMOKE:
         return []
-    # A verdict's source tells a stated bar from a blessed value of the same name.
+    # A verdict's source tells a bar from another one, or the paper's value, of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     bars = []
     for item in load_bars(expected, tier.value, target.name, device_name(checked.evidence)):
@@ -219,3 +219,56 @@ def all_bars(checked: Checked, expected: Path) -> list[Verdict]:
     """Return the verdicts on bars of a check: stated ones, and claims that are this suite's."""
     own = [item for item in of_kind(checked, Kind.BAR) if item.source == OWN_BAR]
     return own + [bar.verdict for bar in stated_bars(checked, expected)]
+
+
+def as_before_lines(compared: Comparison | None) -> list[str]:
+    """Return how many values are as they were blessed, then a line for each that is not.
+
+    Unclear ones are only counted. Without values, the first reason why none was compared.
+    """
+    if compared is None:
+        return []
+    counts = [f"{count} {verdict}" for verdict, count in compared.counts().items()]
+    n = "1 value" if len(compared.rows) == 1 else f"{len(compared.rows)} values"
+    if not counts:
+        return [f"no value is compared with blessed ones: {compared.problems[0]}"]
+    if len(counts) == 1:
+        return [f"{n} {compared.rows[0].verdict} since blessed"]
+    shown = [row for row in compared.rows if row.verdict not in ("unclear", "unchanged")]
+    return [f"{n} compared with blessed ones: {', '.join(counts)}", *map(row_text, shown)]
+
+
+def row_text(row: MetricRow) -> str:
+    """Return a row as a sentence."""
+    return (
+        f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
+        f"{_mean(row.new, row)}, {change_text(row)} ({_because(row)})"
+    )
+
+
+def _mean(values: Sequence[float], row: MetricRow) -> str:
+    return quantity(sum(values) / len(values), row.unit)
+
+
+def change_text(row: MetricRow) -> str:
+    """Return the change, in percent where it is relative."""
+    return f"{_change(row.change, row)} {_change_unit(row)}"
+
+
+def _because(row: MetricRow) -> str:
+    threshold = f"threshold {_change(row.threshold, row).lstrip('+')} {_change_unit(row)}"
+    n = f"n = {len(row.old)} and {len(row.new)}"
+    if row.low is None or row.high is None:
+        return f"{row.better} is better; too few values for an interval, {n}; {threshold}"
+    interval = f"95 % interval {_change(row.low, row)} to {_change(row.high, row)}"
+    return f"{row.better} is better; {interval}, {n}; {threshold}"
+
+
+def _change(value: float, row: MetricRow) -> str:
+    return f"{100 * value:+.1f}" if row.relative else f"{value:+.3g}"
+
+
+def _change_unit(row: MetricRow) -> str:
+    if row.relative:
+        return "%"
+    return "points" if row.unit == "percent" else row.unit

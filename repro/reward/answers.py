@@ -31,7 +31,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from repro.reward.expression import is_readable, tidy
-from repro.reward.quantities import with_unit_marked
+from repro.reward.quantities import read_quantity, with_unit_marked
+from repro.spec.arm import require
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
@@ -44,12 +45,35 @@ _MOST_ANSWER_CHARACTERS = 8192
 # Texts whose readings are kept, the least recently used being forgotten.
 _REMEMBERED = 65_536
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
-_SENTENCE = re.compile(r"\banswer is[ \t]*(?::(?:\*\*|__)?\s*)?", re.IGNORECASE)
+_BOLD = r"(?:\*\*|__)?"
+_SENTENCE = re.compile(
+    rf"\banswer{_BOLD}"
+    r"(?:\s{1,4}(?:is|equals|would be)\b|\s{0,4}[:=]|(?<=final answer)\s{0,4}\n)"
+    rf"{_BOLD}\s{{0,8}}:?{_BOLD}\s{{0,8}}"
+    r"(?:(?:therefore|thus|then|hence|simply|just|equal to)\b,?\s{0,4})*",
+    re.IGNORECASE,
+)
+# Followed at once by a number with at most a word, and the sentence's end.
+_CONCLUSION = re.compile(
+    rf"(?:\b(?:therefore|thus|hence)\b|\\therefore\b|\u2234)[,:]?\s{{0,4}}{_BOLD}", re.IGNORECASE
+)
+_NUMBER_AND_WORD = re.compile(r"[^A-Za-z]*(?:\s?[A-Za-z]+)?")
+_DISPLAY = re.compile(r"(?:\$\$|\\\[)(.*?)(?:\$\$|\\\])", re.DOTALL)
 _SENTENCE_CHARACTERS = 200
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|<")
 # Marks of emphasis, but for those between two numbers: `2**3`.
 _EMPHASIS = re.compile(r"(?<![\w)}])(?:\*\*|__|`)|(?:\*\*|__|`)(?![\w({\\])")
 _NUMBER_IN_WORDS = re.compile(r"\\text[a-z]*\s?\{\s*([0-9$\\][^{}]*)\}")
+# Words in a gold, apart from commands, functions, and what joins the members of a list.
+_IN_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)\s?\{([^{}]*)\}")
+_NO_PROSE = re.compile(
+    r"\\(?:begin|end|operatorname)\s?\{[^{}]*\}|\\[A-Za-z]+"
+    r"|\b(?:and|sin|cos|tan|cot|sec|csc|log|exp|max|min|mod|gcd|lcm|det|sqrt|arc[a-z]+)\b"
+)
+_PROSE = re.compile(r"[A-Za-z]{3}|\bis\b|[\u2248~]")
+_NUMBER = re.compile(
+    r"-?\\?\$?(?:\\[cdt]?frac\s?\{[0-9]+\}\s?\{[0-9]+\}|[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?)"
+)
 # How many claims of one form are looked at, from the last.
 _CLAIMS = 16
 
@@ -103,6 +127,15 @@ def lenient_answer(text: str) -> str | None:
     return answer and with_unit_marked(_words_out(tidy(answer)))
 
 
+def claims_within(gold: str) -> list[str]:
+    """Return the answers that stand among a gold's words; none where it has no words around one."""
+    text = tidy(gold)
+    claim = lenient_answer(gold)
+    claims = [claim] if claim and tidy(claim) != text else []
+    prose = _PROSE.search(_NO_PROSE.sub(" ", _IN_WORDS.sub(r" \1 ", text)))
+    return claims + (_NUMBER.findall(text) if prose else [])
+
+
 def _words_out(text: str) -> str:
     r"""Return `12 apples` for `\text{12 apples}`."""
     match = _NUMBER_IN_WORDS.fullmatch(text)
@@ -122,19 +155,36 @@ def hashed_answer(text: str) -> str | None:
 
 
 class Reading(NamedTuple):
-    """How a template's completions are read strictly: the answer, and whether the format holds."""
+    """How a template's completions are read strictly: the answer, and whether the format holds.
+
+    `example` is a completion of that format, whose answer is 4.
+    """
 
     answer: Callable[[str], str | None]
     format_ok: Callable[[str], bool]
+    example: str
 
 
 READINGS: Mapping[str, Reading] = {
-    "tags": Reading(extract_answer, format_ok),
-    "boxed": Reading(boxed_answer, lambda text: text.count(_BOX) == 1 and bool(boxed_answer(text))),
+    "tags": Reading(extract_answer, format_ok, "<think> 2 + 2 </think> <answer> 4 </answer>"),
+    "boxed": Reading(
+        boxed_answer, lambda text: text.count(_BOX) == 1 and bool(boxed_answer(text)), "\\boxed{4}"
+    ),
     "hashes": Reading(
-        hashed_answer, lambda text: text.count("####") == 1 and bool(hashed_answer(text))
+        hashed_answer, lambda text: text.count("####") == 1 and bool(hashed_answer(text)), "#### 4"
     ),
 }
+
+
+def require_readable(reads: str, respelled: Callable[[str], str]) -> None:
+    """Raise `ValueError` unless an answer survives what a tokenizer makes of its own tokens."""
+    reading = READINGS[reads]
+    text = respelled(reading.example)
+    require(
+        reading.answer(text) == "4" and reading.format_ok(text),
+        f"the tokenizer makes {text!r} of the completion {reading.example!r}, whose answer is lost;"
+        f" a template that reads {reads} needs a tokenizer that keeps its marks",
+    )
 
 
 def _claims(text: str) -> list[tuple[int, str]]:
@@ -149,10 +199,19 @@ def _claims(text: str) -> list[tuple[int, str]]:
     hashes = list(_HASHES.finditer(text))[-_CLAIMS:]
     claims += [(match.start(), match.group(1).partition("<")[0]) for match in hashes]
     sentences = list(_SENTENCE.finditer(text))[-_CLAIMS:]
-    for match in sentences:
-        line = text[match.end() : match.end() + _SENTENCE_CHARACTERS].partition("\n")[0]
-        claims.append((match.start(), _SENTENCE_END.split(line)[0]))
+    claims += [(match.start(), _sentence(text, match.end())) for match in sentences]
+    for match in list(_CONCLUSION.finditer(text))[-_CLAIMS:]:
+        claim = _EMPHASIS.sub("", _sentence(text, match.end())).strip()
+        if _NUMBER_AND_WORD.fullmatch(claim) and read_quantity(tidy(claim), words=True):
+            claims.append((match.start(), claim))
     return claims
+
+
+def _sentence(text: str, start: int) -> str:
+    """Return what stands from a place to its sentence's end: a line's, or a display of its own."""
+    rest = text[start : start + _SENTENCE_CHARACTERS]
+    display = _DISPLAY.match(rest)
+    return display.group(1) if display else _SENTENCE_END.split(rest.partition("\n")[0])[0]
 
 
 def _usable(content: str) -> str | None:

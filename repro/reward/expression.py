@@ -33,7 +33,7 @@ from repro.reward.quantities import (
     same_quantity,
     with_unit_marked,
 )
-from repro.reward.units import is_known, read_unit
+from repro.reward.units import SPACE, is_known, read_unit
 
 _WRAPPERS = (
     *(("\\boxed{", "}"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("{", "}")),
@@ -47,8 +47,27 @@ _FONT = re.compile(
 _STYLE = re.compile(
     r"\\(?:(?:display|text|script)style|large|Large|huge|Huge|bf|bfseries|rm|it)(?![A-Za-z])\s?"
 )
-_SPACE_BEFORE = re.compile(r"(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|~|\{\}|\s)*")
+_SPACE_BEFORE = re.compile(rf"(?:{SPACE}|\s)*")
 _SPACE_AFTER = re.compile(r"(?:\\[,;:!]|(?<!\\)\\|\\q?quad|~|(?<![A-Za-z}])\{\})\s*$")
+# Dashes and signs that are written for minus and plus, and currencies that are written out.
+_ASCII_SIGNS = {ord(sign): "-" for sign in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"}
+_ASCII_SIGNS |= {ord(sign): "-" for sign in "\u02d7\u2043\u2796\ufe58\ufe63\uff0d"}
+_ASCII_SIGNS |= {ord(sign): "+" for sign in "\u2795\ufe62\uff0b"}
+_ASCII_SIGNS |= {ord(sign): " " for sign in "\u00a0\u2007\u2009\u200a\u202f\u3000"}
+_MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
+_WRITTEN_OUT = {
+    "dollar": "\\$", "euro": "\u20ac", "yen": "\u00a5", "cent": "\u00a2", "sterling": "\u00a3",
+    "pounds": "\u00a3",
+}  # fmt: skip
+_SIGN_COMMANDS = re.compile(rf"\\(?:text|math)?({'|'.join(_WRITTEN_OUT)})(?![A-Za-z])\s?")
+_SIGN_IN_TEXT = re.compile(
+    r"\\(?:text|textrm|mathrm|mbox)\s?\{\s*((?:[A-Z]{1,2})?\s?(?:\\?\$|[\u00a2-\u00a5\u20a0-\u20bf\u0e3f])"
+    r"|(?:USD|EUR|GBP|JPY|INR|CHF|CNY|Rs)\.?(?=\s*\}\s*[0-9]))\s*\}"
+)
+_BARE_DOLLAR = re.compile(r"(?<![A-Za-z\\$])([A-Z]{1,2})\s?\$(?=\s?[0-9])")
+# Digits in groups of three, and space of any width, within a formula.
+_GROUPED = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,!])(?=[0-9]{3}(?![0-9]))")
+_SPACED = re.compile(SPACE)
 _ARRAY = re.compile(
     r"(?:(\()|\[)\s*\\begin\{(array|matrix)\}(?:\{[lcr]+\})?"
     r"((?:(?!\\begin).)*?)\\end\{\2\}\s*(?(1)\)|\])",
@@ -89,6 +108,7 @@ _PLAIN_FRACTION = re.compile(
 )
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _SHORT_WORDS = frozenset({"yes", "no", "odd", "all", "one", "two", "six", "ten"})
+_LETTERS = re.compile(r"\(?([A-Za-z]{1,3})\)?")
 _SINGLE = re.compile(r"\(?([A-Za-z])\)?")
 
 # Gold and answer as they are to be compared by math-verify.
@@ -103,8 +123,10 @@ def tidy(text: str) -> str:
     Minus signs and fixed spaces of Unicode become ASCII, a font's content stays in its braces, and
     a number in `\text{}` comes out of it; nothing inside is changed otherwise.
     """
-    text = text.replace("\u2212", "-").replace("\u00a0", " ").replace("\u202f", " ").strip()
-    if "\\" in text:
+    text = _BARE_DOLLAR.sub(r"\1\\$", text.translate(_ASCII_SIGNS)).strip()
+    if "\\" in text or "{" in text:
+        text = _SIGN_COMMANDS.sub(lambda match: _WRITTEN_OUT[match[1]], _MINUS.sub("-", text))
+        text = _SIGN_IN_TEXT.sub(r"\1 ", text)
         text = _LETTER_BEFORE.sub(r"\1", _STYLE.sub(" ", _FONT.sub(r"{\1}", text)))
     for _ in range(_MOST_WRAPPERS):
         before, text = text, _number_in_words(_without_space(text))
@@ -149,6 +171,9 @@ def comparable(gold: str, answer: str) -> Forms | None:
     name, answer = _without_name(_with_pmatrix(_SIZES.sub("", answer)))
     if not gold or not answer or (name and gold_name and name != gold_name):
         return None
+    letters = _letters_alone(gold)
+    if letters and _letters_alone(answer) == letters:
+        return _as_text(letters, letters)
     words = _words(gold)
     if words is not None:
         return _as_text(words, words) if _words(answer, loosely=True) == words else None
@@ -202,7 +227,9 @@ def _is_clean(text: str) -> bool:
 
 def _is_whole(inner: str, opening: str) -> bool:
     """Say whether a wrapper's two ends belong together rather than to two wrapped pieces."""
-    return braces_balance(inner) if opening[-1] == "{" else opening not in inner
+    if opening[-1] == "{":
+        return braces_balance(inner)
+    return opening not in inner.replace("\\$", "") and not inner.endswith("\\")
 
 
 def _without_name(text: str) -> tuple[str, str]:
@@ -253,6 +280,13 @@ def _words(text: str, *, loosely: bool = False) -> str | None:
     return plain.casefold() if is_word else None
 
 
+def _letters_alone(text: str) -> str | None:
+    r"""Return the letters that a text is, in words or brackets or bare, or None: `\text{(B)}`."""
+    match = _TEXT.fullmatch(text)
+    single = _LETTERS.fullmatch((match.group(1) if match else text).strip().rstrip("."))
+    return single.group(1) if single else None
+
+
 def _as_text(gold: str, answer: str) -> Forms:
     """Return words as symbols that math-verify compares letter by letter."""
     return tuple(  # type: ignore[return-value]
@@ -290,8 +324,8 @@ def _plain(value: Fraction) -> str:
 
 def _as_formula(gold: str, answer: str) -> Forms | None:
     """Return a gold that is no number, and the answer, or None; see the module's list."""
-    gold, gold_unit = _without_unit(gold)
-    answer, unit = _without_unit(answer)
+    gold, gold_unit = _without_unit(_SPACED.sub(" ", _GROUPED.sub("", gold)))
+    answer, unit = _without_unit(_SPACED.sub(" ", _GROUPED.sub("", answer)))
     if unit and unit != gold_unit and (gold_unit or not is_known(unit)):
         return None
     if bool(_EQUALS.search(gold)) is not bool(_EQUALS.search(answer)):

@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import gcd
 from typing import Literal
 
-from repro.reward.units import DOLLAR, is_known, read_unit
+from repro.reward.units import CURRENCIES, DOLLAR, SPACE, is_known, read_unit
 
 Form = Literal["whole", "decimal", "repeating", "fraction", "mixed"]
 
@@ -32,16 +32,19 @@ _PART = r"(?:\{\s?(-?[0-9]+)\s?\}|([0-9]))"
 _FRACTION = re.compile(rf"\\[cdt]?frac\s?{_PART}\s?{_PART}")
 _SLASH = re.compile(r"([0-9]+)\s?/\s?([0-9]+)")
 _MIXED = re.compile(r"([0-9]+)(?:\s|\\,|\\ )?(?=\\[cdt]?frac)|([0-9]+)\s(?=[0-9]+\s?/)")
-_CURRENCY = re.compile(r"(?:\\?\$|[€£¥₹]|\\pounds\s?)\s?")
-_CURRENCIES = {
-    "€": "euro",
-    "£": "pound sterling",
-    "¥": "yen",
-    "₹": "rupee",
-    "\\": DOLLAR,
-    "$": DOLLAR,
+# Whose dollar it is; in front of another sign there is nothing.
+_WHOSE = {"US": DOLLAR, "R": "real"} | {
+    letters: f"{letters} dollar" for letters in ("A", "AU", "C", "CA", "HK", "NT", "NZ", "S", "SG")
 }
-_MARKED_UNIT = re.compile(r"(?:\\[ ,;:!]|~|\s)*\\(?:text|mathrm|mbox)[a-z]*\s?\{[^{}]*\}$")
+_CODES = {"USD": DOLLAR, "EUR": "euro", "GBP": "pound sterling", "JPY": "yen", "INR": "rupee"}
+_CODES |= {"Rs": "rupee", "CHF": "franc", "CNY": "yuan"}
+_SIGNS = "".join(sign for sign in CURRENCIES if len(sign) == 1 and sign != "$")
+_CURRENCY = re.compile(
+    rf"(?:(?:({'|'.join(_WHOSE)})\s?)?(\\?\$)|([{_SIGNS}])|({'|'.join(_CODES)})\.?(?=[\s~\\0-9]))"
+    rf"(?:{SPACE}|\s)*"
+)
+_SPACES_BEFORE = re.compile(rf"^(?:{SPACE}|\s)+")
+_MARKED_UNIT = re.compile(rf"(?:{SPACE}|\s)*" r"\\(?:text|mathrm|mbox)[a-z]*\s?\{[^{}]*\}$")
 _PLAIN_UNIT = re.compile(r"(.*?[0-9}])\s*([A-Za-z][^\\{}]*)")
 _BRACED = re.compile(r"^\{\s?([0-9.,]+)\s?\}(?![0-9.,{])")
 _BASED = re.compile(r"(-?[0-9A-Za-z]*[0-9][0-9A-Za-z]*)_(?:\{\s?([0-9]{1,2})\s?\}|([0-9]))")
@@ -88,7 +91,9 @@ def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
     unit = ""
     currency = _CURRENCY.match(rest)
     if currency:
-        unit = "pound sterling" if "pounds" in currency.group() else _CURRENCIES[rest[0]]
+        whose, dollar, sign_alone, code = currency.groups()
+        unit = _CODES[code] if code else CURRENCIES[sign_alone] if sign_alone else DOLLAR
+        unit = _WHOSE[whose] if dollar and whose else unit
         second, rest = _signed(rest[currency.end() :])
         if second != 1 and sign != 1:
             return None
@@ -163,7 +168,7 @@ def _same_when_cut(gold: Quantity, answer: Quantity) -> bool:
 def _signed(text: str) -> tuple[int, str]:
     """Return 1 or -1, and the text without its sign."""
     if text[:1] in ("-", "+"):
-        return (-1 if text[0] == "-" else 1), text[1:].lstrip(" ")
+        return (-1 if text[0] == "-" else 1), _SPACES_BEFORE.sub("", text[1:])
     return 1, text
 
 

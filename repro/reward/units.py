@@ -12,6 +12,13 @@ import re
 
 UNKNOWN = "~"
 PERCENT, DEGREE, DOLLAR = "percent", "degree", "dollar"
+# Signs of currencies, before a number or behind it.
+CURRENCIES = {
+    "$": DOLLAR, "\\$": DOLLAR, "\u20ac": "euro", "\u00a3": "pound sterling", "\u00a5": "yen",
+    "\u20b9": "rupee", "\u20a8": "rupee", "\u20a9": "won", "\u20bd": "ruble", "\u20b1": "peso",
+    "\u0e3f": "baht", "\u20a3": "franc", "\u20ba": "lira", "\u20ab": "dong", "\u20aa": "shekel",
+    "\u20a6": "naira", "\u20b4": "hryvnia", "\u00a2": "cent",
+}  # fmt: skip
 
 # Units with a plural in s, each its own name.
 _REGULAR = (
@@ -69,7 +76,12 @@ NOT_UNITS = frozenset(
     | {"thousand", "thousands", "million", "millions", "billion", "billions", "trillion", "base"}
     | {"maybe", "perhaps", "either", "but", "so", "wait", "divided", "by", "factorial", "x"}
 )
-_SPACES = re.compile(r"\\[ ,;:!]|~|\\quad\b")
+# Commands that leave space and say nothing.
+SPACE = (
+    r"(?:(?<!\\)\\(?:[ ,;:!>]|[hm]space\*?\s?\{[^{}]*\}"
+    r"|(?:q?quad|(?:neg)?(?:thin|med|thick)space|enspace|enskip|space)(?![A-Za-z]))|~|\{\})"
+)
+_SPACES = re.compile(SPACE)
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textup|mbox|operatorname)\s?\{([^{}]*)\}")
 _DEGREE_SIGN = re.compile(
     r"^(?:\^\{?\\circ\}?|\u00b0|\\degree)\s*(?:([CF])|\\(?:text|mathrm)\s?\{\s?([CF])\s?\})?$"
@@ -94,6 +106,8 @@ def read_unit(rest: str, *, words: bool) -> str | None:
         return ""
     if rest in ("%", "\\%"):
         return PERCENT
+    if rest != "$" and rest in CURRENCIES:  # an unescaped one is mathematics that ends
+        return CURRENCIES[rest]
     rest = _DEGREE_SIGN.sub(_degrees, rest).strip()
     plain, texts = _TEXT.subn(r" \1 ", rest)
     if not texts and not words:

@@ -123,9 +123,9 @@ def overlong_penalty(length: int, *, max_new_tokens: int, buffer: float) -> floa
 def informative_groups(values: Sequence[float | None], group_ids: Sequence[int]) -> list[int]:
     """Return the ids, in first-seen order, of groups whose values differ.
 
-    Dynamic sampling keeps those whose *accuracies* differ, or the rewards of a user's own function:
-    the shaped sum would keep groups that differ in length or tags alone. The expected share of
-    groups kept by accuracy is 1 - p^G - (1-p)^G.
+    Dynamic sampling keeps those whose *accuracies* differ, or the rewards of another kind than the
+    task's: the shaped sum would keep groups that differ in length or tags alone. The expected share
+    of groups kept by accuracy is 1 - p^G - (1-p)^G.
 
     Parameters
     ----------

@@ -6,9 +6,10 @@ have common random numbers. Adding noise to an arm changes neither.
 
 Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative, at
 most `dynamic_sampling` batches per step, and then continues with what there is. A group is
-informative if its *accuracy* varies; with a user's own reward, if that reward varies before any
-shaping. Discarded problems are counted too: otherwise a comparison by steps would be unfair to an
-arm without dynamic sampling.
+informative if its *accuracy* varies: under the task's reward, which pays for the format as well,
+and wherever nothing is discarded. Under another reward, a user's own among them, dynamic sampling
+keeps the groups in which that reward varies before any shaping. Discarded problems are counted too:
+otherwise a comparison by steps would be unfair to an arm without dynamic sampling.
 
 Runs that train together are sampled and graded together, batch by batch, until each is complete. A
 run that needs no further batch idles and draws no random numbers.
@@ -75,7 +76,9 @@ class Rollout:
     lenient, golds
         B values each: accuracy by lenient grading, and the gold answers.
     mixed
-        Groups of the B rows with different rewards before any shaping.
+        Groups of the B rows with different rewards before any shaping; 0 where all is cut off.
+    all_cut_off
+        Whether overlong filtering leaves no row to train on.
     examples
         Token ids of the first completions sampled.
     """
@@ -94,6 +97,7 @@ class Rollout:
     lenient: list[float | None] = field(default_factory=list)
     golds: list[str] = field(default_factory=list)
     mixed: int = 0
+    all_cut_off: bool = False
     examples: tuple[tuple[int, ...], ...] = ()
 
 
@@ -277,8 +281,10 @@ class GrowingRollout:
         room = EXAMPLES - len(self._examples)
         self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
-        is_own = self.run.arm.reward_function is not None
-        informative = informative_groups(drawn.paid if is_own else drawn.accuracy, group_ids)
+        arm = self.run.arm
+        other = loss.dynamic_sampling > 0 and arm.reward != "task"
+        by_reward = other or arm.reward_function is not None
+        informative = informative_groups(drawn.paid if by_reward else drawn.accuracy, group_ids)
         self._informative += len(informative)
         every = list(range(len(drawn.prompts)))
         room = scale.prompts_per_rollout - len(self._collected.prompts)
@@ -327,6 +333,8 @@ class GrowingRollout:
             collected.completions,
             group_size=scale.group_size,
         )
+        all_cut_off = loss.mask_truncated and bool(rows.truncated.all()) and len(rows) > 0
+        mixed = 0 if all_cut_off else len(informative_groups(collected.paid, group_ids))
         return Rollout(
             rows=rows,
             advantages=advantages,
@@ -341,7 +349,8 @@ class GrowingRollout:
             lenient_sampled=mean_of(self._lenient),
             lenient=collected.lenient,
             golds=collected.golds,
-            mixed=len(informative_groups(collected.paid, group_ids)),
+            mixed=mixed,
+            all_cut_off=all_cut_off,
             examples=tuple(self._examples),
         )
 

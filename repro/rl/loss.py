@@ -65,6 +65,8 @@ class StepCounts:
     local_tokens: int | None = None
 
 
+# A ratio's, and a KL term's: of tokens beyond it, e^20 times as likely, no gradient is taken.
+MOST_LOGARITHM = 20.0
 # Of `LossResult.sums`, in this order.
 SUMS = ("tokens", "clipped_low", "clipped_high", "ratio", "kl", "weight")
 
@@ -86,15 +88,6 @@ class LossResult:
 
     loss: Tensor
     sums: Tensor
-
-
-def check_loss(config: LossConfig) -> None:
-    """Raise `ValueError` if one setting makes another one ineffective."""
-    if config.importance_cap is not None and config.old_policy == "sampler":
-        raise ValueError(
-            "loss.importance_cap acts between the trainer's old log-probabilities and the "
-            "sampler's; with loss.old_policy 'sampler' they are the same and it must be None"
-        )
 
 
 def policy_loss(
@@ -127,16 +120,14 @@ def policy_loss(
     ref_logprobs
         (B, T), the reference policy's; needed by `beta`.
     """
-    check_loss(config)
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     advantage = advantages.to(logprobs.dtype)[:, None]  # (B, 1)
-    # Padding is set to 0 before exp: 0 * inf in a masked position would still poison gradients.
     by_sequence = config.ratio == "sequence"
     difference = torch.where(mask, logprobs - old, 0)
     if by_sequence:
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
         difference = (difference.sum(1, keepdim=True) / lengths).expand_as(mask)
-    ratio = difference.exp()
+    ratio = _bounded(difference).exp()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     gain = torch.minimum(ratio * advantage, clipped * advantage)
 
@@ -153,7 +144,7 @@ def policy_loss(
     if config.beta > 0:
         if ref_logprobs is None:
             raise ValueError("loss.beta is set; it needs the reference policy's log-probabilities")
-        distance = ref_logprobs - logprobs
+        distance = _bounded(torch.where(mask, ref_logprobs - logprobs, 0))
         kl = torch.expm1(distance) - distance
         per_token = per_token + config.beta * kl
 
@@ -167,6 +158,14 @@ def policy_loss(
         loss=aggregate(per_token, mask, config.aggregation, counts),
         sums=torch.stack([*counts_of, *sums]),
     )
+
+
+def _bounded(logarithm: Tensor) -> Tensor:
+    """Return a logarithm of which exp, and its product with an advantage, is finite in float32.
+
+    Padding must be 0 in it before: 0 * inf in a masked position would still poison gradients.
+    """
+    return logarithm.clamp(-MOST_LOGARITHM, MOST_LOGARITHM)
 
 
 def aggregate(

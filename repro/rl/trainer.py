@@ -49,14 +49,13 @@ from torch import Tensor
 from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.loop import Hooks, StepValues, run_steps
-from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
 from repro.rl.policies import Policies, StepInputs
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import BatchError, FailedRun, RunStates, TrainResult
 from repro.rl.step import StepOutput, step_metrics
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import TrainScale
 
 # `SinglePolicy` or `StackedPolicies`; measurements also use members of the former.
 Trained = TypeVar("Trained", bound=Policies)
@@ -81,8 +80,7 @@ def train(
     `within` are totals of seconds inside phases, shown apart (`WallClock`).
     Returns the result of each run; a `FailedRun` only from policies that freeze failed runs.
 
-    Raises `ValueError` if a configuration cannot be trained as it says, or if the checkpoint
-    belongs to other runs.
+    Raises `ValueError` if the checkpoint belongs to other runs.
     """
     clock = WallClock(within)
     training = replace(prepare(policies, sources, score), hooks=hooks, clock=clock)
@@ -125,12 +123,7 @@ class Training(Generic[Trained]):
 
 
 def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Training[Trained]:
-    """Check the configurations of all runs, and return the inputs of `iterate`.
-
-    Raises `ValueError` if a configuration cannot be trained as it says.
-    """
-    for run in policies.runs:
-        require_trainable(run)
+    """Return the inputs of `iterate`."""
     return Training(policies=policies, sources=sources, score=score)
 
 
@@ -280,21 +273,3 @@ def _note(
                 break
             values |= once
             note_step(own, values)
-
-
-def require_trainable(run: RunConfig) -> None:
-    """Raise `ValueError` if the run cannot be trained as its configuration says."""
-    scale = run.scale
-    if not isinstance(scale, TrainScale):
-        raise TypeError(f"run.scale is a {type(scale).__name__}; training needs a TrainScale")
-    check_loss(run.arm.loss)
-    sampling = scale.rollout
-    if sampling.temperature <= 0:
-        raise ValueError(
-            f"rollout temperature is {sampling.temperature}; training samples, so it must be > 0"
-        )
-    if sampling.filtered:
-        raise ValueError(
-            f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
-            "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"
-        )

@@ -161,7 +161,7 @@ class Plans:
             if digest != self.present and not self._is_stated(claim, self.earlier[digest])
         ]
         plans = ", ".join(late)
-        return f"the plan of these runs ({plans}) has other rules" if late else ""
+        return f"Post hoc: the plan of these runs ({plans}) has other rules" if late else ""
 
     def _seeds(self, digest: str) -> tuple[int, ...]:
         if digest == self.present:

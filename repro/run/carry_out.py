@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, find_record, record_of, run_folder
+from repro.evidence.steady_clock import steady_now
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, TrainScale
@@ -90,7 +91,7 @@ def carry_out(
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
-    started = datetime.now(UTC)
+    started = steady_now()
     measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
     measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
@@ -139,7 +140,7 @@ def _carry_out_ensemble(
     from repro.procedures.together import train_together
     from repro.rl.runs import FailedRun
 
-    started, environment = datetime.now(UTC), capture_environment()
+    started, environment = steady_now(), capture_environment()
     paths = []
 
     def done(run: RunConfig, outcome: Measured | FailedRun) -> None:

@@ -1,9 +1,10 @@
 """The problems of a plan, opened once before anything starts.
 
-A broken line stops the plan, not each run. Gold answers that no completion can match are named; if
-none can be matched, that is an error. Problems of the package's own generators are not opened.
-Public sets are opened only if a user named them: those of a target's own scale may have to be
-downloaded first. `repro.run.preflight` checks the lengths of prompts on the same lists.
+A broken line stops the plan, not each run. Gold answers that no completion can match are named, and
+so are those that only a copy of their own words matches; if none can be matched, that is an error.
+Problems of the package's own generators are not opened. Public sets are opened only if a user named
+them: those of a target's own scale may have to be downloaded first. `repro.run.preflight` checks
+the lengths of prompts on the same lists.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from repro.data.load import is_generated, load_problems
 from repro.data.own import Split
 from repro.data.problem import DataError, Problem, columns_of
-from repro.reward.answers import ANSWER_CLOSE, ANSWER_OPEN, extract_answer
+from repro.reward.answers import (
+    ANSWER_CLOSE,
+    ANSWER_OPEN,
+    claims_within,
+    extract_answer,
+    require_readable,
+)
 from repro.reward.custom import try_reward
 from repro.reward.grader import GraderPool
 from repro.spec.arm import RewardFunction
 from repro.spec.config import DataConfig, RunConfig, TrainScale
+from repro.spec.hub import local_folders
 
 # Only so many are named; the rest are counted.
 _NAMED = 5
@@ -67,7 +76,7 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
 
     Raises `DataError` if they are missing or broken, or no gold of a split can be paid; it names
     file and line. Raises `ValueError` if a user's reward asks for a column that they lack, or fails
-    on two of them.
+    on two of them, and if a checkpoint that is here makes no prompts.
 
     Parameters
     ----------
@@ -75,6 +84,10 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
         Whether a user named the data, so that public sets are opened as well as folders.
     """
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
+    for scale in scales:
+        if Path(scale.checkpoint).expanduser().exists():
+            for folder in local_folders(scale.checkpoint):
+                require_prompts(folder, scale.prompt_template)
     every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}
     trained = {data for data, split in every if split == "train"}
     rewarded = [
@@ -89,6 +102,22 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
                 splits = {s: problems_of(data, s) for s in _GRADED if (data, s) in every}
                 lines += _lines(data.source, splits, pool)
     return lines
+
+
+@functools.lru_cache(maxsize=64)
+def require_prompts(folder: Path, template: str) -> None:
+    """Raise `ValueError` where a folder's tokenizer serves no prompt of a template, or no answer.
+
+    What a folder lacks is left to its loading.
+    """
+    from repro.data.prompts import render, respelled, template_named
+    from repro.models.policy import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is not None:
+        render(Problem(id="example", question="2 + 2?", answer="4"), template, tokenizer)
+        reads = template_named(template).reads
+        require_readable(reads, lambda text: respelled(text, tokenizer))
 
 
 def _try_rewards(scales: Sequence[tuple[RewardFunction, DataConfig]], named: bool) -> None:
@@ -127,11 +156,33 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
                 f"is {problems[0].answer!r} ({problems[0].where}), and numbers or formulas are "
                 "needed (docs/grading.md)"
             )
-        if len(unpayable) > _NAMED:
-            lines.append(
-                f"  {source}: {len(unpayable)} of {len(problems)} {split} golds can never be paid"
+        wordy = _wordy(problems, pool)
+        lines += [
+            f"  {problem.where}: gold {problem.answer!r} is paid for these words alone, and its "
+            "number alone is not; leave the words out"
+            for problem in wordy[:_NAMED]
+        ]
+        lines += [
+            f"  {source}: {len(found)} of {len(problems)} {split} golds {what}"
+            for found, what in (
+                (unpayable, "can never be paid"),
+                (wordy, "are paid for their words alone"),
             )
+            if len(found) > _NAMED
+        ]
     return lines
+
+
+def _wordy(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:
+    """Return the problems whose gold has words around its answer that a completion must repeat."""
+    asked = [(problem, claims_within(problem.answer)) for problem in problems]
+    pairs = [(problem.answer, claim) for problem, claims in asked for claim in claims]
+    paid = {
+        gold
+        for (gold, _), grade in zip(pairs, pool.grade_answers(pairs), strict=True)
+        if grade.status != "wrong"  # a gold at fault is named as such
+    }
+    return [problem for problem, claims in asked if claims and problem.answer not in paid]
 
 
 def _unpayable(problems: Sequence[Problem], pool: GraderPool) -> list[Problem]:

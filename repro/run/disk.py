@@ -35,6 +35,8 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
     """Return an error as a sentence without a traceback, about its own path or `place`."""
     own = error.filename2 or error.filename  # when renaming, the new name
     named = own if isinstance(own, str | Path) else place
+    if named is None and error.errno in _FAULTS:
+        named = "standard output or a cache"  # whatever else is written to has its name here
     if named is None or error.errno is None:
         return str(error) or type(error).__name__
     path = Path(named)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.record import failed_record, find_record, read_record
+from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import is_ensemble, launched_ranks
 from repro.run.data_check import data_lines
@@ -156,9 +156,7 @@ def _prepared(
         shares = [max(1, has // max(2, room * here)) for room, has in hosts if room]
         # The same on all hosts, since the order of sums depends on it; 1 at the smoke tier.
         threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))
-        left = [
-            run for run in plan if find_record(run, folder) is None and refusal(run, ranks) is None
-        ]
+        left = [run for run in standing_of(plan, folder).left if refusal(run, ranks) is None]
         full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         text = plan_text(selection, plan, folder, expected, workers, ranks)
@@ -278,18 +276,22 @@ def execute(
     ray_needs
         CPUs or GPUs of a run where a Ray cluster carries runs out, as `ray.remote` names them.
 
-    Raises `ValueError` if a record at a run's place belongs to another configuration, or the disk
-    of the records cannot be used (`DiskError`).
+    A run at whose place stands what is not its record counts as failed; what stands is left alone.
+
+    Raises `ValueError` if no run can be carried out and none is recorded, or the disk of the
+    records cannot be used (`DiskError`).
     """
-    unrecorded = [run for run in plan if find_record(run, runs) is None]
-    before = len(plan) - len(unrecorded)
-    pending, refused = _runnable(unrecorded, ranks)
+    standing = standing_of(plan, runs)
+    before, blocked = len(standing.recorded), len(standing.blocked)
+    pending, refused = _runnable(standing.left, ranks)
+    refused = [*(f"Not run: {why}." for why in standing.blocked), *refused]
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
         console.print(sentence, highlight=False, markup=False)
     if not pending:
-        console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
-        return RunCounts(before=before, finished=0, failed=0, left=0)
+        every = "All" if before == len(plan) else "Of all runs"
+        console.print(f"{every} {before} runs are recorded in {runs}; nothing to do.")
+        return RunCounts(before=before, finished=0, failed=blocked, left=0)
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
@@ -321,11 +323,12 @@ def execute(
         finally:
             restore()
     left = len(pending) - counts["finished"] - counts["failed"]
+    failed = counts["failed"] + blocked
     if faults:
         raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
-    return RunCounts(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+    return RunCounts(before=before, finished=counts["finished"], failed=failed, left=left)
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:
@@ -349,7 +352,8 @@ def _follow(
     """Wait for all tasks to end; return errors of the disk."""
     faults = []
     for event in pool.execute(tasks):
-        _conclude(event, counts)
+        for fault in _conclude(event, counts):
+            display.show(Event(task=event.task, kind="warning", text=fault))
         if event.kind in ("finished", "failed", "stopped", "disk"):
             locks.release(event.task)
         if event.kind == "disk":
@@ -372,31 +376,32 @@ def _runnable(plan: Sequence[RunConfig], ranks: int) -> tuple[list[RunConfig], l
     return [run for run in plan if run.digest() not in refused], sentences
 
 
-def _conclude(event: Event, counts: dict[str, int]) -> None:
-    """Count an ended run; write a failure record, or remove a finished run's checkpoint."""
+def _conclude(event: Event, counts: dict[str, int]) -> list[str]:
+    """Count an ended run; write a failure record, or remove a finished run's checkpoint.
+
+    Returns why what stands at the place of a record is not the run's.
+    """
     if event.kind not in ("finished", "failed", "elsewhere"):
-        return
+        return []
     task = event.task
-    recorded = [run for run in task.every if find_record(run, task.runs) is not None]
-    counts["finished"] += len(recorded)
-    counts["failed"] += len(task.every) - len(recorded)
+    standing = standing_of(task.every, task.runs)
+    counts["finished"] += len(standing.recorded)
+    counts["failed"] += len(task.every) - len(standing.recorded)
     if event.kind == "failed":
         # Runs of an ensemble may have been recorded before its worker died: these are done.
         environment = capture_environment()
-        for run in task.every:
-            if run not in recorded:
-                failed_record(run, event.text, environment).write(task.runs)
+        for run in standing.left:
+            failed_record(run, event.text, environment).write(task.runs)
     elif event.kind == "finished":
         shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
+    return standing.blocked
 
 
 def _shown(event: Event) -> dict[str, float]:
-    if event.kind != "finished":
+    task = event.task
+    if event.kind != "finished" or task.run not in standing_of([task.run], task.runs).recorded:
         return {}
-    path = find_record(event.task.run, event.task.runs)
-    if path is None:
-        return {}
-    record = read_record(path)
+    record = read_record(record_path(task.run, task.runs))
     values = {name: record.value(name) for name in SHOWN}
     return {name: value for name, value in values.items() if value is not None}
 

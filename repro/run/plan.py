@@ -17,7 +17,7 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record, find_record
+from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
@@ -28,6 +28,7 @@ from repro.run.preflight import (
     is_published,
     memory_of,
     refusal,
+    require_fit,
     smallest_device,
 )
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
@@ -64,12 +65,15 @@ def plan_text(
 ) -> str:
     """Return the plan of `runs`, recorded in `folder`, as lines of text.
 
+    Raises `ValueError` if no machine can carry out any that is left.
+
     `workers` runs at a time share memory and disk; each takes `ranks` devices.
     """
     listed = _listed(runs)
     needs = selection.source.needs_at(selection.tier)
-    done = {run.digest() for run in runs if find_record(run, folder) is not None}
-    left = [run for run in runs if run.digest() not in done]
+    standing = standing_of(runs, folder)
+    done, left = {run.digest() for run in standing.recorded}, standing.left
+    require_fit(left)
     timed = timed_runs(selection.tier, runs, expected)
     lines = [
         f"{selection.target.name} at the {selection.tier.value} tier: {len(runs)} runs "
@@ -90,11 +94,12 @@ def plan_text(
     lines += [
         f"  timed     {timed.basis}",
         *_card_lines(selection.tier, left or runs),
-        f"  memory    {_known(memory)}",
+        f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
     ]
     refused = _refusals(left, ranks)
     lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
+    lines += [f"  refused   {reason}" for reason in standing.blocked]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
     writing = [run for run in left if missing or refusal(run, ranks) is None]
     written = None if _unknown(writing) else disk_bytes(writing, needs, workers)
@@ -106,6 +111,14 @@ def plan_text(
 def _known(nbytes: int | None) -> str:
     """Return a number of bytes as text: none and 0 stand for one that nobody knows."""
     return size(nbytes) if nbytes else "not known"
+
+
+def _beyond_card(tier: Tier, memory: int | None) -> str:
+    """Return what a plan adds to the memory of measurements that fill a larger card than this."""
+    device = smallest_device()
+    if tier is not Tier.SYSTEMS or device is None or (memory or 0) <= device.memory_bytes:
+        return ""
+    return f" on a card that holds every point; {size(device.memory_bytes)} here"
 
 
 def _card_lines(tier: Tier, runs: list[RunConfig]) -> list[str]:

@@ -1,12 +1,12 @@
 """Whether a run can work here, found out before anything large is downloaded or loaded.
 
 A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
-`refusal` looks at the run's own configuration, for `plan` and `run` alike: a package that is not
-installed, a step that no card of this size holds, a data set without the split that the scale asks
-for. `files_refusal` and `fetch_files` are for `run` alone, since they fetch what runs read: first
-the small files (config, tokenizer, problems), then the weights. So a hub that does not answer
-refuses a run, as a prompt longer than the scale allows does, and one that has begun needs no
-network.
+`RunConfig` refuses settings that train nothing. `unfit` looks at what the settings name, as far as
+it is here, and `lacking` at this machine: a package that is not installed, a step that no card of
+this size holds. Both are for `plan` and `run` alike, which end in an error where no run is fit.
+`files_refusal` and `fetch_files` are for `run` alone, since they fetch what runs read: first the
+small files (config, tokenizer, problems), then the weights. So a hub that does not answer refuses a
+run, as a prompt longer than the scale allows does, and one that has begun needs no network.
 
 Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
 the tokenizer; so prompts are rendered here as the run will render them.
@@ -18,43 +18,106 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from repro.data.load import require_declared
+from repro.data.load import is_generated, require_declared
+from repro.data.prompts import template_named
 from repro.models.memory_plan import training_memory
-from repro.run.data_check import problems_of, reads_of
+from repro.reward.custom import load_reward
+from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
-from repro.spec.arm import Arm
+from repro.spec.arm import Arm, require, tried
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import hub_cache, is_hub_name
+from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
-from repro.spec.schedule import sigma_of_stage, stage_of_step
+from repro.spec.schedule import stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.tier import CudaDevice, Tier, cuda_devices
+from repro.targets import TARGETS
 
 # A run's record and its metrics.jsonl of some hundred steps.
 _RECORD_BYTES = 500_000
 
 
 def refusal(run: RunConfig, ranks: int = 1) -> str | None:
-    """Return why a run by so many ranks cannot work here by its configuration alone, or None."""
-    scale, device = run.scale, smallest_device()
-    refusals = [missing_package(run)]
+    """Return why a run by so many ranks cannot work here, or None; fetches nothing."""
+    return unfit(run) or lacking(run, ranks)
+
+
+def unfit(run: RunConfig) -> str | None:
+    """Return why no machine can carry a run out, by its settings and the files here, or None."""
+    scale = run.scale
+    if not isinstance(scale, TrainScale):
+        return None
+    bare = dataclasses.replace(scale, seeds=())
+    refusals = [check(run) for check in (_noise_refusal, _sampler_refusal, _optimizer_refusal)]
+    refusals += [*_data_refusals(bare)]
+    try:
+        require(
+            scale.checkpoint == "tiny" or is_published(scale),
+            f"checkpoint is {scale.checkpoint!r}; it must be a folder that is here, or a hub name "
+            "(owner/model)",
+        )
+        shape_of_checkpoint(scale.checkpoint)  # its config has a decoder's sizes
+        if run.arm.reward_function is not None:
+            load_reward(run.arm.reward_function)
+        if _is_here(bare) and _prompts_of(bare) not in _own_prompts():
+            checked_folder(bare)
+        template_named(scale.prompt_template)
+        if Path(scale.checkpoint).expanduser().exists():
+            (folder,) = local_folders(scale.checkpoint)
+            refusals.append(_format_refusal(folder, run))
+    except (OSError, ValueError) as error:
+        refusals.append(str(error))
+    return "; ".join(dict.fromkeys(filter(None, refusals))) or None
+
+
+def lacking(run: RunConfig, ranks: int = 1) -> str | None:
+    """Return what this machine lacks for a run by so many ranks, or None."""
+    device, refusals = smallest_device(), [missing_package(run)]
     if device is not None and run.tier == Tier.SYSTEMS.value:
         refusals += [kernels_refusal(run, device), _points_refusal(run, device)]
-    if isinstance(scale, TrainScale):
-        refusals += [_noise_refusal(run), _sampler_refusal(run)]
-        refusals += [*_data_refusals(dataclasses.replace(scale, seeds=()))]
-        try:
-            refusals += [memory_of(run.arm, scale, ranks)[1]] if is_published(scale) else []
-            folder = Path(scale.checkpoint).expanduser()
-            refusals += [_format_refusal(folder, run.arm)] if folder.is_dir() else []
-        except ValueError as error:  # a config.json without a decoder's sizes
-            refusals.append(str(error))
-    return "; ".join(dict.fromkeys(filter(None, refusals))) or None
+    if isinstance(run.scale, TrainScale) and is_published(run.scale):
+        refusals.append(memory_of(run.arm, run.scale, ranks)[1])
+    return "; ".join(filter(None, refusals)) or None
+
+
+def require_fit(runs: Sequence[RunConfig]) -> None:
+    """Raise `ValueError`, with arms and reasons, where no machine can carry out any of the runs."""
+    unfit_arms: dict[str, list[str]] = {}
+    for run in {run.arm: run for run in runs}.values():
+        why = unfit(run)
+        if why is None:
+            return
+        unfit_arms.setdefault(why, []).append(run.arm.name)
+    sentences = [f"{', '.join(arms)}: {why}" for why, arms in unfit_arms.items()]
+    require(not sentences, "; ".join(sentences))
+
+
+def _prompts_of(scale: TrainScale) -> tuple[Any, ...]:
+    """Return the settings that decide whether prompts and completions find room."""
+    limits = scale.rollout.max_new_tokens, scale.evaluation.sampling.max_new_tokens
+    reads = tuple(reads_of(scale))
+    return scale.checkpoint, scale.prompt_template, scale.prompts_per_rollout, limits, reads
+
+
+@functools.cache
+def _own_prompts() -> frozenset[tuple[Any, ...]]:
+    """Return those of the package's targets as they stand, which its tests check."""
+    scales = [scale for target in TARGETS for scale in target.scales.values()]
+    return frozenset(_prompts_of(scale) for scale in scales if isinstance(scale, TrainScale))
+
+
+def _is_here(scale: TrainScale) -> bool:
+    """Whether nothing that a scale reads would have to be fetched."""
+    sources = {read.data.source for read in reads_of(scale)}
+    own = ("folder:", "file:")
+    local = all(is_generated(source) or source.startswith(own) for source in sources)
+    return local and (scale.checkpoint == "tiny" or Path(scale.checkpoint).expanduser().exists())
 
 
 def files_refusal(run: RunConfig) -> str | None:
@@ -62,7 +125,7 @@ def files_refusal(run: RunConfig) -> str | None:
     if not isinstance(run.scale, TrainScale) or not is_published(run.scale):
         return None
     try:
-        return _format_refusal(_checked_files(dataclasses.replace(run.scale, seeds=())), run.arm)
+        return _format_refusal(checked_folder(dataclasses.replace(run.scale, seeds=())), run)
     except ValueError as error:
         return str(error)
 
@@ -71,13 +134,13 @@ def fetch_files(runs: Iterable[RunConfig]) -> None:
     """Fetch what runs read, the weights last; `ValueError` says what cannot be had or read."""
     from repro.models.checkpoint import resolve
 
-    arms: dict[TrainScale, list[Arm]] = {}
+    by_scale: dict[TrainScale, list[RunConfig]] = {}
     for run in runs:
         if isinstance(run.scale, TrainScale) and is_published(run.scale):
-            arms.setdefault(dataclasses.replace(run.scale, seeds=()), []).append(run.arm)
-    for scale, of_scale in arms.items():
-        folder = _checked_files(scale)
-        if any(_format_refusal(folder, arm) is None for arm in of_scale):
+            by_scale.setdefault(dataclasses.replace(run.scale, seeds=()), []).append(run)
+    for scale, of_scale in by_scale.items():
+        folder = checked_folder(scale)
+        if any(_format_refusal(folder, run) is None for run in of_scale):
             resolve(scale.checkpoint, scale.revision)
 
 
@@ -94,15 +157,24 @@ def missing_package(run: RunConfig) -> str | None:
     if needed in ("bitsandbytes", "vllm") and importlib.util.find_spec(needed) is None:
         return f"{arm.name} needs {needed} (the extra `{needed}`); it is not installed"
     trains = isinstance(scale, TrainScale) and arm.training != "none"
-    if trains and scale.optimizer.name == "adamw_8bit":
-        if importlib.util.find_spec("bitsandbytes") is None:
-            return (
-                "optimizer adamw_8bit needs bitsandbytes, which is not installed: pip install "
-                "'qerl-repro[bitsandbytes]', or --set optimizer.name=adamw"
-            )
-        if run.tier == "smoke":
-            return "optimizer adamw_8bit needs a CUDA device; the smoke tier has none: use adamw"
+    in_8_bits = trains and scale.optimizer.name == "adamw_8bit"
+    if in_8_bits and importlib.util.find_spec("bitsandbytes") is None:
+        return (
+            "optimizer adamw_8bit needs bitsandbytes, which is not installed: pip install "
+            "'qerl-repro[bitsandbytes]', or --set optimizer.name=adamw"
+        )
+    by_vllm = isinstance(scale, TrainScale) and scale.sampler == "vllm"
+    if by_vllm and importlib.util.find_spec("vllm") is None:
+        return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
     return None
+
+
+def _optimizer_refusal(run: RunConfig) -> str | None:
+    """Return why a run's optimiser does not serve its tier, or None."""
+    trains = run.arm.training != "none" and run.tier == "smoke"
+    if not trains or run.scale.optimizer.name != "adamw_8bit":
+        return None
+    return "optimizer.name is adamw_8bit, which needs a CUDA device; the smoke tier needs adamw"
 
 
 def _noise_refusal(run: RunConfig) -> str | None:
@@ -112,7 +184,7 @@ def _noise_refusal(run: RunConfig) -> str | None:
         return None
     every = scale.updates_per_rollout
     drawn_at = range(0, scale.steps, every)
-    if any(sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in drawn_at):
+    if stage_of_step(noise, drawn_at[-1], scale.steps) > 0:  # later stages all have noise
         return None
     way = "more steps are needed" + ", or --set updates_per_rollout=1" * (every > 1)
     return (
@@ -127,8 +199,6 @@ def _sampler_refusal(run: RunConfig) -> str | None:
     arm, scale = run.arm, run.scale
     if scale.sampler == "own":
         return None
-    if importlib.util.find_spec("vllm") is None:
-        return "sampler is vllm, which is not installed: pip install 'qerl-repro[vllm]'"
     if run.procedure not in ("train", "evaluate") or scale.together:
         how = "trained together with others" if scale.together else f"a {run.procedure}"
         return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
@@ -239,34 +309,49 @@ def _data_refusals(scale: TrainScale) -> Iterator[str]:
             yield f"{read.name} problems: {error}"
 
 
-def _format_refusal(folder: Path, arm: Arm) -> str | None:
-    """Return why a checkpoint does not load in an arm's format, or None; reads its config alone.
+def _format_refusal(folder: Path, run: RunConfig) -> str | None:
+    """Return why a checkpoint does not load as a run's arm, or None; reads its config alone.
 
     Raises `ValueError` when the config is not one of a checkpoint that is built here.
     """
     from repro.models.loading import read_description
 
-    stored = read_description(folder).stored_format
-    if stored in (None, arm.weight_format):
+    stored, kind = read_description(folder).stored_format, run.arm.weight_format
+    if stored is None or (stored == kind and not run.scale.permuted):
         return None
-    return f"{folder} stores {stored} codes; {arm.weight_format} weights need the 16-bit checkpoint"
+    what = "another order of channels (permuted)" if stored == kind else f"{kind} weights"
+    return f"{folder} stores {stored} codes; {what} need the 16-bit checkpoint"
+
+
+def checked_folder(scale: TrainScale) -> Path:
+    """Return a checkpoint's folder, whose tokenizer fits it and the problems.
+
+    Raises `ValueError` when tokenizer or problems cannot be read, prompts are too long, alone or
+    with their completions, or problems too few.
+    """
+    (folder,), refused = _checked(scale)
+    require(not refused, "; ".join(refused))
+    return cast(Path, folder)
 
 
 @functools.lru_cache(maxsize=64)
-def _checked_files(scale: TrainScale) -> Path:
-    """Return a checkpoint's folder, whose tokenizer fits it and the problems.
+def _checked(scale: TrainScale) -> tuple[list[Any], list[str]]:
+    """Return what `checked_folder` does, or why not, found once for all arms."""
+    return tried(partial(_checked_files, scale))
 
-    Raises `ValueError` when tokenizer or problems cannot be read, prompts are too long or problems
-    too few.
-    """
+
+def _checked_files(scale: TrainScale) -> Path:
     from repro.data.prompts import render
     from repro.models.checkpoint import resolve
+    from repro.models.loading import read_description
     from repro.models.policy import load_tokenizer
 
     folder = resolve(scale.checkpoint, scale.revision, weights=False)
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
+    positions = read_description(folder).config.max_position_embeddings
+    require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)
         if read.split == "train" and len(problems) < scale.prompts_per_rollout:
@@ -282,5 +367,14 @@ def _checked_files(scale: TrainScale) -> Path:
                 f"{read.name} problems of {read.data.source}: the longest prompt has {longest} "
                 f"tokens with the tokenizer of {folder}; max_prompt_tokens there is "
                 f"{read.max_prompt_tokens}"
+            )
+        sampled, name = scale.evaluation.sampling, "evaluation.sampling.max_new_tokens"
+        if read.split == "train":
+            sampled, name = scale.rollout, "rollout.max_new_tokens"
+        if sampled.max_new_tokens > positions - longest:
+            raise ValueError(
+                f"{name} is {sampled.max_new_tokens}; the longest prompt of {read.name} problems "
+                f"has {longest} tokens and the model {positions} positions, so it must be "
+                f"{positions - longest} or less"
             )
     return folder

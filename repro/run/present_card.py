@@ -77,7 +77,7 @@ def kernels_refusal(run: RunConfig, device: CudaDevice) -> str | None:
     if run.procedure != "operation" or device.capability[0] == 9:
         return None
     found = ".".join(map(str, device.capability))
-    return f"{run.target} times kernels for Hopper (9.0); {device.name} has {found}"
+    return f"{run.target} measures kernels for Hopper (9.0); {device.name} is of {found}"
 
 
 def points_left_out(run: RunConfig, device_bytes: int) -> dict[str, str]:

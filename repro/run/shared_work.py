@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.record import find_record, record_path
+from repro.evidence.record import record_path, standing_of
 from repro.run.worker import Task
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
@@ -105,9 +105,9 @@ class RunLocks:
         )
 
     def _recorded_since(self, run: RunConfig) -> bool:
-        """Return whether another start has recorded the run, as done or as failed."""
+        """Return whether another start has recorded the run, as done or as failed, or seems to."""
         failed = self._count_failures(run) > self._failures.get(run.digest(), 0)
-        return failed or find_record(run, self._runs) is not None
+        return failed or not standing_of([run], self._runs).left
 
     def _count_failures(self, run: RunConfig) -> int:
         path = record_path(run, self._runs)

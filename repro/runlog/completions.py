@@ -31,6 +31,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from repro.data.prompts import texts_of
 from repro.rl.collect import Rollout
 from repro.runlog.trackers import name_of
 from repro.spec.config import RunConfig
@@ -70,7 +71,7 @@ def _columns_of(
     groups = rows.prompt_of_row.tolist()
     prompts = tokenizer.batch_decode([list(prompt) for prompt in rows.prompts])
     ids = [own[mask].tolist() for own, mask in zip(rows.token_ids, rows.mask, strict=True)]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else []
+    texts = texts_of(ids, tokenizer) if ids else []
     scored = zip(advantages.values, advantages.scored, strict=True)
     count = len(groups)
     return {

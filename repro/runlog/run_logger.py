@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from repro.data.prompts import texts_of
 from repro.evidence.procedure import WARNING, Progress
 from repro.runlog.stream import StepLines, read_lines
 from repro.runlog.trackers import TRACKERS, Tracker, name_of, parse_trackers
@@ -181,9 +182,7 @@ class RunLogger:
                 folder = self.folders[number] / "completions"
                 write_completions(folder, self.runs[number], step, rollout, tokenizer)
             self._seen[number] = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
-            texts = tokenizer.batch_decode(
-                list(map(list, rollout.examples)), skip_special_tokens=True
-            )
+            texts = texts_of(rollout.examples, tokenizer)
             try:
                 sentence = self._watch(number, step).rollout(
                     rollout, self.runs[number].scale.updates_per_rollout, texts
@@ -199,7 +198,8 @@ class RunLogger:
         if watch is None:
             lines = read_lines(self._steps[number].path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            watch = self._watches[number] = Watch(self.options.stop_idle, earlier)
+            steps = self.runs[number].scale.steps
+            watch = self._watches[number] = Watch(self.options.stop_idle, earlier, steps)
         return watch
 
     def _warn(self, number: int, sentence: str | None) -> None:

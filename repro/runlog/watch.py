@@ -9,8 +9,9 @@ The other trap pays: format is learnt and reasoning is thrown away. Format rises
 to half of their length, and the answers are right no more often than before. Accuracy is taken
 by the lenient reading here, since the strict one rises with the format alone.
 
-Each is said once per run. `--stop-idle N` ends a run at the N-th step in a row that teaches
-nothing; what was counted before a resumed run stopped is read from its metrics.jsonl.
+Each is said once per run, the first at the end of a run that is shorter than five steps.
+`--stop-idle N` ends a run at the N-th step in a row that teaches nothing; what was counted before a
+resumed run stopped is read from its metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -45,15 +46,23 @@ class Watch:
         Steps in a row without a lesson that end the run; 0 never does.
     earlier
         Lines of its metrics.jsonl up to the step that it goes on from.
+    whole
+        Steps of the whole run.
     """
 
-    def __init__(self, stop_idle: int = 0, earlier: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        stop_idle: int = 0,
+        earlier: Sequence[Mapping[str, Any]] = (),
+        whole: int = IDLE_STEPS,
+    ) -> None:
         self.stop_idle, self.idle = stop_idle, 0
+        self._due = min(IDLE_STEPS, whole)
         self._steps: list[tuple[float, ...]] = []
         self._said: set[str] = set()
         for line in earlier:
             self.idle = self.idle + 1 if line.get(MIXED) == 0 else 0
-            self._said |= {"idle"} if self.idle >= IDLE_STEPS else set()
+            self._said |= {"idle"} if self.idle >= self._due else set()
             if self.step(line) is not None:
                 self._said.add("format")
 
@@ -70,7 +79,7 @@ class Watch:
         self.idle = 0 if rollout.mixed else self.idle + steps
         if self.stop_idle and self.idle >= self.stop_idle:
             raise ValueError(f"{_idle_sentence(self.idle, rollout)} (--stop-idle {self.stop_idle})")
-        if self.idle < IDLE_STEPS or "idle" in self._said:
+        if self.idle < self._due or "idle" in self._said:
             return None
         self._said.add("idle")
         shown = "".join(f"\n  {number}. {_cut(text)}" for number, text in enumerate(texts, start=1))
@@ -106,6 +115,8 @@ def _idle_sentence(steps: int, rollout: Rollout) -> str:
         why = "dynamic sampling kept no group"
     elif set(rollout.reward) == {None}:
         why = "no completion has a reward"
+    elif rollout.all_cut_off:
+        why = "every completion is cut at the length limit, and overlong filtering leaves those out"
     elif any(rollout.reward):
         why = "no reward differs from the others of its group"
     else:

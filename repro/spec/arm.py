@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from repro.spec.bounds import Bound, Positive, check_fields
 from repro.spec.resolve import OMIT_AT_DEFAULT
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
@@ -106,23 +107,18 @@ class NoiseConfig:
     """
 
     schedule: NoiseSchedule = "exponential"
-    sigma_start: float = 1e-2
-    sigma_end: float = 5e-4
-    num_stages: int = 10
+    sigma_start: Annotated[float, Bound(above=0, most=1)] = 1e-2
+    sigma_end: Annotated[float, Bound(above=0, most=1)] = 5e-4
+    num_stages: Annotated[int, Bound(least=3)] = 10
     form: NoiseForm = "as_described"
     reach: NoiseReach = "rollout"
 
     def __post_init__(self) -> None:
-        require_choice("noise.schedule", self.schedule, NoiseSchedule)
-        require_choice("noise.form", self.form, NoiseForm)
-        require_choice("noise.reach", self.reach, NoiseReach)
+        check_fields(self, "noise.")
         require(
-            0 < self.sigma_end <= self.sigma_start,
+            self.sigma_end <= self.sigma_start,
             f"noise sigma falls from {self.sigma_start} to {self.sigma_end}; "
-            "it needs 0 < sigma_end <= sigma_start",
-        )
-        require(
-            self.num_stages >= 3, f"noise.num_stages is {self.num_stages}; it must be 3 or more"
+            "it needs sigma_end <= sigma_start",
         )
 
 
@@ -134,6 +130,9 @@ class RewardFunction:
     function: str
     source_sha256: str
 
+    def __post_init__(self) -> None:
+        check_fields(self, "reward_function.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRounding:
@@ -144,11 +143,10 @@ class PlantedRounding:
     """
 
     format: RoundingFormat
-    factor: float = 1.0
+    factor: Annotated[float, Bound(above=0, most=100)] = 1.0
 
     def __post_init__(self) -> None:
-        require_choice("rounding.format", self.format, RoundingFormat)
-        require(self.factor > 0, f"rounding.factor is {self.factor}; it must be above 0")
+        check_fields(self, "rounding.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,44 +178,33 @@ class LossConfig:
     overlong_buffer
         Fraction of the length limit over which DAPO's soft length penalty grows to -1; 0 is off.
     dynamic_sampling
-        Most rollout batches drawn per step while replacing groups whose accuracy is all 0 or all 1;
-        0 is off.
+        Most rollout batches drawn per step while replacing groups whose accuracy is all 0 or all 1
+        (under another reward than `task`: whose rewards are all equal); 0 is off.
     """
 
     name: str = "grpo"
     scale_by_std: bool = True
-    advantage_epsilon: float = 1e-4
+    advantage_epsilon: Annotated[float, Bound(least=0, most=1)] = 1e-4
     aggregation: Aggregation = "sequence_mean"
     ratio: RatioLevel = "token"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    beta: float = 0.0
+    clip_low: Annotated[float, Bound(above=0, below=1)] = 0.2
+    clip_high: Positive = 0.28
+    beta: Annotated[float, Bound(least=0, most=100)] = 0.0
     old_policy: OldPolicy = "trainer"
-    importance_cap: float | None = None
+    importance_cap: Annotated[float, Bound(least=1)] | None = None
     mask_truncated: bool = False
-    overlong_buffer: float = 0.0
-    dynamic_sampling: int = 0
+    overlong_buffer: Annotated[float, Bound(least=0, below=1)] = 0.0
+    dynamic_sampling: Annotated[int, Bound(least=0, most=1000)] = 0
 
     RETIRED: ClassVar = {"dual_clip": None, "kl_estimator": "k3"}
 
     def __post_init__(self) -> None:
-        require_choice("loss.aggregation", self.aggregation, Aggregation)
-        require_choice("loss.ratio", self.ratio, RatioLevel)
-        require_choice("loss.old_policy", self.old_policy, OldPolicy)
-        require(0 < self.clip_low < 1, f"loss.clip_low is {self.clip_low}; it must lie in (0, 1)")
-        require(self.clip_high > 0, f"loss.clip_high is {self.clip_high}; it must be positive")
-        require(self.beta >= 0, f"loss.beta is {self.beta}; it must not be negative")
+        check_fields(self, "loss.")
         require(
-            self.importance_cap is None or self.importance_cap > 0,
-            f"loss.importance_cap is {self.importance_cap}; it must be positive or None",
-        )
-        require(
-            0 <= self.overlong_buffer < 1,
-            f"loss.overlong_buffer is {self.overlong_buffer}; it must lie in [0, 1)",
-        )
-        require(
-            self.dynamic_sampling >= 0,
-            f"loss.dynamic_sampling is {self.dynamic_sampling}; it must not be negative",
+            self.importance_cap is None or self.old_policy != "sampler",
+            f"loss.importance_cap is {self.importance_cap}; it acts between the trainer's old "
+            "log-probabilities and the sampler's, which loss.old_policy 'sampler' makes the same: "
+            "it must be None there",
         )
 
 
@@ -262,29 +249,23 @@ class Arm:
     label: str
     weight_format: WeightFormat = "bf16"
     training: Training = "lora"
-    lora_rank: int = 32
-    lora_alpha: float = 32.0
+    lora_rank: Annotated[int, Bound(least=1, most=4096)] = 32
+    lora_alpha: Annotated[float, Bound(least=0.01, most=1e6)] = 32.0
     norms_trained: bool = False
     noise: NoiseConfig | None = None
     loss: LossConfig = GRPO
     reward: RewardKind = "task"
-    learning_rate_factor: float = 1.0
+    learning_rate_factor: Positive = 1.0
     reward_function: RewardFunction | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     rounding: PlantedRounding | None = field(default=None, metadata=OMIT_AT_DEFAULT)
-    temperature_factor: float = field(default=1.0, metadata=OMIT_AT_DEFAULT)
+    temperature_factor: Positive = field(default=1.0, metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
+        check_fields(self, f"arm {self.name}: ")
         require(self.name.isidentifier(), f"arm name {self.name!r} must be a Python identifier")
-        require_choice(f"arm {self.name}: weight_format", self.weight_format, WeightFormat)
-        require_choice(f"arm {self.name}: training", self.training, Training)
-        require_choice(f"arm {self.name}: reward", self.reward, RewardKind)
         require(
             self.reward_function is None or self.reward == "task",
             f"arm {self.name}: reward is {self.reward}; a function stands in for task alone",
-        )
-        require(
-            self.lora_rank >= 1,
-            f"arm {self.name}: lora_rank is {self.lora_rank}; it must be 1 or more",
         )
         require(
             not (self.training == "full" and self.weight_format != "bf16"),
@@ -298,11 +279,6 @@ class Arm:
         require(
             self.rounding is None or self.weight_format == "bf16",
             f"arm {self.name}: a planted rounding goes with bf16 weights, not {self.weight_format}",
-        )
-        require(
-            0 < self.temperature_factor < float("inf"),
-            f"arm {self.name}: temperature_factor is {self.temperature_factor}; it must be above 0 "
-            "and finite",
         )
         require(
             self.temperature_factor == 1 or self.training != "none",

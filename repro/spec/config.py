@@ -15,15 +15,13 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from repro.spec.arm import (
-    Arm,
-    OptimizerName,
-    require,
-    require_choice,
-)
+from repro.spec.arm import Arm, OptimizerName, require
+from repro.spec.bounds import Bound, Count, Natural, check_fields, check_value
 from repro.spec.resolve import OMIT_AT_DEFAULT, plain_values
+
+Seeds = tuple[Natural, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +47,13 @@ class DataConfig:
     source: str = "generated"
     columns: str = field(default="", metadata=OMIT_AT_DEFAULT)
     levels: tuple[int, ...] = ()
-    train_problems: int = 0
-    test_problems: int = 0
-    development_problems: int = 0
+    train_problems: Natural = 0
+    test_problems: Natural = 0
+    development_problems: Natural = 0
     seed: int = 2025
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +68,10 @@ class ProblemSet:
 
     name: str
     data: DataConfig
-    max_prompt_tokens: int = field(default=0, metadata=OMIT_AT_DEFAULT)
+    max_prompt_tokens: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
-        require(
-            self.max_prompt_tokens >= 0,
-            f"test set {self.name}: max_prompt_tokens is {self.max_prompt_tokens}; it must not be "
-            "negative",
-        )
+        check_fields(self, f"test set {self.name}: ")
         require(
             self.name.isidentifier(), f"test set name {self.name!r} must be a Python identifier"
         )
@@ -94,23 +91,14 @@ class SamplingConfig:
         Length limit of a completion, the end token included.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_new_tokens: int = 64
+    temperature: Annotated[float, Bound(least=0.01, most=100, or_zero=True)] = 1.0
+    top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
+    top_k: Natural = 0
+    min_p: Annotated[float, Bound(least=0, below=1)] = 0.0
+    max_new_tokens: Count = 64
 
     def __post_init__(self) -> None:
-        require(
-            self.temperature >= 0, f"temperature is {self.temperature}; it must not be negative"
-        )
-        require(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must lie in (0, 1]")
-        require(self.top_k >= 0, f"top_k is {self.top_k}; it must not be negative")
-        require(0 <= self.min_p < 1, f"min_p is {self.min_p}; it must lie in [0, 1)")
-        require(
-            self.max_new_tokens >= 1,
-            f"max_new_tokens is {self.max_new_tokens}; it must be 1 or more",
-        )
+        check_fields(self)
 
     @property
     def filtered(self) -> bool:
@@ -146,19 +134,18 @@ class EvaluationConfig:
         for none of it.
     """
 
-    every: int = 0
-    samples: int = 1
+    every: Natural = 0
+    samples: Annotated[int, Bound(least=1, most=65_536)] = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
-    test_at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
-    token_budget: int = field(default=0, metadata=OMIT_AT_DEFAULT)
+    test_at: tuple[Count, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    token_budget: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
     at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
-    threshold: float = field(default=0.0, metadata=OMIT_AT_DEFAULT)
+    threshold: Annotated[float, Bound(least=0, most=100)] = field(
+        default=0.0, metadata=OMIT_AT_DEFAULT
+    )
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.threshold <= 100,
-            f"evaluation.threshold is {self.threshold}; it must lie in [0, 100] percent",
-        )
+        check_fields(self, "evaluation.")
         for step, before in zip(self.test_at, (0, *self.test_at), strict=False):
             require(
                 step > before,
@@ -172,6 +159,11 @@ class EvaluationConfig:
             )
 
 
+# AdamW's step is as large as its rate, so at most 1. What a scale trains in no arm may have 0.
+_TRAINING = Bound(least=1e-12, most=1)
+LearningRate = Annotated[float, replace(_TRAINING, or_zero=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRates:
     """Peak learning rates by what is trained: "1e-5 (QeRL, QLoRA); 5e-6 (LoRA)" (Table 4).
@@ -181,17 +173,24 @@ class LearningRates:
     differ.
     """
 
-    lora_16bit: float
-    lora_4bit: float
-    full: float
+    lora_16bit: LearningRate
+    lora_4bit: LearningRate
+    full: LearningRate
+
+    def __post_init__(self) -> None:
+        check_fields(self, "optimizer.learning_rates.")
 
     def of(self, arm: Arm) -> float:
         """Return the peak learning rate of `arm`, its factor included."""
-        if arm.training == "full":
-            rate = self.full
-        else:
-            rate = self.lora_16bit if arm.weight_format == "bf16" else self.lora_4bit
+        rate: float = getattr(self, self.name_of(arm))
         return rate * arm.learning_rate_factor
+
+    @staticmethod
+    def name_of(arm: Arm) -> str:
+        """Return which of the rates is that of `arm`."""
+        if arm.training == "full":
+            return "full"
+        return "lora_16bit" if arm.weight_format == "bf16" else "lora_4bit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +202,15 @@ class OptimizerConfig:
 
     name: OptimizerName = "adamw"
     learning_rates: LearningRates
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
+    beta1: Annotated[float, Bound(least=0, below=1)] = 0.9
+    beta2: Annotated[float, Bound(least=0, below=1)] = 0.99
+    weight_decay: Annotated[float, Bound(least=0, most=1)] = 0.0
+    warmup_steps: Natural = 0
     schedule: Literal["constant", "cosine"] = "constant"
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Bound(least=1e-6)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "optimizer.")
 
 
 # A forced opening makes a prompt longer than its own limit by no more than this.
@@ -256,43 +258,39 @@ class TrainScale:
     checkpoint: str
     revision: str = field(default="", metadata=OMIT_AT_DEFAULT)
     data: DataConfig
-    steps: int
-    prompts_per_rollout: int
-    group_size: int
-    updates_per_rollout: int = 1
-    micro_batch_rows: int = 64
-    max_prompt_tokens: int = 256
+    steps: Natural
+    prompts_per_rollout: Count
+    group_size: Annotated[int, Bound(least=1, most=4096)]
+    updates_per_rollout: Count = 1
+    micro_batch_rows: Count = 64
+    max_prompt_tokens: Count = 256
     rollout: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     prompt_template: str = "paper"
-    format_reward: float = 0.2
+    format_reward: Annotated[float, Bound(least=0, most=1)] = 0.2
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     accuracy_over: Literal["split", "sets"] = field(default="split", metadata=OMIT_AT_DEFAULT)
     permuted: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     sampler: Literal["own", "vllm"] = field(default="own", metadata=OMIT_AT_DEFAULT)
     together: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: Seeds = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:
-        for name in (
-            "prompts_per_rollout",
-            "group_size",
-            "updates_per_rollout",
-            "micro_batch_rows",
-        ):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        require(self.steps >= 0, f"steps is {self.steps}; it must not be negative")
+        check_fields(self)
         rows = self.prompts_per_rollout * self.group_size
         require(
             rows % self.updates_per_rollout == 0,
             f"a rollout of {rows} rows does not split into {self.updates_per_rollout} updates",
         )
-        require_choice("accuracy_over", self.accuracy_over, Literal["split", "sets"])
-        require_choice("sampler", self.sampler, Literal["own", "vllm"])
+        warm_up = self.optimizer.warmup_steps
+        require(
+            self.steps == 0 or warm_up <= self.steps,
+            f"optimizer.warmup_steps is {warm_up}; with {self.steps} steps it must be at most "
+            f"{self.steps}, or the learning rate is never reached (--steps cuts both)",
+        )
         require(
             self.accuracy_over == "split" or bool(self.test_sets),
             "accuracy_over is sets; it needs test_sets",
@@ -338,8 +336,11 @@ class PretrainScale:
     """
 
     recipe_version: int = 1
-    threads: int = 2
-    seeds: tuple[int, ...] = (0,)
+    threads: Annotated[int, Bound(least=1, most=1024)] = 2
+    seeds: Seeds = (0,)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,12 +362,15 @@ class OperationScale:
     """
 
     blocks: tuple[str, ...] = ("7b", "32b")
-    rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-    backward_rows: tuple[int, ...] = (2048, 4096, 8192)
-    adapter_rows: tuple[int, ...] = (1, 8, 32, 64, 256)
-    adapter_rank: int = 32
-    replays: int = 9
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    rows: tuple[Count, ...] = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    backward_rows: tuple[Count, ...] = (2048, 4096, 8192)
+    adapter_rows: tuple[Count, ...] = (1, 8, 32, 64, 256)
+    adapter_rank: Count = 32
+    replays: Count = 9
+    seeds: Seeds = (0, 1, 2, 3, 4)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +383,19 @@ class RunConfig:
     procedure: str
     arm: Arm
     scale: Any
-    seed: int
+    seed: Natural
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(
+            self.arm.training == "lora" or not self.arm.norms_trained,
+            f"arm {self.arm.name}: norms_trained adds norm gains to LoRA's parameters; training is "
+            f"{self.arm.training!r}, and must be lora",
+        )
+        if isinstance(self.scale, TrainScale) and self.procedure in ("train", "dose"):
+            _require_sampled(self)
+            if self.procedure == "train":
+                _require_trained(self)
 
     @property
     def rollout(self) -> SamplingConfig:
@@ -396,6 +412,37 @@ class RunConfig:
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the resolved configuration, the seed included."""
         return digest_of(self.resolved())
+
+
+def _require_sampled(run: RunConfig) -> None:
+    """Raise `ValueError` unless completions are draws from the policy's whole distribution."""
+    where, drawn = f"arm {run.arm.name}: ", run.rollout
+    require(
+        drawn.temperature > 0,
+        f"{where}rollout.temperature is {drawn.temperature}; rollouts are draws, so it must be "
+        "above 0",
+    )
+    require(
+        not drawn.filtered,
+        f"{where}rollouts use top_p {drawn.top_p}, top_k {drawn.top_k}, min_p {drawn.min_p}; the "
+        "trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0",
+    )
+
+
+def _require_trained(run: RunConfig) -> None:
+    """Raise `ValueError` where a run would end without training what its arm trains."""
+    where, arm, scale = f"arm {run.arm.name}: ", run.arm, run.scale
+    require(arm.training != "none", f"{where}training is 'none'; to train it must be lora or full")
+    require(scale.steps >= 1, f"{where}steps is 0; to train it must be 1 or more")
+    require(
+        scale.group_size >= 2,
+        f"{where}group_size is {scale.group_size}; a reward is compared with the others of its "
+        "group, so it must be 2 or more",
+    )
+    rates, factor = scale.optimizer.learning_rates, arm.learning_rate_factor
+    by_factor = f" times arm.learning_rate_factor {factor:g}" if factor != 1 else ""
+    path = f"{where}optimizer.learning_rates.{rates.name_of(arm)}{by_factor}"
+    check_value(rates.of(arm), Annotated[float, _TRAINING], path)
 
 
 def digest_of(value: Any) -> str:

@@ -32,6 +32,8 @@ ANSWER_SECONDS = 4.0
 SILENT_SECONDS, SILENT_SECONDS_OF_WEIGHTS = 60.0, 300.0
 # Before the SHA-256 of a GGUF file: a revision of `owner/model:FILE.gguf` that pins its bytes.
 PINNED_BYTES = "sha256:"
+# Of the conversion of GGUF files: it moves whenever a copy's contents would.
+_GGUF_VERSION = 2
 _INDEX = "model.safetensors.index.json"
 # What the client ends with where an answer is not what the hub sends.
 _NOT_THE_HUB = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
@@ -69,7 +71,7 @@ def snapshots(kind: str, name: str) -> list[Path]:
     if not file:
         return found
     made = [gguf_copy(item / file) for item in found if (item / file).is_file()]
-    elsewhere = sorted((user_cache() / "gguf").glob("*/SOURCE.json"))
+    elsewhere = sorted((user_cache() / "gguf").glob(f"*-{_GGUF_VERSION}/SOURCE.json"))
     made += [
         source.parent
         for source in elsewhere
@@ -104,7 +106,7 @@ def gguf_copy(path: Path) -> Path:
 
 def gguf_copy_of(digest: str) -> Path:
     """Return the path of the checkpoint folder that was made from the file with that SHA-256."""
-    return user_cache() / "gguf" / f"{digest.removeprefix(PINNED_BYTES)[:16]}-1"
+    return user_cache() / "gguf" / f"{digest.removeprefix(PINNED_BYTES)[:16]}-{_GGUF_VERSION}"
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from repro.spec.arm import all_of, require, unknown
+from repro.spec.bounds import check_value, field_types, shown
 
 T = TypeVar("T")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -43,9 +44,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the values of a TOML or JSON file; `ValueError` if it is missing or broken."""
     require(path.suffix in (".toml", ".json"), f"--config {path}: needs a .toml or .json file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {path}: {error}") from error
     require(
         isinstance(content, dict), f"--config {path}: needs keys and values; found {content!r:.40}"
@@ -81,7 +82,7 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
         Dotted path of the instance, for messages.
     """
     instance: Any = value
-    hints = get_type_hints(type(instance))
+    hints = field_types(instance.__class__)
     names = [item.name for item in dataclasses.fields(instance)]
 
     def field_of(key: str, given: Any) -> Any:
@@ -100,60 +101,40 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
 
 def _converted(hint: Any, given: Any, path: str) -> Any:
     """Return a value as a field's type takes it; raises `ValueError` naming the field."""
+    value = _read(hint, given, path)
+    check_value(value, hint, path)
+    return value
+
+
+def _read(hint: Any, given: Any, path: str) -> Any:
+    """Return a value in a type's form, where it has one: an int as a float, a list as a tuple."""
     origin, members = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _read(members[0], given, path)
     if origin in (Union, types.UnionType):
-        return _of_union(members, given, path)
-    if origin is Literal:
-        require(given in members, f"{path} is {given!r}; it must be one of {_listed(members)}")
-        return given
+        (needed,) = set(members) - {type(None)}
+        return None if given in (None, "null", "none") else _read(needed, given, path)
     if dataclasses.is_dataclass(hint):
         return _built(hint, given, path)
-    if hint is str and isinstance(given, str):
+    if hint is str or origin is Literal:
         return given
     parsed = _parsed(given)
-    if origin is tuple:
-        return _tuple(members, parsed, path)
-    if hint is float and isinstance(parsed, int) and not isinstance(parsed, bool):
+    if origin is tuple and isinstance(parsed, list | tuple):
+        hints = [members[0]] * len(parsed) if members[-1:] == (...,) else members
+        if len(hints) != len(parsed):
+            return tuple(parsed)
+        each = enumerate(zip(hints, parsed, strict=True))
+        return tuple(_read(own, item, f"{path}[{place}]") for place, (own, item) in each)
+    if hint is float and type(parsed) is int and abs(parsed) < sys.float_info.max:
         return float(parsed)
-    exact = type(parsed) is hint or hint is Any
-    require(exact, f"{path} is {given!r}; it must be {_WORDS.get(hint, hint)}")
     return parsed
-
-
-def _of_union(members: Sequence[Any], given: Any, path: str) -> Any:
-    """Return a value of one of several types, None among them."""
-    if given is None or given in ("null", "none"):
-        require(type(None) in members, f"{path} is {given!r}; it must be {_listed(members)}")
-        return None
-    reasons = []
-    for member in members:
-        try:
-            return _converted(member, given, path)
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError(reasons[0])
-
-
-def _tuple(members: Sequence[Any], given: Any, path: str) -> tuple[Any, ...]:
-    require(
-        isinstance(given, list | tuple), f"{path} is {given!r}; it must be a list, such as [0, 1]"
-    )
-    if members[-1:] == (...,):
-        members = (members[0],) * len(given)
-    require(
-        len(given) == len(members), f"{path} has {len(given)} values; it must have {len(members)}"
-    )
-    return tuple(
-        _converted(member, item, f"{path}[{place}]")
-        for place, (member, item) in enumerate(zip(members, given, strict=True))
-    )
 
 
 def _built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
     parsed = _parsed(given)
-    require(isinstance(parsed, Mapping), f"{path} is {given!r}; it must be a table of values")
-    hints, names = get_type_hints(kind), [item.name for item in dataclasses.fields(kind)]
+    require(isinstance(parsed, Mapping), f"{path} is {shown(given)}; it must be a table of values")
+    hints, names = field_types(kind), [item.name for item in dataclasses.fields(kind)]
     for key in parsed:
         if key not in names:
             known = [f"{path}.{name}" for name in names]
@@ -170,9 +151,5 @@ def _parsed(given: Any) -> Any:
         return given
     try:
         return json.loads(given)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return given
-
-
-def _listed(members: Sequence[Any]) -> str:
-    return ", ".join(str(getattr(member, "__name__", member)) for member in members)

@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from repro.spec.arm import Arm, OptimizerName, WeightFormat, require, require_choice
-from repro.spec.config import derive_seed
+from repro.spec.arm import Arm, OptimizerName, WeightFormat, require
+from repro.spec.bounds import Count, Natural, check_fields
+from repro.spec.config import Seeds, derive_seed
 from repro.spec.resolve import OMIT_AT_DEFAULT
+from repro.spec.shapes import shape_named
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]
 Lengths = Literal["full", "spread", "equal"]
@@ -44,7 +46,6 @@ class StepArm(Arm):
     def __post_init__(self) -> None:
         # Spelled out: a dataclass with slots is a new class, which `super()` would not find.
         Arm.__post_init__(self)
-        require_choice(f"arm {self.name}: linears", self.linears, Linears)
         require(
             self.linears == "kernels" or self.weight_format != "bf16",
             f"arm {self.name}: linears {self.linears} are for 4-bit weights; these are bf16",
@@ -109,22 +110,26 @@ class StepPoint:
 
     name: str
     model: str
-    prompts: int = 1
-    group: int = 8
-    prompt_tokens: int = 256
-    completion_tokens: int = 2048
-    sampled_tokens: int = 0
-    micro_tokens: int = 0
-    budget_bytes: int = 0
-    lora_rank: int = 0
-    slots: int = 0
+    prompts: Count = 1
+    group: Count = 8
+    prompt_tokens: Count = 256
+    completion_tokens: Count = 2048
+    sampled_tokens: Natural = 0
+    micro_tokens: Natural = 0
+    budget_bytes: Natural = 0
+    lora_rank: Natural = 0
+    slots: Natural = 0
     memory_only: bool = False
     lengths: Lengths = field(default="full", metadata=OMIT_AT_DEFAULT)
-    mean_tokens: int = field(default=300, metadata=OMIT_AT_DEFAULT)
+    mean_tokens: Count = field(default=300, metadata=OMIT_AT_DEFAULT)
     one_wave: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
-    ranks: int = field(default=1, metadata=OMIT_AT_DEFAULT)
+    ranks: Count = field(default=1, metadata=OMIT_AT_DEFAULT)
 
     RETIRED: ClassVar = {"checkpointing": True, "cache": "compute"}
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"point {self.name}: ")
+        shape_named(self.model)
 
     @classmethod
     def recorded(cls, values: Mapping[str, Any]) -> StepPoint:
@@ -180,13 +185,17 @@ class StepScale:
 
     points: tuple[StepPoint, ...]
     baseline: WeightFormat | None = None
-    warm_up: int = 1
-    warm_up_tokens: int = 48
-    steps: int = 1
+    warm_up: Natural = 1
+    warm_up_tokens: Count = 48
+    steps: Count = 1
     optimizer: OptimizerName = "adamw"
-    seeds: tuple[int, ...] = (0,)
+    seeds: Seeds = (0,)
 
     RETIRED: ClassVar = {"updates": 1}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(bool(self.points), "points is (); a step needs 1 or more")
 
     @property
     def ranks(self) -> int:
@@ -230,9 +239,13 @@ class CheckpointScale:
     """
 
     model: str = "7b"
-    group: int = 8
-    prompt_tokens: int = 256
-    completion_tokens: int = 256
-    seeds: tuple[int, ...] = (0,)
+    group: Count = 8
+    prompt_tokens: Count = 256
+    completion_tokens: Count = 256
+    seeds: Seeds = (0,)
 
     RETIRED: ClassVar = {"layers": 0}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        shape_named(self.model)

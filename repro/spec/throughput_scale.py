@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from repro.spec.arm import require
+from repro.spec.bounds import Count, Natural, check_fields
+from repro.spec.config import Seeds
 from repro.spec.resolve import OMIT_AT_DEFAULT
 
 
@@ -31,24 +33,17 @@ class ThroughputPoint:
 
     name: str
     shape: str
-    prompt_tokens: int = 256
-    new_tokens: int = 256
-    batches: tuple[int, ...] = (1, 8, 64, 256)
-    windows: int = field(default=0, metadata=OMIT_AT_DEFAULT)
-    window_steps: int = field(default=16, metadata=OMIT_AT_DEFAULT)
+    prompt_tokens: Count = 256
+    new_tokens: Count = 256
+    batches: tuple[Count, ...] = (1, 8, 64, 256)
+    windows: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
+    window_steps: Count = field(default=16, metadata=OMIT_AT_DEFAULT)
 
     RETIRED: ClassVar = {"repeats": 0}
 
     def __post_init__(self) -> None:
-        require(
-            bool(self.batches) and self.prompt_tokens >= 1 and self.new_tokens >= 1,
-            f"throughput point {self.name}: it needs batches, prompt tokens and new tokens",
-        )
-        require(
-            self.windows >= 0 and self.window_steps >= 1,
-            f"throughput point {self.name}: windows is {self.windows} and window_steps "
-            f"{self.window_steps}; windows must be >= 0 and window_steps >= 1",
-        )
+        check_fields(self, f"throughput point {self.name}: ")
+        require(bool(self.batches), f"throughput point {self.name}: it needs batches")
         steps = self.new_tokens - 1
         require(
             self.windows * (self.window_steps + 1) <= steps,
@@ -76,13 +71,14 @@ class ThroughputScale:
 
     points: tuple[ThroughputPoint, ...]
     bitsandbytes: tuple[str, ...] = ()
-    whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    whole: tuple[tuple[str, str, Count], ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     vllm: tuple[str, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: Seeds = (0, 1, 2, 3, 4)
 
     RETIRED: ClassVar = {"checks": ()}
 
     def __post_init__(self) -> None:
+        check_fields(self)
         names = [point.name for point in self.points]
         require(
             bool(names) and len(set(names)) == len(names),

@@ -53,15 +53,21 @@ def _source_slug(source: str) -> str:
 
 
 def with_steps(target: Target, steps: int) -> Target:
-    """Return `target` with its training cut to `steps`."""
+    """Return `target` with its training cut to `steps`, and its warm-up to no more than these."""
     require(steps >= 1, f"steps is {steps}; it must be 1 or more")
     scales = {
-        tier: dataclasses.replace(scale, steps=steps)
+        tier: _in_steps(scale, steps)
         for tier, scale in target.scales.items()
         if isinstance(scale, TrainScale)
     }
     require(bool(scales), f"{target.name} has no training steps to cut")
     return _variant(target, f"in_{steps}_steps", f"cut to {steps} steps", scales)
+
+
+def _in_steps(scale: TrainScale, steps: int) -> TrainScale:
+    warm_up = min(scale.optimizer.warmup_steps, steps)
+    optimizer = dataclasses.replace(scale.optimizer, warmup_steps=warm_up)
+    return dataclasses.replace(scale, steps=steps, optimizer=optimizer)
 
 
 def with_overrides(

@@ -1,32 +1,44 @@
 """Files and folders that are whole or absent.
 
-Each is written under a temporary name beside its own and renamed once it is complete: a process
-that is killed, or a disk that fills up, leaves what was there before.
+Each is written beside its place and renamed once it is complete: a process that is killed, or a
+disk that fills up, leaves what was there before. The next write of the same name removes what a
+killed process left.
+
+A result goes where its name leads. Links are followed; a pipe or a character device (`/dev/null`,
+`/dev/stdout`) is written into; a file that is replaced hands on its mode and, where permitted, its
+owner. Other hard links to it keep the old content, as backups by hard links need.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import stat
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+
+_MOST_LINKS = 40
+_LOCK = "lock"
+# A file that is mounted alone, as containers do, or another's in a folder such as /tmp.
+_NOT_RENAMED_ONTO = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
     """Give a name to make a folder under, which becomes `out`, if new, when the block ends well."""
-    if out.exists():
+    place = Path(os.path.realpath(out))
+    if os.path.lexists(place):
         raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
-    temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _naming(out, beside=place), _room(place) as room:
+        yield room / place.name
+        os.replace(room / place.name, place)
 
 
 def sha256_of(path: Path) -> str:
@@ -43,19 +55,16 @@ def stamp_of(*paths: Path) -> str:
 
 def write_new(path: Path, text: str) -> Path:
     """Write `text` to a new file, whole or not at all; `FileExistsError` if it is there."""
-    temporary = _write_temporary(path, text.encode())
-    try:
-        # A hard link fails if the name is taken, where a rename would replace the file silently.
-        os.link(temporary, path)
-    except FileExistsError:
-        raise FileExistsError(f"{path} exists; records are never overwritten") from None
-    except OSError:
-        if path.exists():
-            raise FileExistsError(f"{path} exists; records are never overwritten") from None
-        os.replace(temporary, path)
-        return path
-    finally:
-        temporary.unlink(missing_ok=True)
+    exists = f"{path} exists; records are never overwritten"
+    with _naming(path), _room(path) as room:
+        written = _written(room, text.encode())
+        try:
+            # A hard link fails if the name is taken; a rename would replace the file silently.
+            os.link(written, path)
+        except OSError:
+            if os.path.lexists(path):
+                raise FileExistsError(exists) from None
+            os.replace(written, path)
     return path
 
 
@@ -68,29 +77,148 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     """Write several files, replacing what is there, once all of them are on the disk.
 
     The renames follow one another: a reader may meet the first file without the second.
+
+    Raises
+    ------
+    OSError, ValueError
+        Where `place_of` refuses a path, or its disk does; the error names the path.
     """
-    written: dict[Path, Path] = {}
-    try:
-        for path, content in contents.items():
-            written[path] = _write_temporary(path, content)
-        for path, temporary in written.items():
-            os.replace(temporary, path)
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        steps = {path: _prepared(path, content, stack) for path, content in contents.items()}
+        for path, put in steps.items():
+            with _naming(path):
+                put()
 
 
-def _write_temporary(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+def require_place(path: Path) -> None:
+    """Refuse, before the work for it, a path that `replace_files` would refuse after it."""
+    with ExitStack() as stack:
+        _prepared(path, b"", stack)
+
+
+def place_of(path: Path) -> Path:
+    """Return where a result of this name goes: the end of its links, or the descriptor it names.
+
+    Raises
+    ------
+    OSError
+        For a folder, a loop of links, a socket, a closed descriptor or a file closed to writing.
+    ValueError
+        For a block device, whose content a result would destroy.
+    """
+    named = path
+    for _ in range(_MOST_LINKS):
+        folder = Path(os.path.realpath(path.parent))
+        if folder == _descriptors() or not path.is_symlink():
+            break
+        path = folder / path.readlink()
+    else:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(named))
+    place = folder / path.name
+    if folder == _descriptors() and not place.exists():
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(named))
+    if place.is_block_device():
+        raise ValueError(f"{named} is a block device; a result needs a file")
+    if place.exists() and not _is_stream(place):
+        os.close(os.open(place, os.O_WRONLY))
+    return place
+
+
+def _is_stream(place: Path) -> bool:
+    """Return whether what is written there flows on: a pipe, a device, standard output."""
+    return place.parent == _descriptors() or place.is_fifo() or place.is_char_device()
+
+
+def _descriptors() -> Path:
+    """Return the folder of this process's open files, where `/dev/stdout` and `/dev/fd` lead."""
+    return Path(os.path.realpath("/proc/self/fd"))
+
+
+def _prepared(path: Path, content: bytes, stack: ExitStack) -> Callable[[], None]:
+    """Return what puts `content` at `path`: a rename of what is on the disk by then, or a write."""
+    with _naming(path):
+        place = place_of(path)
+        there = place.exists()
+        if _is_stream(place) or (there and not os.access(place.parent, os.W_OK)):
+            return partial(_write_into, place, content)
+        room = stack.enter_context(_room(place))
+        return partial(_put, _written(room, content, place if there else None), place, content)
+
+
+def _put(written: Path, place: Path, content: bytes) -> None:
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.replace(written, place)
     except OSError as error:
-        os.unlink(name)
-        # A full disk is noticed by a write, which knows a descriptor and no name.
+        if error.errno not in _NOT_RENAMED_ONTO or not place.exists():
+            raise
+        _write_into(place, content)
+
+
+def _write_into(place: Path, content: bytes) -> None:
+    """Write to what cannot be renamed onto; into a pipe, once it has a reader."""
+    sys.stdout.flush()
+    own = place.parent == _descriptors()
+    try:
+        with open(os.dup(int(place.name)) if own else place, "wb") as file:
+            file.write(content)
+    except BrokenPipeError:
+        raise ValueError(f"{place}: its reader left before the whole result was written") from None
+
+
+def _written(room: Path, content: bytes, old: Path | None = None) -> Path:
+    """Write a file to the disk, by the umask or with the mode and owner of `old`; return it."""
+    path = room / "whole"
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        if old is not None:
+            state = old.stat()
+            for owner in ((-1, state.st_gid), (state.st_uid, -1)):
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), *owner)
+            os.fchmod(file.fileno(), stat.S_IMODE(state.st_mode))
+    return path
+
+
+@contextmanager
+def _room(place: Path) -> Iterator[Path]:
+    """Make a folder beside `place` for the time of a block, and remove those of killed processes.
+
+    Each holds a file that its process has locked; the lock ends with the process. The file gets
+    its name when it is locked, so that no other start takes it for one that was left.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{place.name}.partial-"
+    with suppress(PermissionError):  # a folder may be open to writing and closed to reading
+        for left in [path for path in place.parent.iterdir() if path.name.startswith(prefix)]:
+            with suppress(OSError), (left / _LOCK).open("rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+    room = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+    try:
+        with (room / "unlocked").open("wb") as file:
+            with suppress(OSError):  # a disk without locks: what a kill leaves there stays
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(file.name, room / _LOCK)
+            yield room
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
+    """Give an error of the disk the path that it is about: a write knows a descriptor alone.
+
+    Parameters
+    ----------
+    beside
+        Only for errors without a name, or with one beside this place; others keep theirs.
+    """
+    try:
+        yield
+    except OSError as error:
+        own = beside is None or error.filename is None or f".{beside.name}." in str(error.filename)
+        if error.errno is None or not own:
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from error
-    return Path(name)

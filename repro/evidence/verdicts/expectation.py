@@ -1,13 +1,11 @@
 """Expectations: the interval in which a number should be, its source and its reason.
 
-There are three sources:
+There are two sources:
 
 * `paper`: typed from the paper, with the place (`expected/paper/*.json`); read by
   `repro.evidence.paper`.
 * `derived`: the suite's bars, typed with the formula or the reason (`expected/bars/<tier>.toml`);
   read here.
-* `measured`: computed from the blessed records by `repro.evidence.verdicts.measured`, and not
-  stored.
 
 The question that decides whether an expectation is worth having: would a wrong implementation fall
 outside?
@@ -25,7 +23,7 @@ from typing import Any, Literal
 
 from repro.spec.whole_files import stamp_of
 
-Source = Literal["paper", "measured", "derived"]
+Source = Literal["paper", "derived"]
 Statistic = Literal["mean", "every_seed"]
 
 
@@ -79,7 +77,8 @@ class Expectation:
         if first >= self.stated:
             return ""
         at = "%Y-%m-%d %H:%M"
-        return f"the bar was stated at {self.stated:{at}}, after the run began ({first:{at}})"
+        when = f"{self.stated:{at}}, after the run began ({first:{at}})"
+        return f"Post hoc: the bar was stated at {when}"
 
     def text(self) -> str:
         """Return the accepted interval as text."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
@@ -50,15 +50,15 @@ Status = Literal[
     "not run",
     "not addressed",
 ]
-# What must be read with a status. An exploratory verdict is of settings that no target states, and
-# counts nowhere as a result; a post hoc one is by rules that are younger than its runs.
-# Repeats within one process do not show how processes differ; of mixed versions the difference may
-# be the libraries'.
-Mark = Literal["exploratory", "post hoc", "mixed versions", "within one process"]
-MARKS: tuple[Mark, ...] = get_args(Mark)
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 
+# Marks of verdicts. An exploratory one is of settings that no target states, and is no result; in
+# repeats of one process processes do not differ; of mixed versions the libraries may.
+POST_HOC, EXPLORATORY = "post hoc", "exploratory"
+MIXED_VERSIONS, ONE_PROCESS = "mixed versions", "within one process"
+# The source of claims that are bars of this suite rather than the paper's.
+OWN_BAR = "this suite's bar"
 MINIMUM_SEEDS = MINIMUM_DRAWS
 # Timed repeats. A 95 % interval extends 9 standard deviations for two repeats, 2.5 for three.
 MINIMUM_REPEATS = 3
@@ -71,8 +71,8 @@ class Verdict:
     Attributes
     ----------
     about
-        `claim` (of the paper), `mechanism` (of this suite's machinery), `expectation` (derived or
-        blessed) or `paper value`.
+        `claim` (of the paper), `mechanism` (of this suite's machinery), `expectation` (a bar) or
+        `paper value`.
     effect, low, high, unit
         Estimate with its interval: 95 % simultaneously over the family for claims, 95 % for
         expectations; None if there is none.
@@ -88,7 +88,10 @@ class Verdict:
     paper, matters
         The paper's effect in these units, and the smallest that matters; None if not declared.
     marks
-        {mark: reason} of what must be read with the status wherever it stands (`MARKS`).
+        {mark: reason} of what a reader of the verdict must know (`marked`); most have none.
+    before
+        Of a bar, the status by the records that are blessed on the same kind of device; None where
+        there are none.
     """
 
     name: str
@@ -109,18 +112,42 @@ class Verdict:
     paper: float | None = None
     matters: float | None = None
     marks: Mapping[str, str] = field(default_factory=dict)
+    before: Status | None = None
 
-    def marked(self, mark: Mark, reason: str) -> Verdict:
-        """Return the verdict with a mark and its reason; itself without one, or if not judged."""
-        if not reason or self.status in ("not run", "not addressed"):
-            return self
-        sentence = f"{self.sentence}. {mark.capitalize()}: {reason}"
-        return replace(self, marks={**self.marks, mark: reason}, sentence=sentence)
+    @property
+    def is_bar(self) -> bool:
+        """Whether it is about something that this suite requires of itself."""
+        return self.about == "expectation" or self.source == OWN_BAR
 
     @property
     def own_fault(self) -> bool:
-        """Whether the verdict shows a fault of this suite, not a finding about the paper."""
-        return self.status == "contradicted" and self.about in ("mechanism", "expectation")
+        """Whether the verdict shows a fault of this suite's machinery."""
+        return self.status == "contradicted" and self.about == "mechanism"
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is a bar that is missed and was met by the blessed records."""
+        return self.is_bar and self.status == "contradicted" and self.before == "reproduced"
+
+
+def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:
+    """Return a verdict with a mark; as it was without a reason, or where nothing was run.
+
+    `repro.judge.check` calls this, once for each kind of mark. A further kind needs that call and
+    nothing else: what shows or counts verdicts (terminal, JSON, tables, report, page, README's
+    blocks) prints the marks that there are, in the order in which they were set.
+
+    Parameters
+    ----------
+    mark
+        The words that follow the verdict's own wherever it stands, such as `post hoc`.
+    reason
+        A sentence; it is added to the verdict's.
+    """
+    if not reason or verdict.status in ("not run", "not addressed"):
+        return verdict
+    marks = {**verdict.marks, mark: reason}
+    return replace(verdict, marks=marks, sentence=f"{verdict.sentence}. {reason}")
 
 
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:

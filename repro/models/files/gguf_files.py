@@ -7,6 +7,8 @@ says what the file was: name, size, SHA-256, how many tensors of each GGUF type.
 Weights are dequantised by the `gguf` library (the extra `gguf`) in float32 and rounded once. What
 such a file does otherwise than Hugging Face's folders is undone here:
 
+* linear scaling of rotary angles by a factor, whether a type stands beside it or not; any other is
+  refused by its key;
 * names; and rows of Llama's queries and keys, which the file has as pairs that rotate together side
   by side, transformers as two halves;
 * `token_embd` and `output` may be one tied matrix, rounded twice. They are taken for one if they
@@ -21,6 +23,7 @@ such a file does otherwise than Hugging Face's folders is undone here:
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +51,20 @@ _QWEN2_SPLIT: Final = (
 )
 _CONTROL, _USER, _UNUSED = 3, 4, 5  # kinds of tokens in `tokenizer.ggml.token_type`
 _ROWS: Final = 8192  # of a matrix that are dequantised at once
+# Keys that say how attention is computed; any other may change what the model computes.
+_ROPE_KEYS: Final = (
+    *("dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"),
+    *("scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"),
+)
+_ATTENTION_KEYS: Final = (
+    *("head_count", "head_count_kv", "key_length", "value_length", "sliding_window", "causal"),
+    *("layer_norm_rms_epsilon", "layer_norm_epsilon"),
+)
+# What a file that is none can end with in the library, in tokenizers, and here.
+_FAULTS: Final = (
+    ValueError, LookupError, ArithmeticError, TypeError, NotImplementedError, AttributeError,
+    RuntimeError,
+)  # fmt: skip
 
 
 def converted(path: Path) -> Path:
@@ -68,8 +85,9 @@ def converted(path: Path) -> Path:
     except OSError:
         if not target.is_dir():  # made by another process meanwhile, of the same bytes
             raise
-    except (ValueError, LookupError, ArithmeticError, TypeError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is damaged, or no whole GGUF file ({error})") from error
+    except _FAULTS as error:
+        fault = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is damaged, or no whole GGUF file ({fault})") from error
     return target
 
 
@@ -84,9 +102,9 @@ class _File:
     """A GGUF file: its metadata and its tensors, checked as they are read."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
+        from repro.models.files.gguf_reader import BoundedReader
 
-        self.path, self.reader = path, GGUFReader(path)
+        self.path, self.reader = path, BoundedReader(path)
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         parts = self.value("split.count", int, 1)
         self.require(parts < 2, f"is one of {parts} parts; needed is one file (gguf-split --merge)")
@@ -193,9 +211,6 @@ class _File:
     def _config(self) -> dict[str, Any]:
         """Return the values of `config.json`."""
         kind = self.kind
-        scaling = self.value(f"{kind}.rope.scaling.type", str, "none")
-        scaled = scaling != "none" or "rope_freqs.weight" in self.tensors
-        self.require(not scaled, "scales its rotary angles, which is not read here")
         hidden = self.value(f"{kind}.embedding_length", int)
         head = self.value(f"{kind}.attention.key_length", int, hidden // self.heads)
         for key in ("rope.dimension_count", "attention.value_length"):
@@ -216,8 +231,38 @@ class _File:
             "num_hidden_layers": self.blocks, "max_position_embeddings": context,
             "num_attention_heads": self.heads, "num_key_value_heads": self.key_heads,
             "rms_norm_eps": float(f"{epsilon:.6g}"),  # from float32: 9.99999974e-06 is 1e-05
-            "rope_theta": self.value(f"{kind}.rope.freq_base", float, 10000.0),
+            "rope_parameters": self._rope(),
         }  # fmt: skip
+
+    def _rope(self) -> dict[str, Any]:
+        """Return the rotary angles' parameters; a factor without a type is linear scaling."""
+        for part, known in (("rope", _ROPE_KEYS), ("attention", _ATTENTION_KEYS)):
+            prefix = f"{self.kind}.{part}."
+            for key in self.reader.fields:
+                fits = not key.startswith(prefix) or key.removeprefix(prefix) in known
+                self.require(fits, f"gives {key}, which is not read here")
+        prefix = f"{self.kind}.rope"
+        causal = self.value(f"{self.kind}.attention.causal", bool, True)
+        self.require(causal, f"gives {self.kind}.attention.causal as False; needed is True")
+        turned = sorted(name for name in self.tensors if name.startswith("rope_"))
+        self.require(
+            not turned, f"scales its rotary angles by {''.join(turned[:1])}, not read here"
+        )
+        kind = self.value(f"{prefix}.scaling.type", str, "linear")
+        self.require(
+            kind in ("none", "linear"),
+            f"gives {prefix}.scaling.type as {kind}; angles are read as none or linear",
+        )
+        factor = self.value(
+            f"{prefix}.scaling.factor", float, self.value(f"{prefix}.scale_linear", float, 1.0)
+        )
+        strength = self.value(f"{prefix}.scaling.attn_factor", float, 1.0)
+        self.require(strength == 1, f"gives {prefix}.scaling.attn_factor as {strength}; read is 1")
+        self.require(0 <= factor < math.inf, f"gives {prefix}.scaling.factor as {factor}")
+        base = {"rope_theta": self.value(f"{prefix}.freq_base", float, 10000.0)}
+        if kind == "none" or factor in (0, 1):  # 0 is how a file may say that there is none
+            return base | {"rope_type": "default"}
+        return base | {"rope_type": "linear", "factor": factor}
 
     def _token(self, name: str) -> int | None:
         """Return the id of one of the tokenizer's named tokens; None where the file names none."""

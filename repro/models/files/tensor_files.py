@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_files, replace_text
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -63,6 +62,7 @@ class TensorSpec:
 class _Entry:
     path: Path
     spec: TensorSpec
+    stored: str  # its name in the file
 
 
 class WeightSource(Protocol):
@@ -152,10 +152,15 @@ class TensorFile:
         try:
             with safe_open(self._entry(name).path, "pt") as file:
                 # The library's tensor is a view of the file, which may change.
-                tensor: Tensor = file.get_tensor(name).clone()
+                tensor: Tensor = file.get_tensor(self._entry(name).stored).clone()
         except SafetensorError as error:
             raise CheckpointError(f"{self.where(name)} cannot be read: {error}") from error
         return tensor
+
+    def share(self, name: str, kept: str) -> None:
+        """Let a tensor that is not there be the one called `kept`, if that is there."""
+        if name not in self._entries and kept in self._entries:
+            self._entries[name] = self._entries[kept]
 
     def _entry(self, name: str) -> _Entry:
         try:
@@ -225,11 +230,15 @@ class TensorFolder(TensorFile):
 
 
 def read_header(path: Path) -> dict[str, _Entry]:
-    """Return the entries of a safetensors file, which the library holds against the file's size."""
+    """Return the entries of a safetensors file, which the library holds against the file's size.
+
+    Its `save_model` stores one of the tensors that share memory; the metadata name the others.
+    """
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.offset_keys()}
             stored = {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
+            shared = file.metadata() or {}
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not safetensors, or not all of it: {error}") from error
     entries = {}
@@ -239,8 +248,11 @@ def read_header(path: Path) -> dict[str, _Entry]:
                 f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}"
             )
         spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))
-        entries[name] = _Entry(path=path, spec=spec)
-    return entries
+        entries[name] = _Entry(path=path, spec=spec, stored=name)
+    left_out = {
+        n: entries[kept] for n, kept in shared.items() if n not in entries and kept in stored
+    }
+    return entries | left_out
 
 
 def read_exactly(source: WeightSource, name: str, spec: TensorSpec) -> Tensor:
@@ -259,13 +271,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
     The file appears under its name only when complete.
     """
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     content = save({name: _own(t) for name, t in tensors.items()}, metadata={"format": "pt"})
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_files({path: content})
     return hashlib.sha256(content).hexdigest()
 
 

@@ -46,7 +46,7 @@ def build_optimizer(
         ordered = [{"params": [parameter]} for parameter in ordered]
     settings: dict[str, Any] = {
         "lr": 0.0,  # set before every step by `scheduled_step`
-        "betas": (config.beta1, config.beta2),
+        "betas": (float(config.beta1), float(config.beta2)),
         "weight_decay": config.weight_decay,
     }
     if config.name == "adamw":

@@ -14,7 +14,7 @@ import pytest
 
 from repro.data import public
 from repro.data.load import load_problems
-from repro.data.problem import DataError, Problem
+from repro.data.problem import DataError, Problem, same_text
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, load_public
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
@@ -105,6 +105,45 @@ def test_copies_of_a_question_stay_on_one_side(tmp_path: Path) -> None:
     questions = [p.question.casefold() for p in train]
     assert all(questions.count(question) == 2 for question in questions)
     assert not {p.question.casefold() for p in held_out} & {*questions}
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        ("How many cafés?", "How many cafe\u0301s?"),
+        ("How many cafés?", "How many ca\u200bfe\u0301s?\ufeff"),
+        ("Tom's “long” walk – 5 km", 'Tom’s "long" walk - 5\u00a0km'),
+        ("Tom's ``long'' walk", "Tom‘s «long»\u2003walk"),
+        ("Six − two = ?", "six - two ＝ ？"),
+        ("Ｔｗｏ ﬁelds", "two fields"),
+        ("Is x² + ½ over y₁?", "Is x^2 +  1/2 over y_1?"),
+        ("H₂O…", "H2O..."),
+    ],
+)
+def test_twins_but_for_unicodes_form_are_one_question(
+    tmp_path: Path, trained: str, asked: str
+) -> None:
+    problems = _problems("train", 40)
+    first = dataclasses.replace(problems[0], question=trained)
+    twin = dataclasses.replace(problems[1], question=asked)
+    write_problems(tmp_path / "train.jsonl", [first, *problems[2:]])
+    write_problems(tmp_path / "test.jsonl", [twin])
+    with pytest.raises(DataError, match=r"question of 'train/1' is also that of 'train/0'"):
+        load_problems(_config(tmp_path), "train")
+    (tmp_path / "test.jsonl").unlink()
+    write_problems(tmp_path / "train.jsonl", [first, twin, *problems[2:]])
+    for count in range(1, 9):
+        config = _config(tmp_path, development_problems=count)
+        sides = (load_problems(config, split) for split in ("train", "development"))
+        assert sum(not {first, twin}.isdisjoint(side) for side in sides) < 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("2² + 1", "22 + 1"), ("1½", "11/2"), ("101₂", "1012"), ("5 - 3", "53"), ("x'", "x''")],
+)
+def test_questions_of_other_numbers_are_not_twins(one: str, other: str) -> None:
+    assert same_text(one) != same_text(other)
 
 
 def test_a_test_question_that_is_trained_on_is_refused(folder: Path) -> None:

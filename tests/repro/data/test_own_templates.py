@@ -80,9 +80,10 @@ def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
 def test_a_file_is_a_template_by_its_text(
     text: str, expected: str, reads: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.txt").write_text(f"{text}\n", encoding="utf-8")
-    name = template_source(str(tmp_path / "own.txt"))
-    assert name == OWN + text
+    for mark in ("\ufeff", ""):  # a byte order mark is no part of a prompt
+        (tmp_path / "own.txt").write_text(f"{mark}{text}\n", encoding="utf-8")
+        name = template_source(str(tmp_path / "own.txt"))
+        assert name == OWN + text
     assert (asked(name), template_named(name).reads) == (expected, reads)
     other = template_named(name.replace("?", "!").replace("rite", "rote").replace("Q", "R"))
     assert len(template_named(name).digest()) == 64

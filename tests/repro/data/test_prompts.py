@@ -14,13 +14,20 @@ from transformers import PreTrainedTokenizerFast
 from repro.data import prompts
 from repro.data.problem import DataError, Problem
 from repro.data.prompts import (
+    OWN,
     PAPER_SUFFIX,
     PROMPT_TEMPLATES,
     opening_of,
     render,
+    respelled,
+    template_inputs,
+    template_named,
+    texts_of,
 )
 from repro.evaluate.questions import questions
-from repro.reward.answers import format_ok
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_tokenizer
+from repro.reward.answers import READINGS, format_ok, require_readable
 from repro.rl.collect import PromptSource
 
 QUESTION = "what is two plus two ?"
@@ -148,6 +155,111 @@ def test_a_chat_template_without_an_end_is_given_up(
     monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
     with pytest.raises(ValueError, match="the tokenizer's chat template has come to no end"):
         render(PROBLEM, "paper", _tokenizer(template, bos=False))
+
+
+# Llama 3.2's way to a date.
+DATED = (
+    "{% if not date is defined %}{% if strftime_now is defined %}"
+    "{% set date = strftime_now('%d %b %Y') %}{% endif %}{% endif %}{{ date }} "
+)
+
+
+def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_names() -> None:
+    plain, dated = (_tokenizer(before + QWEN_LIKE, bos=False) for before in ("", DATED))
+    dated.backend_tokenizer.add_tokens(["26 Jul 2024"])
+    text = dated.decode(render(PROBLEM, "paper", dated))
+    assert text.startswith("26 Jul 2024 <|im_start|> user")
+    told, untold = (template_inputs("paper", tokenizer) for tokenizer in (dated, plain))
+    assert told == untold | {"prompt_date": "2024-07-26"}
+    assert untold == {"prompt_template": PINNED["paper"][1]}
+    assert template_inputs("tiny", dated) == {"prompt_template": PINNED["tiny"][1]}
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        ("{{ ['a', 'b'] | random }}", "draws at random"),
+        ("{{ [['a', 'b']] | map('random') | first }}", "draws at random"),
+        ("{{ lipsum(n=1, html=false) }}", "draws at random"),
+        ("{{ joiner() }}", "writes a place in memory"),
+        ("{{ 'ab' | map('upper') }}", "writes a place in memory"),
+        ("{% set f = '%H' %}{{ strftime_now(f) }}", "reads the clock"),
+        ("{% set now = strftime_now %}{{ now('%H') }}", "reads the clock"),
+    ],
+)
+def test_a_prompt_that_would_be_another_each_time_is_refused(before: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        render(PROBLEM, "paper", _tokenizer(before + QWEN_LIKE, bos=False))
+    own = f"{OWN}{before} {{{{ question }}}}"
+    with pytest.raises(ValueError, match=sentence if "strftime" not in before else "undefined"):
+        render(PROBLEM, own, _tokenizer(QWEN_LIKE, bos=False))
+
+
+def test_what_another_thread_draws_is_not_laid_to_a_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = iter([1, 2, 3, 3])  # one drawing between the first two readings
+    monkeypatch.setattr(prompts.random, "getstate", lambda: next(states, 3))
+    assert render(PROBLEM, "paper", _tokenizer(QWEN_LIKE, bos=False))
+
+
+TURNS = "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
+INST = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} <|im_end|>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "opens"),
+    [
+        (QWEN_LIKE, True),
+        (INST, True),
+        (TURNS + "<|im_start|> assistant", True),
+        ("user {{ messages[0].content }} <|im_end|> assistant", True),
+        (TURNS + "{% if add_generation_prompt %}<think>{% endif %}", True),
+        (TURNS, False),
+        (TURNS + "{% if add_generation_prompt %}\n\n{% endif %}", False),
+        ("{% if add_generation_prompt %}assistant{% endif %} " + TURNS, False),
+        ("user {{ messages[0].content }} <|im_end|> ", False),
+        ("{{ messages[0].content }}", False),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", False),
+    ],
+)
+def test_a_chat_template_must_open_the_assistants_turn(template: str, opens: bool) -> None:
+    tokenizer = _tokenizer(template, bos=False)
+    if opens:
+        assert render(PROBLEM, "released", tokenizer)
+        return
+    with pytest.raises(ValueError, match=r"does not open the assistant's turn: .* still ends in"):
+        render(PROBLEM, "released", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [
+        ("paper", ["<answer>", "</answer>"]),
+        ("paper", ["<think>", "</think>", "<answer>", "</answer>"]),
+        ("boxed", ["\\boxed"]),
+        ("gsm8k", ["####"]),
+    ],
+)
+def test_marks_of_an_answer_that_are_control_tokens_are_read(
+    template: str, marks: list[str]
+) -> None:
+    tokenizer: Any = load_tokenizer(TINY_FOLDER)
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    example = READINGS[template_named(template).reads].example
+    ids = tokenizer(f"{example}<|end|><|pad|>", add_special_tokens=False)["input_ids"]
+    assert set(tokenizer.convert_tokens_to_ids(marks)) <= set(ids)
+    assert texts_of([ids, []], tokenizer) == [example, ""]
+    require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
+
+
+def test_a_tokenizer_that_loses_an_answers_marks_is_refused() -> None:
+    tokenizer = _tokenizer(QWEN_LIKE, bos=False)
+    with pytest.raises(ValueError, match="whose answer is lost; a template that reads boxed needs"):
+        require_readable("boxed", lambda text: respelled(text, tokenizer))
 
 
 @pytest.mark.parametrize("turn", ["", "<|im_start|>"])

@@ -104,7 +104,7 @@ def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
         ([*GENERATED, "--samples", "2", "--at", "1,4"], "--at 4: with 2 samples k must lie in"),
         ([*GENERATED, "--samples", "2", "--at", "x"], "--at x: needs numbers"),
         ([*GENERATED, "--samples", "2", "--temperature", "0"], "greedy answers are all the same"),
-        ([*GENERATED, "--temperature", "inf"], "--temperature inf: needs a finite number"),
+        ([*GENERATED, "--temperature", "inf"], "temperature is inf; it must be a number"),
         ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
         ([*GENERATED, "--prompt-tokens", "3"], "this scale takes at most 3"),
         ([*GENERATED, "--out", "no/such/folder/x.json"], "its folder does not exist"),

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repro.evidence import provenance
+from repro.evidence import provenance, steady_clock
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import (
+    Estimate,
     Record,
     RecordError,
     failed_record,
     find_record,
     read_record,
+    record_of,
     record_path,
     seal_of,
 )
+from repro.evidence.steady_clock import steady_now
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -79,6 +84,49 @@ def test_a_failure_stays_counted_and_leaves_room_for_another_try(
     made_up_record(run).write(tmp_path)
     assert find_record(run, tmp_path) is not None
     assert read_record(first).outcome["reason"].startswith("MemoryError")
+
+
+def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = steady_now()
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> SetBack:
+            return cls(2001, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(steady_clock, "datetime", SetBack)
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    later = started + timedelta(hours=1)
+    for place, begun in enumerate((started, later)):
+        record = record_of(run, metrics={}, environment={}, started=begun)
+        record = dataclasses.replace(record, outcome={"status": "failed", "reason": "none"})
+        read = read_record(record.write(tmp_path / str(place)))
+        assert read.started <= read.finished
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_is_not_finite_is_absent_when_read_back(
+    value: float, run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    record = made_up_record(run)
+    metrics = {**record.metrics, "peak_bytes": Estimate(value=value, unit="bytes")}
+    series = {**record.series, "loss": [value, 1.0]}
+    path = dataclasses.replace(record, metrics=metrics, series=series).write(tmp_path)
+    read = read_record(path)
+    assert read.value("peak_bytes") is None
+    assert read.series["loss"] == [None, 1.0]
+
+
+def test_a_record_that_could_not_be_read_is_not_written(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    record = made_up_record(run)
+    for change in ({"config": record.config | {"seed": math.inf}}, {"started": "2999-01-01"}):
+        with pytest.raises(RecordError):
+            dataclasses.replace(record, **change).write(tmp_path)
+    assert not list(tmp_path.rglob("seed-*"))
 
 
 def test_a_record_of_another_configuration_is_named_with_the_difference(

@@ -25,14 +25,12 @@ from repro.evidence.store import (
     Blessed,
     Joined,
     RunsFolder,
-    blessed_records,
     blessed_sources,
     read_stored,
     stored_path,
     table_text,
     write_stored,
 )
-from repro.evidence.verdicts.measured import accepted, load_expectations
 from repro.judge.blessing import compact
 from repro.judge.check import check_selection, checked_json
 from repro.judge.gathering import gather
@@ -198,18 +196,3 @@ def test_the_committed_records_are_of_sources_that_this_checkout_has() -> None:
         known = digest_of_commit(commit)
         assert known is not None, commit
         assert digest in (None, known), commit
-
-
-def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
-    expected = expected_folder(None)
-    records = blessed_records(expected, Tier.SYSTEMS, "table3", "nvidia_h200")
-    (record,) = [record for record in records if record.arm == "nvfp4_lora"]
-    items = load_expectations(expected, Tier.SYSTEMS, find("table3"), "nvidia_h200")
-    measured = {
-        item.metric: item.accept
-        for item in items
-        if item.source == "measured" and item.arm == "nvfp4_lora"
-    }
-    assert len(measured) > 30
-    for name, accept in measured.items():
-        assert accept == accepted(record.repeats(name), find("table3").metric(name).unit)

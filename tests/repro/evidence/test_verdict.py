@@ -7,11 +7,17 @@ import dataclasses
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
-from repro.evidence.verdicts.verdict import Verdict, judge_expectation, with_discovery_rate
+from repro.evidence.verdicts.verdict import (
+    Status,
+    Verdict,
+    judge_expectation,
+    with_discovery_rate,
+)
 from repro.spec.target import Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
 HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]
+BEFORE: tuple[Status | None, ...] = ("reproduced", "contradicted", None)
 BAR = Expectation(arm="a", metric="accuracy", accept=(70.0, None), source="derived", because="b")
 
 
@@ -45,7 +51,13 @@ def test_a_bar_does_not_hold_while_planned_seeds_are_missing() -> None:
     assert verdict.status == "inconclusive"
     assert verdict.sentence.endswith(missing)
     missed = dataclasses.replace(BAR, accept=(90.0, None))
-    assert judge_expectation(missed, ACCURACY, values, None, lost=missing).own_fault
+    verdict = judge_expectation(missed, ACCURACY, values, None, lost=missing)
+    assert verdict.status == "contradicted"
+    assert [dataclasses.replace(verdict, before=was).worse for was in BEFORE] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def shown(p: float, about: str = "claim") -> Verdict:

@@ -17,14 +17,12 @@ from repro.evidence import origins, provenance
 from repro.evidence.plans import KeptPlan, PlanError, keep_plans, read_plans
 from repro.evidence.record import Record, failed_record
 from repro.evidence.store import blessed_records
-from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, main_bless
 from repro.run.analysis_plan import write_plans
 from repro.run.select import select
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.tier import Tier
-from repro.targets import find
 from tests.repro.made_up import at_commit, on_device, source_of
 
 Maker = Callable[..., Record]
@@ -67,10 +65,6 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     assert {record.target for record in records} == {"study_schedules"}
     assert [record.seed for record in records if not record.ok] == [8]
     assert len(records) == 15
-    again = load_expectations(expected, Tier.MINI, find("study_schedules"), "nvidia_h200")
-    # Four finished seeds are no interval; the other arms' values are expected again.
-    assert "aqn_linear" not in {item.arm for item in again}
-    assert "aqn_cosine" in {item.arm for item in again}
     (plan,) = of_schedules(expected)
     assert (plan.target, plan.tier, plan.device) == ("study_schedules", "mini", "nvidia_h200")
     assert plan.plan["target"] == "study_schedules"

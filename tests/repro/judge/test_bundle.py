@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import lzma
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from repro.__main__ import main
+from repro.evidence.derived import share_of
 from repro.evidence.record import Estimate, Record
 from repro.evidence.store import Blessed, stored_text
 from repro.judge import bundle
@@ -76,7 +78,10 @@ def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhe
     assert main(["check", *name, "--blessed"]) == 0
     blessed = capsys.readouterr().out
     assert main(["bundle", "--verify", str(file)]) == 0
-    assert capsys.readouterr().out == blessed
+    judged = capsys.readouterr().out.splitlines(keepends=True)
+    (as_before,) = (line for line in judged if "since blessed" in line)
+    assert as_before.split()[1:3] == ["values", "unchanged"]
+    assert "".join(line for line in judged if line != as_before) == blessed
     assert "H100" in blessed
     assert [path.name for path in tmp_path.rglob("*")] == [file.name]
 
@@ -122,6 +127,44 @@ def test_damaged_linked_and_bloated_files_are_a_sentence(
     monkeypatch.setattr(bundle, "MOST_BYTES", 1_000)
     beside.replace(packed)
     assert main(["bundle", "--verify", str(packed)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("x" * (bundle.MOST_BYTES + 1), "larger than"),
+        ("[" + "[]," * 1_000_000 + "[]]", "values"),
+        ("{}\n" * 100_000, "lines"),
+        ("[" * 1_000_000, "RecursionError"),
+    ],
+)
+def test_a_small_file_that_grows_when_it_is_read_is_refused_early(
+    packed: Path, capsys: pytest.CaptureFixture[str], content: str, why: str
+) -> None:
+    head = text_of(packed).splitlines(keepends=True)[0]
+    packed.write_bytes(lzma.compress((head + content).encode()))
+    capsys.readouterr()
+    tracemalloc.start()
+    assert main(["bundle", "--verify", str(packed)]) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert why in capsys.readouterr().err
+    assert peak < 100e6
+
+
+def test_tallies_of_more_problems_than_there_are_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="problems"):
+        share_of([10**12, 1])
+    with pytest.raises(ValueError, match="problems"):
+        share_of([-(10**9), 10**9])
+
+
+def test_records_of_many_commits_are_refused_before_git_is_asked(packed: Path) -> None:
+    good = first(packed)
+    many = [dataclasses.replace(good, seed=n, commit=f"{n:040x}") for n in range(30)]
+    replace(packed, *many)
+    with pytest.raises(ValueError, match="commits"):
+        bundle.judge_bundle(packed, EXPECTED)
 
 
 def test_edited_foreign_and_repeated_records_count_for_nothing(
@@ -208,6 +251,58 @@ def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(
     assert "![" not in row
     assert row.count("|") - row.count("\\|") == 4
     assert row.startswith("| somebody | table1, smoke tier")
+
+
+def test_one_broken_file_costs_itself_alone(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = packed.parents[1]
+    other = place / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("no bundle")
+    (other / "half.jsonl.xz").write_bytes(packed.read_bytes()[:-9])
+    (other / "\udcff.jsonl.xz").write_bytes(b"")
+    (place / "link").symlink_to(packed.parent)
+    found = {(one.who, one.title): one for one in reports(place, EXPECTED)}
+    assert len(found) == 4
+    assert sum(one.checked is not None for one in found.values()) == 1
+    assert "link" in found["link", packed.name].summary
+    page_text([], EXPECTED, list(found.values())).encode()
+    rows = reported_rows(place, EXPECTED)
+    assert sum(row.startswith("|") for row in rows) == 2 + len(found)
+    assert str(place) not in "".join([*rows, *(one.summary for one in found.values())])
+    capsys.readouterr()
+    assert main(["bundle", "--verify", str(place)]) == 2
+    printed = capsys.readouterr()
+    assert "4 records" in printed.out
+    assert "half.jsonl.xz" in printed.err
+    packed.unlink()
+    (place / "link").unlink()
+    (other / "half.jsonl.xz").unlink()
+    (other / "\udcff.jsonl.xz").unlink()
+    assert reports(place, EXPECTED) == []
+
+
+def test_runs_that_two_sent_or_that_are_blessed_here_are_said_to_be(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = packed.parents[1]
+    assert main(["bundle", "--verify", str(place)]) == 0
+    (place / "other").mkdir()
+    (place / "other" / "mine.jsonl.xz").write_bytes(packed.read_bytes())
+    capsys.readouterr()
+    assert main(["bundle", "--verify", str(place)]) == 1
+    printed = capsys.readouterr().out
+    assert "elsewhere, too: other/mine.jsonl.xz" in printed
+    assert "elsewhere, too: somebody/table1.jsonl.xz" in printed
+    for one in reports(place, EXPECTED):
+        assert "elsewhere, too" in one.summary
+    (selection,) = select(["table1"], tier="smoke")
+    packed.unlink()
+    (place / "other" / "mine.jsonl.xz").unlink()
+    bundle.pack(selection, Blessed(EXPECTED, "smoke", None), EXPECTED, packed)
+    (one,) = reports(place, EXPECTED)
+    assert "elsewhere, too: blessed here" in one.summary
 
 
 def test_every_bundle_that_others_sent_can_be_judged() -> None:

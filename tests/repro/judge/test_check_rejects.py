@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from repro.evidence.record import SEAL, Record, failed_record, seal_of
-from repro.judge.check import Checked, check_selection, mixed_versions
+from repro.judge.check import Checked, check_selection, exit_status, mixed_versions
 from repro.judge.gathering import gather
-from repro.report.console import conclusion, main_check
+from repro.report.console import main_check
+from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
 from repro.spec.config import RunConfig, digest_of
@@ -123,7 +124,8 @@ def test_arms_that_saw_other_problems_are_not_compared(
     refused = {v.name for v in outcome.verdicts if "different test problems" in v.sentence}
     assert refused == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
     assert not outcome.sound
-    assert conclusion([outcome]).endswith("; records were refused of table1.")
+    assert exit_status([outcome]) == 1
+    assert ending([outcome]).startswith("Fault: 4 records refused (table1).")
 
 
 def test_training_that_teaches_nothing_is_contradicted(
@@ -134,10 +136,10 @@ def test_training_that_teaches_nothing_is_contradicted(
 
     table1_records(tmp_path, on_arm("bf16_lora", no_gain))
     outcome = checked(tmp_path)
-    broken = {v.name for v in outcome.verdicts if v.own_fault}
-    assert broken == {"bf16_lora.gain_greedy"}
-    assert not outcome.sound
-    assert conclusion([outcome]).endswith("; this suite is at fault in table1.")
+    assert {v.name for v in outcome.verdicts if v.worse} == {"bf16_lora.gain_greedy"}
+    assert not any(v.own_fault for v in outcome.verdicts)
+    assert exit_status([outcome]) == 1
+    assert ending([outcome]).startswith("Worse than before: 1 ")
 
 
 def test_a_control_that_gains_is_contradicted(
@@ -147,7 +149,7 @@ def test_a_control_that_gains_is_contradicted(
         return with_gain(record, 40.0 + record.seed)
 
     table1_records(tmp_path, on_arm("bf16_lora_random_reward", gains))
-    broken = {v.name for v in checked(tmp_path).verdicts if v.own_fault}
+    broken = {v.name for v in checked(tmp_path).verdicts if v.own_fault or v.worse}
     assert broken == {
         "bf16_lora_random_reward_does_not_gain",
         "bf16_lora_random_reward.gain_greedy",
@@ -274,4 +276,4 @@ def test_arms_of_other_versions_of_a_library_are_compared_with_a_mark(
     evidence = gather(selection, tmp_path)
     marked = {name for name, claim in claims.items() if mixed_versions(claim, evidence)}
     assert marked == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
-    assert mixed_versions(claims["aqn_helps"], evidence) == "torch 9.9 and None"
+    assert mixed_versions(claims["aqn_helps"], evidence) == "Mixed versions: torch 9.9 and None"

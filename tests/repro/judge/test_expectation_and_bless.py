@@ -16,10 +16,9 @@ from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.expectation import Expectation, ExpectationError, load_bars
-from repro.evidence.verdicts.measured import accepted, load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, bless
-from repro.judge.check import check_selection
+from repro.judge.check import check_selection, exit_status
 from repro.judge.gathering import Evidence, gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
@@ -37,7 +36,7 @@ def blessed(evidence: Evidence, expected: Path, tier: Tier = Tier.SMOKE) -> list
     return bless(TABLE1, tier, evidence.records, problems=problems, expected=expected)
 
 
-def test_blessed_records_are_reproduced_by_themselves(
+def test_records_are_as_before_beside_themselves_blessed(
     table1_records: Writer, tmp_path: Path, expected: Path
 ) -> None:
     runs = tmp_path / "runs"
@@ -45,39 +44,52 @@ def test_blessed_records_are_reproduced_by_themselves(
     paths = blessed(gather(SELECTION, runs), expected)
     assert [path.name for path in paths] == ["table1.csv", "table1.jsonl.xz"]
     checked = check_selection(SELECTION, runs, expected)
-    measured = [v for v in checked.verdicts if v.source.startswith("measured")]
-    assert len(measured) > 60
-    assert {verdict.status for verdict in measured} == {"reproduced"}
-    assert blessed_checks(expected)[0].evidence.count == 5 * len(TABLE1.arms)
+    assert checked.as_before is not None
+    (words,) = checked.as_before.counts().items()
+    assert words[0] == "unchanged"
+    assert words[1] > 60
+    (stored,) = blessed_checks(expected, "table1")
+    assert stored.evidence.count == 5 * len(TABLE1.arms)
+    assert stored.as_before is None
 
 
-def test_what_belongs_to_the_machine_is_not_blessed_without_a_device(
+def test_what_belongs_to_the_machine_is_not_compared_without_a_device(
     table1_records: Writer, tmp_path: Path, expected: Path
 ) -> None:
     table1_records(tmp_path / "runs")
     blessed(gather(SELECTION, tmp_path / "runs"), expected)
     records = blessed_records(expected, Tier.SMOKE, "table1")
     assert commits_of(records) == {"0" * 40: [0, 1, 2, 3, 4]}
-    expectations = load_expectations(expected, Tier.SMOKE, TABLE1, "nvidia_h200")
-    assert {item.metric for item in expectations}.isdisjoint({"train_seconds", "peak_bytes"})
-    assert expectations[0].because.startswith("5 seeds ")
+    checked = check_selection(SELECTION, tmp_path / "runs", expected)
+    assert checked.as_before is not None
+    metrics = {row.metric for row in checked.as_before.rows}
+    assert metrics.isdisjoint({"train_seconds", "peak_bytes"})
 
 
-def test_another_result_is_contradicted_by_blessed_values(
+def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
     table1_records: Writer, tmp_path: Path, expected: Path
 ) -> None:
     table1_records(tmp_path / "runs")
     blessed(gather(SELECTION, tmp_path / "runs"), expected)
 
-    def worse(record: Record) -> Record:
-        return with_accuracy(record, "accuracy", record.metrics["accuracy"].value - 20.0)
+    def by(points: float) -> Callable[[Record], Record]:
+        def changed(record: Record) -> Record:
+            value = record.metrics["accuracy"].value + points
+            return with_accuracy(record, "accuracy", value) if record.arm == "nf4_lora" else record
 
-    table1_records(tmp_path / "worse", lambda r: worse(r) if r.arm == "nf4_lora" else r)
-    checked = check_selection(SELECTION, tmp_path / "worse", expected)
-    assert {v.name for v in checked.verdicts if v.own_fault} == {
-        "nf4_lora.accuracy",
-        "nf4_lora.working_rate",
-    }
+        return changed
+
+    for name, points in (("worse", -20.0), ("better", 5.0)):
+        table1_records(tmp_path / name, by(points), 3)
+    worse = check_selection(SELECTION, tmp_path / "worse", expected)
+    assert worse.as_before is not None
+    lost = {(row.arm, row.metric, row.verdict) for row in worse.as_before.worse}
+    assert lost == {("nf4_lora", name, "regressed") for name in ("accuracy", "working_rate")}
+    assert exit_status([worse]) == 1
+    better = check_selection(SELECTION, tmp_path / "better", expected)
+    assert better.as_before is not None
+    assert better.as_before.counts()["improved"] >= 1
+    assert exit_status([better]) == 0
 
 
 @pytest.mark.parametrize(
@@ -122,13 +134,6 @@ def test_a_tier_with_a_device_needs_the_device_named(
     table1_records(tmp_path / "runs")
     with pytest.raises(BlessError, match="needs one"):
         blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.SYSTEMS)
-
-
-def test_the_accepted_interval_follows_its_rule_and_its_floor() -> None:
-    low, high = accepted([1.0, 2.0, 3.0, 4.0, 5.0], "nats")
-    half = 8.610301581 * 2.5**0.5 * (2 / 5) ** 0.5
-    assert (low, high) == pytest.approx((3 - half, 3 + half), abs=1e-5)
-    assert accepted([45.0] * 5, "percent") == (42.0, 48.0)
 
 
 BAR = '{ arm = "a", metric = "m", at_least = 1, goal = 2.0 }'

@@ -12,7 +12,6 @@ import pytest
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import blessed_records
-from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessing import bless
 from repro.judge.check import Checked, check_selection
 from repro.run.places import expected_folder
@@ -61,10 +60,10 @@ def on_h200(records: list[Record], **changes: Any) -> list[Record]:
     return [dataclasses.replace(record, environment=gpu, **changes) for record in records]
 
 
-def checked(records: list[Record], folder: Path) -> Checked:
+def checked(records: list[Record], folder: Path, expected: Path | None = None) -> Checked:
     for record in records:
         record.write(folder)
-    return check_selection(SELECTION, folder, expected_folder(None))
+    return check_selection(SELECTION, folder, expected or expected_folder(None))
 
 
 def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
@@ -84,7 +83,7 @@ def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
     by_name = {verdict.name: verdict for verdict in result.verdicts}
     bar = by_name["bf16_lora.tokens_per_second_32b_256"]
     assert (bar.status, bar.sentence) == ("not run", f"bf16_lora, 32b_256: {SAID}")
-    assert not bar.own_fault
+    assert not bar.worse
     assert by_name["bf16_lora.tokens_per_second_32b_64"].status != "not run"
     assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 
@@ -97,8 +96,9 @@ def test_records_with_a_point_left_out_are_blessed_with_the_others(
         by_arm.setdefault(record.arm, {})[record.seed] = record
     expected = tmp_path / "expected"
     bless(ROLLOUT, Tier.SYSTEMS, by_arm, problems=[], expected=expected)
-    expectations = load_expectations(expected, Tier.SYSTEMS, ROLLOUT, "nvidia_h100_80gb_hbm3")
-    blessed = {(item.arm, item.metric) for item in expectations}
+    again = checked(records, tmp_path / "runs", expected).as_before
+    assert again is not None
+    blessed = {(row.arm, row.metric) for row in again.rows}
     assert ("bf16_lora", "tokens_per_second_32b_64") in blessed
     assert ("nvfp4_lora", "tokens_per_second_32b_256") in blessed
     assert ("bf16_lora", "tokens_per_second_32b_256") not in blessed

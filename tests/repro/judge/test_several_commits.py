@@ -20,7 +20,6 @@ from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import blessed_records
-from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, main_bless
 from repro.judge.check import check_selection, device_name
@@ -115,8 +114,6 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path: Path, expe
     assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
     assert len(records) == 10 * len(find("study").arms)
     assert len(list((tmp_path / "new" / "mini" / "study" / "bf16_lora").iterdir())) == 5
-    expectations = load_expectations(expected, Tier.MINI, find("study"), "nvidia_h200")
-    assert expectations[0].because.startswith("10 seeds ")
     # Blessing the same again changes nothing: what is there already is met, not doubled.
     go("study", tmp_path / "new", expected, add=True)
     assert blessed_records(expected, Tier.MINI, "study") == records

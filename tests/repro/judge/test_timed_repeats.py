@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence.verdicts.measured import accepted, load_expectations
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.blessing import bless
-from repro.judge.check import Checked, check_selection
+from repro.judge.check import Checked, check_selection, exit_status
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection
@@ -94,26 +93,37 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
 ) -> None:
     write(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
-    items = load_expectations(expected, Tier.SYSTEMS, TABLE3, "nvidia_h200")
-    by_name = {(item.arm, item.metric): item for item in items}
-    item = by_name["nvfp4_lora", "step_seconds_7b_b2"]
-    assert item.accept == accepted([10.1, 10.0, 10.0], "seconds")
-    assert "3 timed repeats" in item.because
-    low, high = item.accept
-    assert low is not None
-    assert high is not None
-    assert low < 10.0 < high < 12.5
     again = checked(tmp_path / "runs", expected)
-    measured = [v for v in again.verdicts if v.source.startswith("measured")]
-    assert {v.status for v in measured} == {"reproduced"}
+    assert again.as_before is not None
+    rows = {(row.arm, row.metric): row for row in again.as_before.rows}
+    assert rows["nvfp4_lora", "step_seconds_7b_b2"].old == (10.1, 10.0, 10.0)
+    assert set(again.as_before.counts()) == {"unchanged"}
 
 
-def test_a_bar_is_judged_by_its_own_interval_where_a_blessed_value_lies_below_it(
-    tmp_path: Path, expected: Path
+@pytest.mark.parametrize(
+    ("before", "now", "stood", "status"),
+    [
+        (SLOW, SLOW, "contradicted", 0),
+        (FAST, SLOW, "reproduced", 1),
+        (FAST, FAST, "reproduced", 0),
+        (None, SLOW, None, 0),
+    ],
+    ids=["missed before", "met before", "met", "nothing blessed"],
+)
+def test_a_missed_bar_counts_against_the_suite_only_where_it_was_met_before(
+    before: tuple[float, ...] | None,
+    now: tuple[float, ...],
+    stood: str | None,
+    status: int,
+    tmp_path: Path,
+    expected: Path,
 ) -> None:
     shutil.copytree(expected_folder(None) / "bars", expected / "bars")
-    write(tmp_path / "runs", SLOW)
-    blessed(tmp_path / "runs", expected)
-    again = checked(tmp_path / "runs", expected)
-    name = "nvfp4_lora.speedup_7b_b8"
-    assert {v.status for v in again.verdicts if v.name == name} == {"contradicted", "reproduced"}
+    if before is not None:
+        write(tmp_path / "old", before)
+        blessed(tmp_path / "old", expected)
+    write(tmp_path / "new", now)
+    result = checked(tmp_path / "new", expected)
+    (bar,) = (v for v in result.verdicts if v.name == "nvfp4_lora.speedup_7b_b8")
+    assert bar.status == ("contradicted" if now is SLOW else "reproduced")
+    assert (bar.before, exit_status([result])) == (stood, status)

@@ -22,7 +22,7 @@ def test_the_issues_command_answers_with_every_part(capsys: pytest.CaptureFixtur
 
 
 def test_a_budget_too_small_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "memory", "--model", "72b", "--budget", "24GB"]) == 1
+    assert main(["plan", "memory", "--model", "72b", "--budget", "24GB"]) == 2
     said = capsys.readouterr().out
     assert "does not fit 24.00 GB" in said
 

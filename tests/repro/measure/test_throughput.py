@@ -41,8 +41,8 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name: str, tmp_path: Path
     ("values", "words"),
     [
         ({"batches": ()}, "throughput point 7b: it needs batches"),
-        ({"windows": -1}, "windows is -1 and window_steps 16"),
-        ({"windows": 2, "window_steps": 0}, "windows is 2 and window_steps 0"),
+        ({"windows": -1}, "windows is -1; it must be 0 or more"),
+        ({"windows": 2, "window_steps": 0}, "window_steps is 0; it must be 1 or more"),
         ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repro.__main__ import FINE, USAGE, main
@@ -135,6 +140,7 @@ def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
     whole |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     whole["tokenizer.chat_template"] = (
         "{% for m in messages %}{{ '<|begin|>' + m['content'] + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|begin|>{% endif %}"
     )
     return {key: value for key, value in (whole | changes).items() if value is not None}
 
@@ -268,7 +274,17 @@ DOWN = "blk.0.ffn_down.weight"
         ({}, {"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
         ({}, {"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
         ({}, {"split.count": 3}, "3"),
-        ({}, {"llama.rope.scaling.type": "yarn"}, "rotary"),
+        ({}, {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "as yarn"),
+        ({}, {"llama.rope.scaling.type": "longrope"}, "as longrope"),
+        ({}, {"llama.rope.scaling.type": "spiral"}, "as spiral"),
+        ({}, {"llama.rope.scaling.factor": -2.0}, "scaling.factor as -2.0"),
+        ({}, {"llama.rope.scaling.factor": float("nan")}, "scaling.factor as nan"),
+        ({}, {"llama.rope.scaling.attn_factor": 1.2}, "attn_factor"),
+        ({}, {"llama.rope.scaling.yarn_ext_factor": 1.0}, "yarn_ext_factor"),
+        ({}, {"llama.rope.freq_base_swa": 1e4}, "freq_base_swa"),
+        ({}, {"llama.attention.scale": 0.5}, "attention.scale"),
+        ({}, {"llama.attention.causal": False}, "attention.causal"),
+        ({"rope_factors_long.weight": (MATRIX[0, :32], Type.F32)}, {}, "rope_factors_long"),
         ({}, {"llama.attention.sliding_window": 64}, "64"),
         ({}, {"llama.attention.head_count_kv": 3}, "3"),
         ({}, {"llama.block_count": 3}, "blk.2."),
@@ -284,6 +300,115 @@ def test_what_a_file_holds_and_is_not_read_is_named(
     llama: Callable[..., Path], tensors: dict[str, Any], changes: dict[str, Any], named: str
 ) -> None:
     assert named in refused(llama(tensors, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({"scaling.factor": 4.0}, 4.0),
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.factor": 4.0, "scale_linear": 2.0, "scaling.attn_factor": 1.0}, 4.0),
+        ({"scaling.factor": 4.0, "scaling.type": "linear", "scaling.finetuned": True}, 4.0),
+        ({"scaling.factor": 1.0, "scaling.type": "linear"}, 1.0),
+        ({"scaling.factor": 0.0, "scaling.original_context_length": 256}, 1.0),
+        ({"scaling.factor": 4.0, "scaling.type": "none"}, 1.0),
+        ({"scaling.type": "linear"}, 1.0),
+    ],
+)
+def test_rotary_angles_are_scaled_by_the_factor_with_or_without_a_type(
+    tmp_path: Path, changes: dict[str, Any], factor: float
+) -> None:
+    model, tensors = tensors_of("llama", tied=True, types=(Type.F16,))
+    rope = {f"llama.rope.{key}": value for key, value in changes.items()}
+    path = write(tmp_path / "model.gguf", "llama", tensors, **rope)
+    read = AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.float32)
+    expected = model.model.rotary_emb.inv_freq / factor
+    torch.testing.assert_close(read.model.rotary_emb.inv_freq, expected)
+
+
+def header(*keys: bytes, tensors: bytes = b"", counts: tuple[int, int] | None = None) -> bytes:
+    """Return a GGUF file of raw key-value pairs and tensor descriptions, with 256 bytes of data."""
+    counted = counts or (bool(tensors), len(keys))
+    whole = b"GGUF" + struct.pack("<IQQ", 3, *counted) + b"".join(keys) + tensors
+    return whole + bytes(-len(whole) % 32 + 256)
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+def tensor(
+    dimensions: list[int], kind: int = 0, offset: int = 0, named: int | None = None
+) -> bytes:
+    start = struct.pack("<Q", 1 if named is None else named) + b"t"
+    sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    return start + sizes + struct.pack("<IQ", kind, offset)
+
+
+ARRAY, UINT8, STRING = 9, 0, 8
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(key("a", ARRAY, struct.pack("<IQ", UINT8, 2**62))),
+        header(key("a", ARRAY, struct.pack("<IQ", STRING, 2**63))),
+        header(key("a", ARRAY, struct.pack("<IQ", ARRAY, 1) * 100_000)),
+        header(key("a", ARRAY, struct.pack("<IQ", 77, 1))),
+        header(key("a", 77, b"")),
+        header(key("a", STRING, struct.pack("<Q", 2**63))),
+        header(key("a", STRING, struct.pack("<Q", 2) + b"\xff\xfe")),
+        header(key("a", UINT8, b"1"), key("a", UINT8, b"1")),
+        header(key("general.alignment", 4, struct.pack("<I", 0))),
+        header(key("general.alignment", 4, struct.pack("<I", 24))),
+        header(key("general.alignment", 4, struct.pack("<I", 2**31))),
+        header(counts=(0, 2**62)),
+        header(counts=(2**62, 0)),
+        header(tensors=tensor([2**33, 2**31])),
+        header(tensors=tensor([2**63, 2])),
+        header(tensors=tensor([0])),
+        header(tensors=tensor([1] * 9)),
+        header(tensors=tensor([8], kind=1000)),
+        header(tensors=tensor([8], kind=12)),
+        header(tensors=tensor([8], offset=2**64 - 64)),
+        header(tensors=tensor([8], offset=4)),
+        header(tensors=tensor([80])),
+        header(tensors=tensor([8], named=2**62)),
+        header(tensors=tensor([8]) + tensor([8], offset=32), counts=(2, 0)),
+        header(tensors=tensor([8]) * 2, counts=(2, 0)),
+    ],
+)
+def test_a_header_that_promises_too_much_is_refused_at_once(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    started = time.monotonic()
+    refused(path)
+    assert time.monotonic() - started < 5
+
+
+def test_any_header_is_read_or_refused_in_one_sentence(llama: Callable[..., Path]) -> None:
+    path = llama()
+    whole = path.read_bytes()
+    _, tensors = tensors_of("llama", tied=True, types=(Type.F16,))
+    described = len(whole) - sum(codes.nbytes for codes, _ in tensors.values())
+    counts = [2**62, 2**63, 2**64 - 1, 2**32, 2**31, 0]
+    words = st.sampled_from([struct.pack("<Q", count) for count in counts])
+
+    @settings(max_examples=60, deadline=None)
+    @given(place=st.integers(0, described), changed=st.binary(min_size=1, max_size=8) | words)
+    def check(place: int, changed: bytes) -> None:
+        path.write_bytes(whole[:place] + changed + whole[place + len(changed) :])
+        said = str(path)
+        with contextlib.suppress(CheckpointError):
+            try:
+                resolve(path)
+            except CheckpointError as error:
+                said = str(error)
+                raise
+        assert str(path) in said
+        assert "\n" not in said
+
+    check()
 
 
 def test_a_file_cut_short_and_one_without_the_library_are_refused(

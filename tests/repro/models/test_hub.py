@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -128,6 +130,30 @@ def test_what_the_hub_does_is_one_sentence_with_its_cause(
     assert time.monotonic() - begun < 20
     hub.fault = None
     assert hubs.is_whole(resolve("owner/model"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "", "/cache/blob"), r"No space left on device \(/cache/blob\)"),
+        (RuntimeError("Data processing error: CAS\nmore"), r"RuntimeError: Data processing error"),
+        (json.JSONDecodeError("Expecting value", "<html>", 0), "login page or a proxy"),
+    ],
+)
+def test_what_has_no_answer_of_the_hub_is_named_by_what_it_is(error: Exception, said: str) -> None:
+    assert re.search(said, hubs.reason_of(error))
+    assert "\n" not in hubs.reason_of(error)
+
+
+def test_a_server_without_tls_and_a_proxy_that_is_not_there_are_named(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("http:", "https:"))
+    with pytest.raises(CheckpointError, match=r"cannot be reached .*SSL"):
+        resolve("owner/model")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(CheckpointError, match=r"cannot be reached .*refused"):
+        resolve("owner/model")
 
 
 def test_a_connection_that_is_cut_once_is_taken_up_again(hub: Hub) -> None:

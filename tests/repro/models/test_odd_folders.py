@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoModelForCausalLM
 
 from repro.__main__ import USAGE, main
@@ -81,6 +81,11 @@ def test_a_field_of_the_wrong_type_is_named(
     said = refused(copied(**{field: value}))
     assert "config.json: " in said
     assert sentence in said
+
+
+def test_sizes_whose_product_torch_cannot_hold_are_refused(copied: Callable[..., Path]) -> None:
+    sizes = {"hidden_size": 2**27, "num_attention_heads": 2**20, "num_key_value_heads": 1}
+    assert "head_dim is 1099511627776; needed" in refused(copied(head_dim=2**40, **sizes))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +160,44 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
     assert "lm_head.weight differs from model.embed_tokens.weight" in refused(folder)
     save_file({**tensors, "lm_head.weight": head[:-1].clone()}, path)
     assert "lm_head.weight differs" in refused(folder)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_tied_matrix_may_be_stored_as_the_head_alone(
+    copied: Callable[..., Path], said: bool
+) -> None:
+    folder = copied()
+    path = folder / "model.safetensors"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    whole = write_quantized(folder, folder.with_name("whole")).shards[0]
+    save_model(model, path)
+    assert "model.embed_tokens.weight" not in load_file(path)
+    if not said:  # what shares memory is known by the tie of config.json, too
+        save_file(load_file(path), path)
+    ids = torch.arange(9)[None]
+    for order in (None, 1):
+        policy = load_policy(folder, weight_format="bf16", order=order)
+        torch.testing.assert_close(policy.model(input_ids=ids).logits, model(ids).logits)
+    (shard,) = write_quantized(folder, folder.with_name("out")).shards
+    stored, expected = load_file(shard), load_file(whole)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
+
+
+def test_of_tensors_that_share_memory_each_is_read_by_its_name(copied: Callable[..., Path]) -> None:
+    folder = copied(tie_word_embeddings=False)
+    path = folder / "model.safetensors"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    first, second = (layer.mlp for layer in model.model.layers)
+    second.down_proj.weight = first.down_proj.weight
+    model.lm_head.weight = model.model.embed_tokens.weight
+    save_model(model, path)
+    ids = torch.arange(9)[None]
+    policy = load_policy(folder, weight_format="bf16")
+    torch.testing.assert_close(policy.model(input_ids=ids).logits, model(ids).logits)
+    # Without the names of what was left out, nothing is guessed.
+    save_file(load_file(path), path)
+    assert "model.embed_tokens.weight is missing (and 1 more); config.json ties" in refused(folder)
 
 
 @pytest.mark.parametrize(

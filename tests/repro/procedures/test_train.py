@@ -48,6 +48,7 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path: Path) ->
         data=dataclasses.replace(scale.data, train_problems=64, test_problems=12),
         prompts_per_rollout=4,
         updates_per_rollout=1,
+        optimizer=dataclasses.replace(scale.optimizer, warmup_steps=2),
         evaluation=dataclasses.replace(scale.evaluation, test_at=(1, 2), every=0, token_budget=0),
     )
     untested = dataclasses.replace(small.evaluation, test_at=())
@@ -77,7 +78,9 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("steps", "message"), [((2, 2), "must rise"), ((0,), "must rise"), ((3,), "the run has 3")]
+    ("steps", "message"),
+    [((2, 2), "must rise"), ((0,), "must be 1 or more"), ((3,), "the run has 3")],
+    [((2, 2), "must rise"), ((0,), "must be 1 or more"), ((3,), "the run has 3")],
 )
 def test_tests_along_a_run_lie_within_it_and_rise(steps: tuple[int, ...], message: str) -> None:
     scale = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0].scale

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import get_args
 
 import pytest
 
-from repro.evidence.verdicts.verdict import Mark, Status, Verdict
+from repro.evidence.verdicts.verdict import Status, Verdict, marked
 from repro.judge.check import Checked
+from repro.report.readme import short_word
 from repro.report.verdict_words import (
     BAR_WORDS,
-    BLESSED_WORDS,
     CLAIM_WORDS,
     OWN_BAR,
     Kind,
@@ -20,9 +19,7 @@ from repro.report.verdict_words import (
     kind_of,
     labelled,
     marks_of,
-    of_kind,
     stated_bars,
-    to_show,
     word,
 )
 from repro.run.places import expected_folder
@@ -36,13 +33,12 @@ def verdict(
     about: str = "claim",
     source: str = "Table 1",
     matters: float | None = None,
-    marks: Sequence[Mark] = (),
+    marks: Mapping[str, str] | None = None,
     q: float | None = None,
 ) -> Verdict:
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
-        sentence="because", matters=matters, unit="points", q=q,
-        marks=dict.fromkeys(marks, "why"),
+        sentence="because", matters=matters, unit="points", marks=marks or {}, q=q,
     )  # fmt: skip
 
 
@@ -55,7 +51,6 @@ def verdict(
         ("paper value", "paper: Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
         ("claim", OWN_BAR, Kind.BAR, "met missed undecided"),
         ("expectation", "derived: the suite's own bar", Kind.BAR, "met missed undecided"),
-        ("expectation", "measured: 5 seeds", Kind.BLESSED, "unchanged changed unclear"),
     ],
 )
 def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
@@ -82,51 +77,54 @@ def test_no_difference_says_within_what_and_is_counted_without() -> None:
 
 def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
     assert labelled(verdict("excluded")) == "excluded at the paper's size"
-    late = verdict("excluded", marks=["post hoc"])
+    late = verdict("excluded", marks={"post hoc": "the plan of these runs has other rules"})
     assert labelled(late) == "excluded at the paper's size, post hoc"
     assert word(late) == "excluded at the paper's size"
 
 
 def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
-    lucky = verdict("reproduced", q=0.14, marks=["post hoc"])
+    lucky = verdict("reproduced", q=0.14, marks={"post hoc": "other rules"})
     assert labelled(lucky) == "reproduced, post hoc, q = 0.14"
     assert labelled(verdict("reproduced", q=0.01)) == "reproduced"
     assert labelled(verdict("inconclusive", q=0.9)) == "inconclusive"
     assert counted([lucky]) == "1 reproduced (post hoc, q >= 5 %)"
-    late = verdict("inconclusive", marks=["post hoc"])
+    late = verdict("inconclusive", marks={"post hoc": "other rules"})
     assert counted([lucky, verdict("reproduced"), late, late]) == (
         "2 reproduced (1 post hoc, 1 q >= 5 %), 2 inconclusive (post hoc)"
     )
 
 
+def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
+    twice = marked(marked(verdict("reproduced"), "first", "Why"), "second", "And why")
+    assert twice.marks == {"first": "Why", "second": "And why"}
+    assert twice.sentence == "because. Why. And why"
+    assert labelled(twice) == "reproduced, first, second"
+    assert counted([twice, verdict("reproduced")]) == "2 reproduced (1 first, 1 second)"
+    assert short_word([twice]) == "holds, first, second"
+    assert marked(verdict(), "first", "") == verdict()
+    assert marked(verdict("not run"), "first", "Why").marks == {}
+
+
 def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
-    tried = [verdict(status, marks=["exploratory"]) for status in ("reproduced", "contradicted")]
+    mark = {"exploratory": "why"}
+    tried = [verdict(status, marks=mark) for status in ("reproduced", "contradicted")]
     assert labelled(tried[0]) == "reproduced, exploratory"
     assert counted(tried) == "2 exploratory"
     stated = [verdict("reproduced"), verdict("inconclusive")]
     assert counted([*tried, *stated]) == "1 reproduced, 1 inconclusive, 2 exploratory"
-    late = verdict("reproduced", marks=["exploratory", "post hoc"])
+    late = verdict("reproduced", marks={"post hoc": "why", **mark})
     assert counted([*tried, late]) == "3 exploratory (1 post hoc)"
-    assert marks_of([*stated, late]) == ["exploratory", "post hoc"]
+    assert marks_of([*stated, late]) == ["post hoc", "exploratory"]
 
 
 def test_every_status_has_a_word_of_its_own() -> None:
     assert set(CLAIM_WORDS) == set(get_args(Status))
-    for words in (CLAIM_WORDS, BAR_WORDS, BLESSED_WORDS):
+    for words in (CLAIM_WORDS, BAR_WORDS):
         assert len(set(words.values())) == len(words)
 
 
-def test_stated_bars_are_not_the_blessed_values_of_the_same_name(blessed: list[Checked]) -> None:
+def test_stated_bars_are_bars(blessed: list[Checked]) -> None:
     for checked in blessed:
         bars = [bar.verdict for bar in stated_bars(checked, EXPECTED)]
         assert {kind_of(bar) for bar in bars} <= {Kind.BAR}
     assert sum(len(stated_bars(checked, EXPECTED)) for checked in blessed) > 100
-
-
-def test_values_unchanged_or_not_run_are_counted_alone_and_changed_ones_shown(
-    blessed: list[Checked],
-) -> None:
-    values = of_kind(blessed[0], Kind.BLESSED)[:3]
-    statuses: tuple[Status, ...] = ("reproduced", "contradicted", "not run")
-    mixed = [replace(item, status=said) for item, said in zip(values, statuses, strict=True)]
-    assert to_show(replace(blessed[0], verdicts=mixed)) == mixed[1:2]

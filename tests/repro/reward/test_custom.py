@@ -22,6 +22,9 @@ SHORT = """
 def shorter(completions, answers):
     return [1.0 / (1 + len(text)) for text in completions]
 
+def asking(completions, prompts, level):
+    return [(level > 0) / (1 + len(text)) for text, level in zip(completions, level, strict=True)]
+
 def none(completions, answers):
     return [None for _ in completions]
 
@@ -198,7 +201,7 @@ def test_a_target_under_another_reward_is_another_target_without_claims(write: W
 def test_a_run_under_a_user_s_reward_goes_the_whole_way(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named = f"{write(SHORT)}:shorter"
+    named = f"{write(SHORT)}:asking"
     line = ["table1", "--tier", "smoke", "--steps", "2", "--reward", named]
     runs = ["--runs", str(tmp_path / "runs")]
     arms = ["--seeds", "1", "--arms", "nvfp4_lora", "--workers", "1"]
@@ -206,7 +209,7 @@ def test_a_run_under_a_user_s_reward_goes_the_whole_way(
     (path,) = (tmp_path / "runs").rglob("seed-0.json")
     record = read_record(path)
     assert record.target.startswith("table1_in_2_steps_rewarded_by_own_reward_")
-    assert record.config["arm"]["reward_function"]["function"] == "shorter"
+    assert record.config["arm"]["reward_function"]["function"] == "asking"
     assert all(0 < (reward or 0) < 0.5 for reward in record.series["reward"])
     capsys.readouterr()
     main(["check", *line, *runs])

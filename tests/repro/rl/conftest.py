@@ -133,7 +133,7 @@ def make_run() -> Callable[..., RunConfig]:
             rollout=SamplingConfig(max_new_tokens=6),
             optimizer=OptimizerConfig(
                 learning_rates=LearningRates(lora_16bit=1e-2, lora_4bit=1e-2, full=1e-3),
-                warmup_steps=2,
+                warmup_steps=min(2, changes.get("steps", 6)),
             ),
             prompt_template="tiny",
             checkpoint_every=100,
@@ -315,7 +315,8 @@ def go(make_policy: Any, make_run: Any, problems: Any, tmp_path: Path) -> Any:
         **changes: Any,
     ) -> Any:  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
-        policy = make_policy(training=training, weight_format=weight_format)
+        alpha = {name: changes[name] for name in ("lora_alpha",) if name in changes}
+        policy = make_policy(training=training, weight_format=weight_format, **alpha)
         source = WatchedSampler(policy)
         if prepare is not None:
             prepare(policy, source)

@@ -158,6 +158,24 @@ def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
     assert bool(torch.isfinite(poisoned.grad[mask]).all())
 
 
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("far", [100.0, -100.0])
+def test_policies_far_apart_leave_loss_and_gradient_finite(ratio: Any, far: float) -> None:
+    logprobs, mask = batch()
+    leaf = logprobs.float().requires_grad_()
+    elsewhere = torch.where(mask, logprobs.float() - far, torch.nan)
+    config = LossConfig(beta=0.1, importance_cap=2.0, ratio=ratio)
+    result = policy_loss(
+        leaf, torch.tensor([1.0, -1.0, 0.0]), mask, config, counts_of(mask),
+        old_logprobs=elsewhere, sampled_logprobs=logprobs.float(), ref_logprobs=elsewhere,
+    )  # fmt: skip
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    assert bool(leaf.grad.isfinite().all())
+    assert math.isfinite(float(result.loss))
+    assert all(map(math.isfinite, result.sums.tolist()))
+
+
 def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> None:
     logprobs, mask = batch()
     old = logprobs + 0.05 * torch.sin(torch.arange(27.0, dtype=torch.float64)).view(3, 9)

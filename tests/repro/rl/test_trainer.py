@@ -208,6 +208,22 @@ def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apa
     assert result.series["accuracy"] == [0.0]
 
 
+@pytest.mark.parametrize("reward", ["random", "format", "finished"])
+def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_apart(
+    go: Any, reward: str
+) -> None:
+    def other(texts: Any, golds: Any, seeds: Any) -> Any:
+        scored = score_by_text(texts, golds, seeds)
+        paid = [float(i % 4 == 1) for i in range(len(texts))]
+        return dataclasses.replace(scored, accuracy=[0.0] * len(texts), total=paid)
+
+    loss = dataclasses.replace(DAPO, mask_truncated=False, overlong_buffer=0.0)
+    result, _, _ = go(loss=loss, score=other, steps=1, reward=reward)
+    assert result.series["informative_groups"] == [1.0]
+    assert result.facts["rows"]["trained_on"] == 12
+    assert result.series["grad_norm"][0] > 0
+
+
 def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:
     result, _, _ = go(loss=LossConfig(mask_truncated=True))
     assert max(result.series["truncation_rate"]) > 0.5
@@ -284,8 +300,6 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, f
 
 
 def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:
-    with pytest.raises(ValueError, match="importance_cap"):
-        go(loss=LossConfig(importance_cap=2.0, old_policy="sampler"))
     with pytest.raises(ValueError, match="a rollout takes 9"):
         go(prompts_per_rollout=9)
     with pytest.raises(ValueError, match="takes at most 3"):

@@ -19,7 +19,7 @@ from repro.evidence.verdicts import claim_verdicts, sizes, statistics
 from repro.evidence.verdicts.rules import rules
 from repro.judge.check import check_selection
 from repro.judge.gathering import gather
-from repro.report.console import conclusion
+from repro.report.ending import ending
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
@@ -136,7 +136,9 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
         digest = earlier_plan.digest[:12]
-        assert verdict.marks == {"post hoc": f"the plan of these runs ({digest}) has other rules"}
+        late = f"Post hoc: the plan of these runs ({digest}) has other rules"
+        assert verdict.marks == {"post hoc": late}
+        assert verdict.sentence.endswith(late)
 
 
 def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule() -> None:
@@ -225,4 +227,6 @@ def test_verdicts_on_settings_of_ones_own_are_exploratory_and_out_of_the_count(
         assert all(set(item.marks) == {"exploratory"} for item in judged)
         paper = counted(of_kind(checked, Kind.PAPER))
         assert re.fullmatch(r"\d+ not run, \d+ exploratory", paper)
-        assert paper in conclusion([checked])
+        said = ending([checked])
+        assert f"{paper.split()[3]} are exploratory" in said
+        assert " hold" not in said

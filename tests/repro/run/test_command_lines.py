@@ -53,7 +53,19 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
         ("--set data.source=gsm8", "did you mean gsm8k?"),
         ("--set data.levels=[99]", "99"),
         ("--set arm.noise=nonsense", "arm.noise is 'nonsense'; it must be a table of values"),
-        ("--set arm.noise.sigma_start=-1", "needs 0 < sigma_end <= sigma_start"),
+        ("--set arm.noise.sigma_start=0.0001", "needs sigma_end <= sigma_start"),
+        ("--set optimizer.max_grad_norm=Infinity", "optimizer.max_grad_norm is inf; it must be"),
+        ("--set group_size=1", "group_size is 1; a reward is compared with the others"),
+        ("--set max_prompt_tokens=50", "max_prompt_tokens there is 50"),
+        ("--set rollout.max_new_tokens=3000", "2048 positions, so it must be 1973 or less"),
+        (
+            "--set prompts_per_rollout=3000",
+            "there are 2000 training problems",
+        ),
+        ("--set checkpoint=nowhere", "checkpoint is 'nowhere'; it must be a folder that is here"),
+        ("--set prompt_template=papers", "prompt template 'papers' is unknown"),
+        ("--set optimizer.name=adamw_8bit --arms bf16_lora", "the smoke tier needs adamw"),
+        ("--set data.train_problems=99999999999", "it must be 1000000 or less"),
         ("--set arm.noise.form=as_describd", "it must be one of as_described"),
         ("--reward nomodule:f", "reward module nomodule cannot be imported"),
         ("--log tensorbord", "did you mean tensorboard?"),
@@ -83,6 +95,9 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
     assert words in said.err
     assert len(said.err.splitlines()) == 1
     assert not runs.exists()
+    if "--set" in line or "--arms" in line:
+        assert main(["plan", "table1", *tier, *line.split(), "--runs", str(runs)]) == 2
+        assert capsys.readouterr().err == said.err
 
 
 @pytest.mark.parametrize(
@@ -267,9 +282,9 @@ def test_a_printed_configuration_can_be_given_back(
     path = tmp_path / "scale.json"
     path.write_text(text)
     assert selected(name, "--tier", tier, "--config", str(path)).source is find(name)
-    path.write_text(json.dumps(json.loads(text) | {"steps": 7}))
+    path.write_text(json.dumps(json.loads(text) | {"steps": 70}))
     scale = selected(name, "--tier", tier, "--config", str(path)).source.scales[Tier(tier)]
-    assert scale.steps == 7
+    assert scale.steps == 70
 
 
 def test_a_command_line_goes_before_a_file(tmp_path: Path) -> None:

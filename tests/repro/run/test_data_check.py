@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.__main__ import build_parser
+from repro.__main__ import build_parser, main
 from repro.data.problem import DataError, Problem
 from repro.run.data_check import data_lines
 from repro.run.select import Changes, select
@@ -50,6 +50,27 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path
     assert "9 of 10 train golds can never be paid" in lines[-1]
     with pytest.raises(DataError, match=r"no gold of its 2 test problems .*test\.jsonl, line 1"):
         data_lines(_plan(_folder(tmp_path / "all", ["1"], ["}{", "..."])), named=True)
+
+
+@pytest.mark.parametrize(
+    "gold",
+    ["The answer is 4.", "Answer: 4", "4 (four)", "about 4 apples", "The answer is Evelyn.",
+     "\\text{She has } 4", "4, because 2+2=4", "18 thousand", "so it is 4"],
+)  # fmt: skip
+def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path: Path, gold: str) -> None:
+    folder = _folder(tmp_path / "set", ["1", gold], ["4"])
+    [line] = data_lines(_plan(folder), named=True)
+    assert f"train.jsonl, line 2: gold {gold!r} is paid for these words alone" in line
+
+
+@pytest.mark.parametrize(
+    "gold",
+    ["4 apples", "12 ounces", "\\boxed{4}", "70,000", "Evelyn", "\\text{(B)}", "2516_8", "4%",
+     "x = 3 \\text{ or } x = 5", "3 \\text{ and } 5", "2\\sin 3x", "sin(2x)",
+     "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"],
+)  # fmt: skip
+def test_a_gold_whose_words_may_be_left_out_is_not(tmp_path: Path, gold: str) -> None:
+    assert data_lines(_plan(_folder(tmp_path / "set", ["1", gold], ["4"])), named=True) == []
 
 
 def test_a_test_split_that_is_held_out_is_named(tmp_path: Path) -> None:
@@ -96,3 +117,34 @@ def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"test\.jsonl, line 2: `question` is missing"):
             args.command(args)
     assert not list(tmp_path.glob("runs/**/*.json"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (40, 1, "training problems of folder"),
+        (1, 40, "test problems of folder"),
+    ],
+)
+def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
+    train: int, test: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set").mkdir()
+    for split, words_of_last in (("train", train), ("test", test)):
+        questions = ["Tom has 3 apples?"] * 15 + ["Tom has 3 apples " * words_of_last]
+        write_problems(
+            tmp_path / "set" / f"{split}.jsonl",
+            [
+                Problem(id=f"{split}/{i}", question=f"{split} {i}: {question}", answer="3")
+                for i, question in enumerate(questions)
+            ],
+        )
+    flags = ["table1", "--tier", "smoke", "--data", str(tmp_path / "set"), "--seeds", "1"]
+    flags += ["--runs", str(tmp_path / "runs"), "--set", "max_prompt_tokens=150"]
+    for command in ("plan", "run"):
+        assert main([command, *flags]) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert "max_prompt_tokens there is 150" in said
+        assert len(said.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.data.generator import generate_problems
-from repro.evidence.record import RecordError, find_record, read_record, record_path
+from repro.evidence.record import find_record, read_record, record_path
+from repro.run.carry_out import carry_out
 from repro.run.execute import execute
 from repro.run.progress import Display
 from repro.run.worker import Event, Task
@@ -103,16 +105,23 @@ def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
 @pytest.mark.usefixtures("warm_workers")
 def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     good, bad = runs_of(["bf16", "nvfp4"])
-    data = dataclasses.replace(bad.scale.data, source="folder:/nowhere/at/all")
-    bad = dataclasses.replace(bad, scale=dataclasses.replace(bad.scale, data=data))
-    outcome = execute([bad, good], tmp_path, workers=1, threads=1, console=quiet())
+    outcome = execute(
+        [bad, good], tmp_path, workers=1, threads=1, console=quiet(), carry_out=failing
+    )
     assert (outcome.finished, outcome.failed) == (1, 1)
     assert find_record(good, tmp_path) is not None
     assert find_record(bad, tmp_path) is None
     (left,) = tmp_path.rglob("seed-0.failed-1.json")
     record = read_record(left)
     assert record.outcome["status"] == "failed"
-    assert "/nowhere/at/all" in record.outcome["reason"]
+    assert "its problems are gone" in record.outcome["reason"]
+
+
+def failing(runs, *how):
+    """Carry out runs, but for an NVFP4 one."""
+    if runs[0].arm.name == "nvfp4":
+        raise ValueError("its problems are gone")
+    return carry_out(runs, *how)
 
 
 @pytest.mark.parametrize("kind", ["failed", "progress"])
@@ -146,13 +155,75 @@ def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
     assert "SIGKILL" in next(event.text for event in events if event.kind == "failed")
 
 
+def of_another_configuration(run):
+    return dataclasses.replace(run, scale=dataclasses.replace(run.scale, max_prompt_tokens=200))
+
+
 def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, made_up_record):
     (run,) = runs_of(["bf16"])
     made_up_record(run).write(tmp_path)
-    scale = dataclasses.replace(run.scale, max_prompt_tokens=200)
-    changed = dataclasses.replace(run, scale=scale)
-    with pytest.raises(RecordError, match="max_prompt_tokens is 1280, needed 200"):
-        execute([changed], tmp_path, workers=1, threads=1, console=quiet())
+    with pytest.raises(ValueError, match="max_prompt_tokens is 1280, needed 200"):
+        execute([of_another_configuration(run)], tmp_path, workers=1, threads=1, console=quiet())
+
+
+def spoilt(kind, text):
+    """Return a record's text as another program, a full disk or a later version would leave it."""
+    raw = json.loads(text)
+    return {
+        "cut": text[: len(text) // 2],
+        "empty": "",
+        "foreign": "[1, 2]",
+        "newer": json.dumps(raw | {"schema": 99, "more": 1}),
+        "infinite": text.replace('"seed": 0', '"seed": 1e400'),
+        "backwards": json.dumps(raw | {"finished": "2000-01-01T00:00:00+00:00"}),
+    }[kind]
+
+
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("kind", ["cut", "empty", "foreign", "newer", "infinite", "backwards"])
+def test_an_unreadable_record_costs_its_own_run_alone(tmp_path, made_up_record, kind):
+    broken, good = runs_of(["bf16", "nvfp4"])
+    path = made_up_record(broken).write(tmp_path)
+    path.write_text(spoilt(kind, path.read_text()))
+    before = path.read_bytes()
+    console = Console(file=io.StringIO(), width=4_000)
+    outcome = execute([broken, good], tmp_path, workers=1, threads=1, console=console)
+    assert (outcome.before, outcome.finished, outcome.failed, outcome.left) == (0, 1, 1, 0)
+    assert not outcome.complete
+    assert f"Not run: {path}: " in console.file.getvalue()
+    assert path.read_bytes() == before
+    again = execute([broken, good], tmp_path, workers=1, threads=1, console=quiet())
+    assert (again.before, again.finished, again.failed) == (1, 0, 1)
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_record_that_is_spoilt_as_it_is_written_ends_no_other_run(tmp_path):
+    spoiling, good = runs_of(["bf16", "nvfp4"])
+    outcome = execute(
+        [spoiling, good], tmp_path, workers=1, threads=1, console=quiet(), carry_out=cut_off
+    )
+    assert (outcome.finished, outcome.failed, outcome.left) == (1, 1, 0)
+
+
+def cut_off(runs, folder, records, *more):
+    """Carry out runs, and spoil the record of a BF16 one."""
+    paths = carry_out(runs, folder, records, *more)
+    if runs[0].arm.name == "bf16":
+        paths[0].write_text("{")
+    return paths
+
+
+def test_a_plan_names_an_unreadable_record_and_counts_its_run_as_neither(
+    tmp_path, made_up_record, capsys
+):
+    run, _ = plan(find("table1"), Tier.SMOKE, 1, ["bf16", "nvfp4"])
+    path = made_up_record(run).write(tmp_path)
+    path.write_text("{")
+    line = ["plan", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "bf16,nvfp4"]
+    assert main([*line, "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs (0 recorded, 1 to do)" in said
+    assert f"refused   {path}: not a readable record" in said
 
 
 @pytest.mark.usefixtures("warm_workers")

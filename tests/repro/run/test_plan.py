@@ -15,8 +15,12 @@ from repro.evidence.record import Estimate, Record
 from repro.evidence.store import stored_path, write_stored
 from repro.models.checkpoint import TINY_FOLDER
 from repro.run.places import expected_folder
+from repro.run.preflight import unfit
+from repro.spec.arm import RewardFunction
 from repro.spec.target import plan
 from repro.spec.tier import CudaDevice, Tier
+from repro.targets import find
+from tests.changed_settings import with_value
 from tests.repro.made_up import planned_record
 from tests.repro.planned import STUDY
 
@@ -92,7 +96,15 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
     values = json.loads((folder / "config.json").read_text())
     for field, value in (("rms_norm_eps", "1e-6"), ("hidden_act", "gelu"), ("model_type", "phi")):
         (folder / "config.json").write_text(json.dumps(values | {field: value}))
-        assert main(line) == 0
-        said = capsys.readouterr().out
-        (refused,) = [line for line in said.splitlines() if line.startswith("  refused   ")]
-        assert field in refused
+        assert main(line) == 2
+        said = capsys.readouterr().err
+        assert field in said
+        assert len(said.splitlines()) == 1
+
+
+def test_a_run_whose_reward_has_gone_since_is_fit_nowhere() -> None:
+    (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
+    gone = RewardFunction(module="gone_since", function="f", source_sha256="0")
+    said = unfit(with_value(run, "arm.reward_function", gone))
+    assert said is not None
+    assert "reward module gone_since cannot be imported" in said

@@ -75,6 +75,7 @@ def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(
     said = planned(capsys, "table8", *at)
     assert "card      NVIDIA GeForce RTX 4090, 25.8 GB: portable kernels" in said
     assert "refused   bf16_lora" in said
+    assert "every point; 25.8 GB here" in said
     assert "on another card" in said
     said = planned(capsys, "rollout", *at)
     assert "left out  bf16_lora, by the plan of memory: " in said

@@ -24,9 +24,14 @@ from tests.repro.runlog.conftest import small_runs
 
 
 def rollout(
-    mixed: int = 0, reward: tuple[float | None, ...] = (0.0, 0.0), right: float = 0.25
+    mixed: int = 0,
+    reward: tuple[float | None, ...] = (0.0, 0.0),
+    right: float = 0.25,
+    all_cut_off: bool = False,
 ) -> Any:
-    return SimpleNamespace(mixed=mixed, reward=list(reward), lenient_sampled=right)
+    return SimpleNamespace(
+        mixed=mixed, reward=list(reward), lenient_sampled=right, all_cut_off=all_cut_off
+    )
 
 
 def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dict[str, Any]:
@@ -54,6 +59,13 @@ def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
     assert f"for 5 steps: {why}; accuracy by the lenient reading is 25.0%" in warning
     assert "\n  1. one\n  2. two lines\n  3. xxx" in warning
     assert len(warning) < 800
+
+
+def test_a_run_shorter_than_that_is_warned_of_at_its_end() -> None:
+    watch = Watch(whole=2)
+    cut = rollout(0, (1.0, 0.0), all_cut_off=True)
+    assert watch.rollout(cut, 1, []) is None
+    assert "every completion is cut at the length limit" in str(watch.rollout(cut, 1, []))
 
 
 def test_one_lesson_starts_the_count_again() -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repro.spec.whole_files import appearing, replace_files, replace_text, write_new
+from repro.spec.whole_files import (
+    appearing,
+    place_of,
+    replace_files,
+    replace_text,
+    require_place,
+    write_new,
+)
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices, gives files away")
 
 
 def test_a_file_system_without_hard_links_still_never_overwrites(
@@ -71,3 +84,183 @@ def test_of_a_folder_that_was_not_finished_nothing_is_left(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         killed(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+AT_WORK = """
+import sys, time
+from pathlib import Path
+from repro.spec.whole_files import appearing
+
+with appearing(Path(sys.argv[1])) as folder:
+    folder.mkdir()
+    (folder / "a").write_text(sys.argv[2])
+    print("at work", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def at_work(out: Path, text: str) -> subprocess.Popen[str]:
+    """Return a process in the midst of making a folder."""
+    command = [sys.executable, "-c", AT_WORK, str(out), text]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "at work\n"
+    return process
+
+
+def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    killed = at_work(tmp_path / "out", "half")
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert len(list(tmp_path.iterdir())) == 1
+    with appearing(tmp_path / "out") as folder:
+        assert len(list(tmp_path.iterdir())) == 1
+        folder.mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_two_that_make_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = at_work(out, "first")
+    second = at_work(out, "second")
+    assert len(list(tmp_path.iterdir())) == 2
+    second.communicate("\n")
+    said = first.communicate("\n")[1]
+    assert (first.returncode, second.returncode) == (1, 0)
+    assert f"Directory not empty: '{out}'" in said
+    assert (out / "a").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path: Path) -> None:
+    def half(nameless: OSError) -> None:
+        with appearing(tmp_path / "out") as folder:
+            folder.mkdir()
+            raise nameless
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        half(OSError(errno.ENOSPC, "No space left on device"))
+    assert caught.value.filename == str(tmp_path / "out")
+    with pytest.raises(FileNotFoundError) as missing:
+        half(FileNotFoundError(errno.ENOENT, "No such file", "/somewhere/source"))
+    assert missing.value.filename == "/somewhere/source"
+
+
+def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    real, link, hard = tmp_path / "far" / "real", tmp_path / "link", tmp_path / "hard"
+    real.write_text("old")
+    real.chmod(0o600)
+    hard.hardlink_to(real)
+    link.symlink_to(Path("far") / "real")
+    replace_text(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert hard.read_text() == "old"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o600
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "later" / "real")
+    replace_text(dangling, "new")
+    assert (tmp_path / "later" / "real").read_text() == "new"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        replace_text(tmp_path / "a", "text")
+        write_new(tmp_path / "b", "text")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {mode}
+
+
+@as_root
+def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    os.chown(path, 1234, 5678)
+    replace_text(path, "new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 5678)
+    assert path.read_text() == "new"
+
+
+@as_root
+def test_a_device_stays_one_and_a_disk_is_refused(tmp_path: Path) -> None:
+    null, full, disk = tmp_path / "null", tmp_path / "full", tmp_path / "disk"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        os.mknod(disk, stat.S_IFBLK | 0o666, os.makedev(7, 250))
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+    (tmp_path / "link").symlink_to(null)
+    replace_files({null: b"text", tmp_path / "link": b"text"})
+    assert null.is_char_device()
+    with pytest.raises(OSError, match="No space left") as caught:
+        replace_text(full, "text")
+    assert caught.value.filename == str(full)
+    with pytest.raises(ValueError, match="block device"):
+        replace_text(disk, "text")
+
+
+def test_a_pipe_and_open_descriptors_are_written_into(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_text(tmp_path / "pipe", "to the pipe")
+    assert os.read(reader, 100) == b"to the pipe"
+    os.close(reader)
+    with (tmp_path / "file").open("w") as file:
+        file.write("before, ")
+        file.flush()
+        replace_text(Path(f"/dev/fd/{file.fileno()}"), "result, ")
+        file.write("after")
+    assert (tmp_path / "file").read_text() == "before, result, after"
+    print("before, ", end="")
+    replace_text(Path("/dev/stdout"), "result")
+    assert capfd.readouterr().out == "before, result"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_what_a_write_would_refuse_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("old")
+    refused = {
+        tmp_path: errno.EISDIR,
+        tmp_path / "loop": errno.ELOOP,
+        tmp_path / "file" / "below": errno.EEXIST,
+        Path("/dev/fd/789"): errno.EBADF,
+    }
+    for path, code in refused.items():
+        for write in (lambda place: replace_text(place, "new"), require_place):
+            with pytest.raises(OSError) as caught:  # noqa: PT011 - by its code
+                write(path)
+            assert (caught.value.errno, caught.value.filename) == (code, str(path))
+    require_place(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+    assert place_of(tmp_path / "file") == Path(os.path.realpath(tmp_path)) / "file"
+
+
+@pytest.mark.parametrize("fault", [errno.EBUSY, errno.EPERM])
+def test_a_file_that_takes_no_rename_is_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    path = tmp_path / "mounted"
+    path.write_text("a longer text than the new one")
+    number, rename = path.stat().st_ino, os.replace
+
+    def refuse(old: Any, new: Any) -> None:
+        if Path(new) == path:
+            raise OSError(fault, os.strerror(fault))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    replace_text(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_ino == number
+    assert list(tmp_path.iterdir()) == [path]

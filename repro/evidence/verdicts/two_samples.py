@@ -1,7 +1,7 @@
-"""Two independent samples: the difference of their means, by Welch's t test.
+"""The difference of the means of two samples, independent (Welch's t test) or paired.
 
-Where one sample has too few values to show a spread (fewer than three), both are given the spread
-of the other; where both have, there is a difference and no test.
+Where one of two independent samples has too few values to show a spread (fewer than three), both
+are given the spread of the other; where both have, there is a difference and no test.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Difference:
     p_below: float | None = None
 
 
-def difference(old: Sequence[float], new: Sequence[float]) -> Difference:
-    """Compare the means of two independent samples by Welch's t test."""
+def difference(old: Sequence[float], new: Sequence[float], *, paired: bool = False) -> Difference:
+    """Compare the means of two samples; of `paired` ones, three or more, value by value."""
     value = fmean(new) - fmean(old)
-    spread = _standard_error(old, new)
+    spread = _paired_error(old, new) if paired else _standard_error(old, new)
     if spread is None:
         return Difference(value=value)
     error, df = spread
@@ -56,6 +56,12 @@ def difference(old: Sequence[float], new: Sequence[float]) -> Difference:
         p_above=t_cdf(-value / error, df),
         p_below=t_cdf(value / error, df),
     )
+
+
+def _paired_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of a mean of differences and its degrees of freedom."""
+    changes = [after - before for before, after in zip(old, new, strict=True)]
+    return stdev(changes) / math.sqrt(len(changes)), len(changes) - 1
 
 
 def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float] | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 
 import pytest
 
-from repro.evidence.record import Record
-from repro.regression.judgement import Comparison, Judgement, MetricRow, Records, Side, compare
+from repro.evidence.record import Estimate, Record, record_of
+from repro.judge.as_before import Comparison, MetricRow, Records, Side, compare
+from repro.regression.judgement import Judgement
 from repro.spec.claim import Metric
 from repro.spec.config import digest_of
-from repro.spec.target import Target
+from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
-from repro.targets import TARGETS
+from repro.targets import TARGETS, find
 from repro.targets.steps import TABLE3
 from tests.repro.recorded_steps import Change, step_records, times, unchanged
 
@@ -142,6 +144,43 @@ def test_a_count_that_should_stay_zero_regresses_by_one() -> None:
     assert (
         row(compared(values(1.0, 1.0, 1.0), old=quiet, target=target), STEP).verdict == "regressed"
     )
+
+
+def smoke_rows(metric: Metric, *factors: float) -> MetricRow:
+    """Return the row of a smoke metric whose seeds are multiplied one by one."""
+    target = dataclasses.replace(find("table1"), metrics=(metric,), claims=(), headline=None)
+    records = {"bf16": {seed: with_values(seed, metric, 10.0 + seed) for seed in range(5)}}
+    pairs = enumerate(factors)
+    new = {"bf16": {seed: with_values(seed, metric, f * (10.0 + seed)) for seed, f in pairs}}
+    sides = Side(name="old", records=records), Side(name="new", records=new)
+    (one,) = compare(target, Tier.SMOKE, *sides).rows
+    return one
+
+
+def with_values(seed: int, metric: Metric, value: float) -> Record:
+    (run,) = plan(find("table1"), Tier.SMOKE, [seed], ["bf16"])
+    estimate = Estimate(value=value, unit=metric.unit)
+    metrics, started = {metric.name: estimate}, datetime.now(UTC)
+    return record_of(run, metrics=metrics, environment={}, started=started)
+
+
+@pytest.mark.parametrize(
+    ("metric", "factors", "verdict"),
+    [
+        ("entropy_first", (1.0, 1.0, 1.0), "unchanged"),
+        ("entropy_first", (1.08, 1.081, 1.079), "changed"),
+        ("entropy_first", (0.92, 0.921, 0.919), "changed"),
+        ("entropy_first", (1.0, 1.1, 1.2), "unclear"),
+        ("accuracy", (0.6, 0.62, 0.61), "regressed"),
+        ("accuracy", (0.8, 0.82, 0.81), "unchanged"),
+        ("accuracy", (1.4, 1.42, 1.41), "improved"),
+    ],
+)
+def test_seeds_are_compared_in_pairs_where_they_draw_something(
+    metric: str, factors: tuple[float, ...], verdict: str
+) -> None:
+    """Seeds differ by a tenth of their value each, which would hide every one of these changes."""
+    assert smoke_rows(find("table1").metric(metric), *factors).verdict == verdict
 
 
 def test_bytes_that_were_zero_have_no_ratio_and_regress_all_the_same() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from repro.regression.two_samples import difference
+from repro.evidence.verdicts.two_samples import difference
 
 OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
 
@@ -30,6 +30,17 @@ def test_two_values_a_side_have_a_difference_and_no_test() -> None:
     ours = difference((1.0, 1.1), (2.0, 2.1))
     assert ours.value == pytest.approx(1.0)
     assert (ours.low, ours.high, ours.p_above, ours.p_below) == (None, None, None, None)
+
+
+def test_pairs_agree_with_scipy() -> None:
+    old, new = OLD[:3], (10.6, 10.9, 10.4)
+    ours = difference(old, new, paired=True)
+    by_scipy = stats.ttest_rel(new, old, alternative="greater")
+    interval = stats.ttest_rel(new, old).confidence_interval(0.95)
+    assert ours.p_above == pytest.approx(by_scipy.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    same = difference(OLD, OLD, paired=True)
+    assert (same.value, same.low, same.high, same.p_above, same.p_below) == (0, 0, 0, 1, 1)
 
 
 def test_values_without_spread_differ_for_certain_or_not_at_all() -> None:

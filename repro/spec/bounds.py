@@ -1,0 +1,142 @@
+"""What a setting may be: its type and its bound, which stand with the field, and one check of them.
+
+A bound is part of a field's type (`Annotated[float, Bound(above=0)]`). A class checks its fields in
+`__post_init__` (`check_fields`), so TOML, JSON, `--set` and Python meet the same bounds.
+
+A record holds settings as JSON, and its digest is formed of them. So a number is finite, a whole
+one has 64 bits, and a text can be encoded: what is accepted here can be read back. Numbers enter
+float32 arithmetic, so those that it rounds to nothing, or to no number, are refused as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+# Magnitudes that leave float32 room for a product or a square.
+_SMALLEST, _LARGEST = 1e-18, 1e18
+_WHOLE_BITS = 63
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where a number must lie; `or_zero` admits 0 beside that."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+    or_zero: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Say whether a number lies within the bound."""
+        if self.or_zero and value == 0:
+            return True
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        """Return the bound in words: `above 0 and at most 1`."""
+        sides = {
+            "{:g} or more": self.least,
+            "above {:g}": self.above,
+            "at most {:g}": self.most,
+            "below {:g}": self.below,
+        }
+        words = " and ".join(
+            word.format(side) for word, side in sides.items() if math.isfinite(side)
+        )
+        return f"0, or {words}" if self.or_zero else words
+
+
+Positive = Annotated[float, Bound(above=0)]
+NotNegative = Annotated[float, Bound(least=0)]
+Count = Annotated[int, Bound(least=1)]
+Natural = Annotated[int, Bound(least=0)]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_fields(instance: Any, where: str = "") -> None:
+    """Raise `ValueError` unless every field of a dataclass instance has its type, within its bound.
+
+    `where` is put before the field's name in messages.
+    """
+    hints = field_types(instance.__class__)
+    for item in dataclasses.fields(instance):
+        check_value(getattr(instance, item.name), hints[item.name], f"{where}{item.name}")
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """Return the types of a class's fields by name, bounds included."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def check_value(value: Any, hint: Any, path: str) -> None:
+    """Raise `ValueError`, which names `path`, unless a value has a type, within its bound."""
+    origin, members = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *bounds = members
+        check_value(value, base, path)
+        for bound in bounds:
+            require(bound.holds(value), f"{path} is {value!r}; it must be {bound}")
+    elif origin in (Union, types.UnionType):
+        (needed,) = set(members) - {type(None)}
+        if value is not None:
+            check_value(value, needed, path)
+    elif origin is Literal:
+        is_one = isinstance(value, str) and value in members
+        require(is_one, f"{path} is {shown(value)}; it must be one of {', '.join(members)}")
+    elif origin is tuple:
+        _check_items(value, members, path)
+    elif hint is not Any:
+        _check_plain(value, hint, path)
+
+
+def _check_items(value: Any, members: tuple[Any, ...], path: str) -> None:
+    require(
+        isinstance(value, tuple), f"{path} is {shown(value)}; it must be a list, such as [0, 1]"
+    )
+    if members[-1:] == (...,):
+        members = (members[0],) * len(value)
+    require(
+        len(value) == len(members), f"{path} has {len(value)} values; it must have {len(members)}"
+    )
+    for place, (item, member) in enumerate(zip(value, members, strict=True)):
+        check_value(item, member, f"{path}[{place}]")
+
+
+def _check_plain(value: Any, kind: type, path: str) -> None:
+    """Raise `ValueError` unless a value is of a class; 1 is a number, and True is none."""
+    is_one = isinstance(value, (int, float) if kind is float else kind)
+    is_one &= kind is bool or not isinstance(value, bool)
+    words = "a table of values" if dataclasses.is_dataclass(kind) else _WORDS.get(kind, str(kind))
+    require(is_one, f"{path} is {shown(value)}; it must be {words}")
+    if kind is float:
+        held = value == 0 or _SMALLEST <= abs(value) <= _LARGEST
+        size = f"from {_SMALLEST:g} to {_LARGEST:g} in size, or 0"
+        require(held, f"{path} is {shown(value)}; it must be a number {size}")
+    elif kind is int:
+        held = abs(value) < 1 << _WHOLE_BITS
+        require(held, f"{path} is {shown(value)}; it must have at most {_WHOLE_BITS} bits")
+    elif kind is str:
+        held = value.isprintable() or value.encode(errors="ignore").decode() == value
+        require(held, f"{path} is {shown(value)}; it must be text that UTF-8 can hold")
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message names it, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN_CHARACTERS:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,177 @@
+"""Every command that a page prints is understood and ends with the status that the page says.
+
+What reads stored records or plans is run here. What measures needs a GPU or hours: its last line
+and status are those of a check of the stored records.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import build_parser, main
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked, device_name, exit_status
+from repro.report.ending import ending
+from repro.run.places import expected_folder
+from repro.targets import TARGETS, find
+from tests.test_workflows import sessions
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "reported/*.md", "kernels/*.md", "expected/*.md")
+    for path in ROOT.glob(pattern)
+)
+# Its code is at an earlier commit, which the page names.
+ELSEWHERE = "docs/proxy_study.md"
+REPRO = re.compile(r"\S*python3? -m repro (.*)")
+JUDGED = {"run", "reproduce", "check"}
+H100 = "nvidia_h100_80gb_hbm3"
+GUARDED = [page for page in PAGES if page != ELSEWHERE]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A command as a page prints it: its words after `python -m repro`, and the status it says."""
+
+    words: tuple[str, ...]
+    status: int
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether a word stands for one of the reader's own: FILE, or <date>."""
+        return any(re.search(r"\b[A-Z]{3,}\b|<|\.\.\.", word) for word in self.words)
+
+
+def lines_of(page: str) -> list[tuple[str, str]]:
+    """Return (command, line that it stands on) of what a page prints as code."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+    found = []
+    for language, block in blocks.findall(text):
+        for line in block.splitlines():
+            # Outside of a shell's block an explanation follows after some spaces.
+            command = line if language else re.split(r" {2,}", line)[0]
+            found += [(part.split(" > ")[0].strip(), line) for part in command.split("&&")]
+    for line in blocks.sub("", text).splitlines():
+        codes = re.findall(r"`([^`]+)`", line)
+        found += [(code, line) for code in codes if code.startswith("python -m repro ")]
+        if line.startswith("|"):  # a table of what follows `python -m repro`
+            rows = [code for code in codes if re.match(r"(?:reproduce|check) \w", code)]
+            found += [(f"python -m repro {code}", line) for code in rows]
+    return found
+
+
+def printed(page: str) -> list[Printed]:
+    commands = []
+    for command, line in lines_of(page):
+        if match := REPRO.search(command):
+            said = re.search(r"exit status (\d)", line)
+            typed = match[1].split(" #")[0]
+            # The last quote may be that of a shell command around it.
+            words = shlex.split(typed[:-1] if typed.count("'") % 2 else typed)
+            commands.append(Printed(tuple(words), int(said[1]) if said else 0))
+    return commands
+
+
+EVERY = sorted({one for page in GUARDED for one in printed(page)}, key=str)
+
+
+@pytest.mark.parametrize("page", GUARDED)
+def test_commands_are_understood(page: str) -> None:
+    for one in printed(page):
+        args = build_parser().parse_args(one.words)
+        names = getattr(args, "targets", None) or []
+        assert all(name == "memory" or find(name) for name in names)
+    known = {*sessions(), *(f"reproduce-{target.name}" for target in TARGETS)}
+    for command, _ in lines_of(page):
+        words = command.split()
+        if "nox" in words and "-s" in words:
+            assert words[words.index("-s") + 1] in known
+
+
+def test_enough_commands_are_found() -> None:
+    assert len(EVERY) > 80
+    assert all(printed(page) for page in ("README.md", "docs/artifact.md", "docs/commands.md"))
+
+
+def stands_alone(one: Printed) -> bool:
+    """Whether a command reads neither runs nor a checkpoint of the reader's, nor a device."""
+    if one.words[0] in ("list", "environment"):
+        return True
+    if one.words[0] == "plan":
+        return "--config" not in one.words
+    return "--blessed" in one.words and not one.has_place
+
+
+@pytest.mark.parametrize("one", [one for one in EVERY if stands_alone(one)], ids=str)
+def test_what_runs_anywhere_ends_as_its_page_says(
+    one: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRO_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    assert main(one.words) == one.status
+
+
+def measured(one: Printed) -> tuple[list[str], str | None] | None:
+    """Return the targets and the tier of a command that measures what is stored, else None."""
+    if one.words[0] not in JUDGED or "--blessed" in one.words or one.has_place:
+        return None
+    args = build_parser().parse_args(one.words)
+    changed = any(getattr(args, name, None) for name in ("model", "set", "config", "reward"))
+    return None if changed or not args.targets else (args.targets, args.tier)
+
+
+def stored(names: list[str], tier: str | None, device: str | None = None) -> list[Checked]:
+    """Return the checks of stored records, of one kind of device or all."""
+    return [
+        checked
+        for checked in blessed_checks(expected_folder(None), *names)
+        if tier in (None, checked.selection.tier.value)
+        and (not device or device_name(checked.evidence) in (None, device))
+    ]
+
+
+@pytest.mark.parametrize("one", [one for one in EVERY if measured(one)], ids=str)
+def test_what_measures_ends_as_stored_records_do(one: Printed) -> None:
+    names, tier = measured(one) or ([], None)
+    assert exit_status(stored(names, tier)) == one.status
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/artifact.md"])
+def test_last_lines_are_those_of_stored_records(page: str) -> None:
+    """A row's last cell quotes sentences, or parts of them, of the last line."""
+    quoted = 0
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        row = re.match(r"\|[^|]*\| `(reproduce|check) ([\w ]+) --tier (\w+)", line)
+        if row is None:
+            continue
+        device = H100 if row[1] == "reproduce" else None
+        checks = stored(row[2].split(), row[3], device)
+        last = re.findall(r"`([^`]+)`", line.split("|")[-2])
+        assert all(part in ending(checks) for part in last), ending(checks)
+        quoted += len(last)
+    assert quoted >= 6
+
+
+def test_the_first_command_ends_as_readme_shows() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"\n{ending(stored(['table1'], 'smoke'))}\nnox > " in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/systems.md"])
+def test_pages_are_written_again(page: str, tmp_path: Path) -> None:
+    copy = tmp_path / page
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / page, copy)
+    assert main(["report", "--readme", str(copy)]) == 0
