@@ -13,8 +13,8 @@ In README and in the last line of a command a claim of the paper holds, does not
 undecided or was not tested. Values compared with earlier ones have the words of
 `repro.judge.as_before`. A verdict's marks follow its word, such as *post hoc* if the rules are
 newer than the runs; q, if over the study a target's result may be luck. Whatever marks there are is
-shown and counted: a new kind is added where verdicts are made. What is exploratory is counted apart,
-whatever its status.
+shown and counted: a new kind is added where verdicts are made. What is exploratory is counted
+apart, whatever its status.
 """
 
 from __future__ import annotations
