@@ -408,8 +408,8 @@ def _plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
-        notes = data_lines(runs, args.data is not None)
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
+        notes = data_lines(runs, args.data is not None)
         texts.append("\n".join([text, *notes]))
     print("\n\n".join(texts))
     return FINE

@@ -54,6 +54,7 @@ def save_checkpoint(
         "runs": [dataclasses.asdict(run) for run in state.runs],
         "failures": state.failures,
         "optimizer_numbers": numbers,
+        "ranks": _world(),
     }
     return write_snapshot(folder, state.step, {PARAMETERS: trained, OPTIMIZER: moments}, content)
 
@@ -70,7 +71,8 @@ def load_checkpoint(
 ) -> RunStates | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
-    Newer ones that were refused are named in `facts["checkpoints_refused"]` of every run.
+    Newer ones that were refused are named in `facts["checkpoints_refused"]` of every run; other
+    numbers of ranks, on which earlier steps were done, in `facts["ranks_before"]`.
 
     Raises `ValueError` when every checkpoint is damaged, or of other configurations or parameters;
     the message names each.
@@ -86,6 +88,7 @@ def load_checkpoint(
     sets_aside
         As of `read_newest`; of several ranks the first alone does it.
     """
+    written_on: list[int] = []
 
     def restore(snapshot: Snapshot) -> RunStates:
         runs = [TrainState(**values) for values in snapshot.content["runs"]]
@@ -104,6 +107,7 @@ def load_checkpoint(
         numbers = snapshot.content["optimizer_numbers"]
         restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
         failures = snapshot.content["failures"]
+        written_on.append(snapshot.content.get("ranks", 1))
         return RunStates(step=snapshot.step, runs=runs, failures=failures, freeze=freeze)
 
     newest = read_newest(folder, restore, sets_aside=sets_aside)
@@ -111,9 +115,15 @@ def load_checkpoint(
         return None
     state, refused = newest
     for run in state.runs:
+        if written_on[-1] != _world():
+            run.facts["ranks_before"] = sorted({*run.facts.get("ranks_before", ()), written_on[-1]})
         if refused:
             run.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
+
+
+def _world() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _require_alike(stored: dict[str, torch.Tensor], parameters: dict[str, nn.Parameter]) -> None:

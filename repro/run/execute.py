@@ -28,7 +28,7 @@ from rich.console import Console
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, read_record, record_path, standing_of
 from repro.run.analysis_plan import write_plans
-from repro.run.carry_out import is_ensemble, launched_ranks
+from repro.run.carry_out import launched_ranks
 from repro.run.data_check import data_lines
 from repro.run.device_queue import (
     RETRIES,
@@ -311,7 +311,7 @@ def execute(
         threads,
         grace,
         devices=devices,
-        retries=_retries,
+        retries=lambda task: RETRIES,
         carry_out=carry_out,
         alone=any(map(_needs_a_fresh_process, plan)),
         claim=locks.take,
@@ -334,12 +334,6 @@ def execute(
 def _needs_a_fresh_process(run: RunConfig) -> bool:
     """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
     return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
-
-
-def _retries(task: Task) -> int:
-    """Return how often to retry a task whose process died; 0 if it has no checkpoint."""
-    stands = any((task.folder / "checkpoint").glob("step-*"))
-    return RETRIES if is_ensemble(task.run) or stands else 0
 
 
 def _follow(

@@ -109,7 +109,7 @@ class RunLogger:
             for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
                 for name in self.options.trackers:
                     tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), folder)
-                    opening.callback(tracker.close)
+                    opening.callback(self._close, number, tracker)
                     self._trackers[number].append(tracker)
             self._open = opening.pop_all()
         return self
@@ -220,6 +220,15 @@ class RunLogger:
             file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **own})
             for tracker in list(self._trackers[number]) if step > file.last_before else ():
                 self._log(number, tracker, step, _finite(own))
+
+    def _close(self, number: int, tracker: Tracker) -> None:
+        """Let a tracker hand over what is left; the run is done, so that a failure is a warning."""
+        try:
+            tracker.close()
+        except Exception as error:  # noqa: BLE001 - as in `_log`
+            name = type(tracker).__name__.strip("_")
+            failed = f"{name} failed at its end ({type(error).__name__}: {error})"
+            self._warn(number, f"{failed}; the run's numbers are in metrics.jsonl")
 
     def _log(self, number: int, tracker: Tracker, step: int, values: dict[str, float]) -> None:
         """Hand a step to a tracker; one that fails is left, for the numbers are in the files."""

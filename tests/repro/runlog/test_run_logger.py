@@ -181,6 +181,18 @@ def test_wandb_is_opened_by_its_own_library(
     opened.finish.assert_called_once_with()
 
 
+def test_a_tracker_that_fails_at_its_end_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = mock.Mock()
+    library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    with RunLogger(small_runs(TARGET), [tmp_path], LogOptions(trackers=("wandb",))) as logger:
+        logger.steps(1, [{"reward": 0.5}])
+    warning = (tmp_path / "warnings.txt").read_text()
+    assert "RuntimeError: the network is gone" in warning
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
