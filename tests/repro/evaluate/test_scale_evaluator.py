@@ -46,7 +46,8 @@ TEXTS = {
 def evaluation(
     tokenizer: Any, pool: GraderPool, training: str = "lora", **arm: Any
 ) -> ScaleEvaluator:
-    run = small_run(SCALE, training=training, **arm)
+    procedure = "evaluate" if training == "none" else "train"
+    run = small_run(SCALE, training=training, procedure=procedure, **arm)
     return ScaleEvaluator(run, Writer(tokenizer, TEXTS), tokenizer, pool)
 
 
