@@ -146,7 +146,7 @@ def _bless(
         plans = carried_plans(
             target, selection.tier, records, runs, earlier_plans, device_name(evidence)
         )
-        paths += keep_plans(plans, expected, replaced=target.name)
+        paths.append(keep_plans(plans, expected, replaced=target.name))
     return paths
 
 

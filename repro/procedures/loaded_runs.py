@@ -23,13 +23,14 @@ from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
+from repro.rl.collect import order_of_epoch
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import TrainResult
 from repro.rl.stacked.stack import Stack
 from repro.rl.stacked.stacked_sampler import StackedSampler
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Sampler
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.hub import resolved_revision
 
 # Names of the values that progress shows.
@@ -209,6 +210,9 @@ class LoadedRuns:
         facts["trained_change_l2"] = trained.change_l2
         facts["optimizer_steps"] = trained.result.step
         inputs["train_problems"] = problems.train_digest
+        inputs["order_of_problems"] = digest_of(
+            [problems.train[place].id for place in order_of_epoch(run.seed, 0, len(problems.train))]
+        )
         series = {name: list(values) for name, values in trained.result.series.items()}
         return Measured(metrics=metrics, series=series, facts=facts, inputs=inputs)
 

@@ -40,6 +40,7 @@ _COLOURS: Mapping[Status, str] = {
     "excluded": "cyan",
     "no difference": "cyan",
     "inconclusive": "yellow",
+    "not judged": "yellow",
     "not testable": "dim",
     "not addressed": "dim",
     "not run": "dim",

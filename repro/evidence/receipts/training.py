@@ -23,8 +23,9 @@ def training(record: Record) -> list[str]:
         faults.append(f"a fully trained arm carries {adapters} adapter modules")
     if not record.facts.get("parameters_trainable"):
         faults.append("facts.parameters_trainable is 0 or missing: nothing could be trained")
-    if not record.facts.get("trained_change_l2"):
-        faults.append("facts.trained_change_l2 is 0 or missing: training changed no parameter")
+    change = record.facts.get("trained_change_l2")
+    if not change or change < 0:
+        faults.append(f"facts.trained_change_l2 is {change}: training changed no parameter")
     steps = record.facts.get("optimizer_steps")
     if steps != scale["steps"]:
         faults.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")

@@ -116,14 +116,20 @@ def not_testable(
     claim: Claim, metrics: Mapping[str, Metric], compared: Values, sizes: Sizes | None
 ) -> str:
     """Return why a claim cannot be judged on these records; empty where it can."""
+    reason = undecidable(claim)
+    if reason or not claim.headroom:
+        return reason
+    return _headroom(claim, metrics[claim.metric], compared, sizes)
+
+
+def undecidable(claim: Claim) -> str:
+    """Return why no records could decide a claim, by its design; empty where some could."""
     if claim.draws is not None and claim.draws < MINIMUM_DRAWS:
         return (
             f"its unit of replication is the rounding draw, of which there is {claim.draws}; a "
             f"verdict needs {MINIMUM_DRAWS}"
         )
-    if claim.confounded:
-        return f"by its design: {claim.confounded}"
-    return _headroom(claim, metrics[claim.metric], compared, sizes) if claim.headroom else ""
+    return f"by its design: {claim.confounded}" if claim.confounded else ""
 
 
 def _headroom(claim: Claim, metric: Metric, compared: Values, sizes: Sizes | None) -> str:
