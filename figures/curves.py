@@ -157,7 +157,7 @@ def tested(checked: Checked, title: str) -> Figure | None:
     for (arm, (means, runs)), (marker, dashes) in zip(found.items(), _MARKED, strict=False):
         look = looks[arm]
         for run in runs:
-            shown = {"linewidth": 0.6, "linestyle": dashes}
+            shown: dict[str, Any] = {"linewidth": 0.6, "linestyle": dashes}
             axes.plot(*zip(*run, strict=True), color=look.colour, **shown)
         places = [point.place for point in means]
         if len(runs) > 2:

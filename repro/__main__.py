@@ -358,7 +358,7 @@ def _add_running(
         )  # fmt: skip
     else:
         parser.add_argument(
-            "--ranks", metavar="1,2,4", help="print what a step takes on so many GPUs instead"
+            "--ranks", metavar="1,2,4", help="print steps measured on so many GPUs instead"
         )
         parser.add_argument(
             "--show-config", action="store_true", help="print the scale's settings as JSON instead"
@@ -445,13 +445,13 @@ def _plan(args: argparse.Namespace) -> int:
         if args.ranks:
             from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
 
-            head = f"{selection.target.name} at the {selection.tier.value} tier, predicted:"
+            head = f"{selection.target.name} at the {selection.tier.value} tier on several GPUs:"
             texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
-        notes = data_lines(runs, args.data is not None)
         text = plan_text(selection, runs, folder, expected, workers[selection.tier])
+        notes = data_lines(runs, args.data is not None)
         texts.append("\n".join([text, *notes]))
     print("\n\n".join(texts))
     return FINE

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import lzma
 import math
 import os
 import shutil
@@ -33,7 +34,7 @@ from repro.data.prompts import render
 from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
-from repro.evidence.store import read_stored
+from repro.evidence.store import read_stored, stored_line, stored_text
 from repro.evidence.verdicts.statistics import (
     false_discovery,
     holm,
@@ -42,6 +43,7 @@ from repro.evidence.verdicts.statistics import (
     wilson_interval,
 )
 from repro.evidence.verdicts.two_samples import difference
+from repro.judge.bundle import judge_bundle
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.decoder import PROJECTIONS
 from repro.models.files.adapter_files import read_adapter
@@ -51,17 +53,18 @@ from repro.models.policy import load_tokenizer
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import RunStates, TrainState
 from repro.rl.snapshots import SUMS
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run.preflight import lacking
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import plan
-from repro.targets import TARGETS
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find
 from tests.changed_settings import places, with_value
+from tests.repro.made_up import honest_record
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
@@ -231,13 +234,37 @@ def test_a_broken_file_of_tensors_is_a_checkpoint_error(
     assert said is None or str(path) in said
 
 
+@pytest.fixture(scope="module")
+def bundled() -> list[str]:
+    """Return the lines of a bundle of one made-up run."""
+    (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
+    head = stored_line({"target": "table1", "tier": "smoke", "plans": []})
+    return (head + stored_text([honest_record(run)])).splitlines()
+
+
+@fuzzed
+@given(st.data())
+def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(
+    tmp_path: Path, bundled: list[str], data: st.DataObject
+) -> None:
+    lines = [json.loads(line) for line in bundled]
+    at = data.draw(st.integers(0, len(lines) - 1))
+    lines[at] = replaced(data, lines[at])
+    if at and "seal" in lines[at] and data.draw(st.booleans()):
+        lines[at].pop("seal")
+    path = tmp_path / "changed.jsonl.xz"
+    text = "\n".join(map(json.dumps, lines)).encode()
+    path.write_bytes(lzma.compress(text, preset=0))
+    said = refusal(lambda: judge_bundle(path, ROOT / "expected"), ValueError)
+    assert said is None or said.startswith(f"{path}: not a bundle that can be judged: ")
+
+
 def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -> None:
     parameters = {"w": torch.nn.Parameter(torch.ones(3, 2))}
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
     optimizer.step()
-    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, facts={})
-    state = RunStates(step=1, runs=[run], failures=[None])
+    state = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, facts={})
     final = save_checkpoint(tmp_path, state, parameters, optimizer)
     files = {path.name: path.read_bytes() for path in sorted(final.iterdir())}
 
@@ -252,7 +279,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
         name = data.draw(st.sampled_from(sorted(files)))
         content = damaged(data, files[name])
         (final / name).write_bytes(content)
-        said = refusal(lambda: load_checkpoint(tmp_path, ["d"], parameters, optimizer), ValueError)
+        said = refusal(lambda: load_checkpoint(tmp_path, "d", parameters, optimizer), ValueError)
         # The list of checksums may be written in another way and say the same.
         if content == files[name] or (said is None and name == SUMS):
             return

@@ -43,7 +43,7 @@ def commands(path: Path) -> Iterator[str]:
         if step.get("name") == "Install nox":
             continue
         for line in step.get("run", "").splitlines():
-            if not line.startswith("#") and line != "python -m pip install nox":
+            if not line.startswith("#") and not line.startswith("python -m pip install nox=="):
                 yield line
 
 

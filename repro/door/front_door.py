@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repro.data.load import is_generated
 from repro.door.own_run import TrainRequest, request_text
 from repro.evaluate.flags import require_asking, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
-from repro.run.execute import FAILED, FINE, INTERRUPTED, main_run
+from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.settings import parse_settings
 from repro.spec.tier import Tier, require_linux
@@ -132,7 +133,7 @@ def train(
     FileExistsError
         When `out` exists and is not this run's export.
     RuntimeError
-        When the run failed; the reason is its record's.
+        When the run failed; its reason is printed and recorded.
     KeyboardInterrupt
         When it was interrupted; what was trained is in a checkpoint.
     """
@@ -155,8 +156,8 @@ def train(
     status, trained = _carry_out(request, runs and str(runs), out and Path(out))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
-    if not isinstance(trained, TrainedRun):
-        raise RuntimeError(trained)
+    if trained is None:
+        raise RuntimeError("the run failed; its record, `seed-*.failed-*.json`, has the reason")
     return trained
 
 
@@ -302,8 +303,8 @@ def main_train(args: argparse.Namespace) -> int:
 
 def _carry_out(
     request: TrainRequest, runs: str | None, out: Path | None
-) -> tuple[int, TrainedRun | str]:
-    """Carry out a request; return the exit status, and what there is, or why it is not there."""
+) -> tuple[int, TrainedRun | None]:
+    """Carry out a request; return the exit status, and what a finished run left."""
     require_linux()
     source_at_start()  # what the record is of
     folder = runs_folder(runs)
@@ -318,13 +319,9 @@ def _carry_out(
         example=True,
     )  # fmt: skip
     status = main_run(args, (selection, request_text(selection, folder, request.ranks)))
-    if status == INTERRUPTED:
-        return status, "interrupted"
-    if os.environ.get("RANK", "0") != "0":  # of torchrun's, the first exports
-        return status, "another rank exports"
+    if status != FINE or os.environ.get("RANK", "0") != "0":  # of torchrun's, the first exports
+        return status, None
     record = read_record(record_path(run, folder))
-    if status != FINE or not record.ok:
-        return FAILED, str(record.outcome["reason"])
     if out is not None:
         _export(run_folder(run, folder), out)
     trained = _trained(run, record, folder, out)
@@ -379,16 +376,19 @@ def _end_lines(
     lines = [f"Careful: {sentence}." for sentence in violations(record)]
     if trained.reached is not None:
         accuracy, steps, seconds = trained.reached
-        lines.append(f"reached {accuracy:.1f} % after {steps} steps, {seconds:.0f} s from the start")
+        lines.append(
+            f"reached {accuracy:.1f} % after {steps} steps, {seconds:.0f} seconds from the start"
+        )
     elif request.until is not None:
         lines.append(f"did not reach {request.until:g} % at a test in {trained.steps} steps")
-    minutes = "" if trained.seconds is None else f" in {trained.seconds / 60:.1f} minutes"
+    minutes = "" if trained.seconds is None else f" ({trained.seconds / 60:.1f} minutes)"
     adapter = trained.out or trained.folder / "adapter"
     sampling = run.scale.evaluation.sampling
     template = request.template or run.scale.prompt_template
     asked = ["--adapter", str(adapter), "--data", request.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
     asked += ["--columns", request.columns] if request.columns else []
+    asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
     return [
         *lines,

@@ -29,10 +29,8 @@ from repro.spec.arm import (
     NoiseConfig,
     RewardFunction,
     WeightFormat,
-    all_of,
-    require,
-    require_choice,
 )
+from repro.spec.checks import all_of, require, require_choice
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import needs_of_checkpoint
 from repro.spec.target import Target
@@ -83,7 +81,9 @@ class TrainRequest:
         arm, scale = self._parts(on_gpu=tier is Tier.PAPER)
         title = f"your run: {Path(self.model).name} on {Path(self.data).name}"
         own = Target(
-            name=shortened(f"your_{slug_of(Path(self.model).name)}_on_{slug_of(Path(self.data).name)}"),
+            name=shortened(
+                f"your_{slug_of(Path(self.model).name)}_on_{slug_of(Path(self.data).name)}"
+            ),
             title=title,
             statement=title,
             source="not in the paper",

@@ -1,6 +1,6 @@
 """Evaluation: prompts, sampled completions, and their grades.
 
-`questions` renders problems as prompts, `asking` samples completions from one or many policies, and
+`questions` renders problems as prompts, `asking` samples completions, and
 `grades` grades and averages them. `scale_evaluator` evaluates as the scale of a run says. All tiers
 use these functions; a single run is a list of one.
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Evaluate(ModuleType):
-    """This package, which is also a function of the front door."""
+    """The package, which is also a function of the front door."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Evaluate a checkpoint; see `repro.door.front_door.evaluate`."""

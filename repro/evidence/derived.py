@@ -3,7 +3,8 @@
 `derive` computes the metrics of a record whenever it is read. So metrics never disagree with the
 observations, and a new metric is also available for old runs. Blessed records are stored with fewer
 digits and series; for them the metrics computed at blessing are read (`repro.evidence.store`).
-The mean of a series over all steps, `train_<series>_mean`, is `Record.value`'s own.
+Means of a series over all or the first steps (`train_<series>_mean`, `train_<series>_to_<N>`) are
+`Record.value`'s own. Tests along a run are `repro.evidence.held_out`'s.
 
 `heldout_area` measures how fast accuracy grows: it is the mean of the held-out accuracy over the
 first `budget` sampled training tokens, interpolated linearly between evaluations and constant after
@@ -26,12 +27,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
+from repro.evidence.held_out import along, explored, mean_height
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -68,16 +70,42 @@ def derive(
     Raises `ValueError` if observations contradict each other: cumulative counts that fall, or more
     votes than samples.
     """
-    if procedure not in ("train", "evaluate"):
-        return {}
-    evaluation = scale["evaluation"]
+    metrics: dict[str, Estimate] = {}
     try:
-        metrics = _answered(facts.get("answers") or {}, scale)
-        metrics |= derived_metrics(series, evaluation.get("token_budget", 0))
-        if procedure == "train":
-            metrics |= training_metrics(series, facts, evaluation)
+        for part in parts(procedure, scale, series, facts):
+            metrics |= part()
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    # Leave out metrics without a value.
+    return {name: metric for name, metric in metrics.items() if metric.value is not None}
+
+
+def parts(
+    procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
+) -> list[Callable[[], dict[str, Estimate]]]:
+    """Return what forms the metrics of `derive`, each from observations of its own."""
+    if procedure not in ("train", "evaluate", "dose"):
+        return []
+    evaluation = scale["evaluation"]
+
+    def of_answers() -> dict[str, Estimate]:
+        return _with_gain(_answered(facts.get("answers") or {}, scale))
+
+    if procedure == "dose":
+        return [of_answers]
+    of_both: list[Callable[[], dict[str, Estimate]]] = [
+        of_answers,
+        lambda: derived_metrics(series, evaluation.get("token_budget", 0)),
+        lambda: explored(facts),
+    ]
+    return of_both + [
+        lambda: training_metrics(series, facts, evaluation),
+        lambda: along(series, scale.get("steps", 0), of_answers()),
+    ] * (procedure == "train")
+
+
+def _with_gain(metrics: dict[str, Estimate]) -> dict[str, Estimate]:
+    """Return metrics of answers with the gain of greedy accuracy, where both ends are known."""
     start, end = (metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy"))
     if start and end:
         metrics["gain_greedy"] = Estimate(
@@ -86,8 +114,7 @@ def derive(
             n=end.n,
             method="greedy accuracy after training minus before, same problems and weights",
         )
-    # Leave out metrics without a value.
-    return {name: metric for name, metric in metrics.items() if metric.value is not None}
+    return metrics
 
 
 def set_names(scale: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -429,25 +456,3 @@ def mean_of_problems(
         n=len(values),
         method=method,
     )
-
-
-def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:
-    """Return the mean height of a polyline over [0, end]; it is constant after its last place.
-
-    Raises `ValueError` if the places do not start at 0 or do not rise.
-
-    Parameters
-    ----------
-    places
-        Rising, from 0.
-    """
-    if not places or places[0] != 0 or any(b <= a for a, b in itertools.pairwise(places)):
-        raise ValueError(f"the curve's places must rise from 0; found {places}")
-    area = 0.0
-    corners = [*zip(places, heights, strict=True), (max(end, places[-1]), heights[-1])]
-    for (left, low), (right, high) in itertools.pairwise(corners):
-        width = min(right, end) - left
-        if width > 0:
-            at_stop = low + (high - low) * width / (right - left)
-            area += width * (low + at_stop) / 2
-    return area / end

@@ -23,6 +23,8 @@ from repro.spec.config import digest_of
 
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
+# A record's inputs that differ from seed to seed, and are one for all arms of a seed.
+OF_THE_SEED = ("order_of_problems",)
 # The mark of records, and of verdicts on them, whose commit does not say what ran.
 CHANGED = "changed source"
 

@@ -1,14 +1,18 @@
-"""Analysis plans as they were first written down: the lines of `expected/plans.tsv`.
+"""Analysis plans as they were first written down: the lines of `expected/plans.jsonl.xz`.
 
-One line per target, tier, device and plan that blessed records carry. The plans themselves, which
-repeat each other, lie beside it (`plans.jsonl.xz`), one JSON object per line, and are found by
-their digests. A plan's digest is in each record that was made under it (`repro.run.analysis_plan`),
-so a plan that was edited is nobody's, and the line that names the one of before is refused.
+One JSON object per target, tier, device and plan that blessed records carry; compressed, since
+they repeat each other. A plan's digest is in
+each record that was made under it (`repro.run.analysis_plan`), so a plan that was edited is
+nobody's, and refused.
+
+Plans made before 2026-11-28 were spelled in another way, and their records carry the digests of
+that spelling. They were translated once, from that of commit d912b161. They hold the outcomes that
+the code of their runs gave (`repro.evidence.verdicts.rules`), but for those of arms left out: such
+claims count with p = 1 since, which makes no verdict stronger.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import json
@@ -23,8 +27,21 @@ from repro.evidence.store import PRESET
 from repro.spec.config import digest_of
 from repro.spec.whole_files import replace_files, stamp_of
 
-FILE = "plans.tsv"
-WHOLE = "plans.jsonl.xz"
+FILE = "plans.jsonl.xz"
+# The digest that records carry of a plan that was translated, and that of its spelling now.
+_TRANSLATED = {
+    "a38e2783d76e": "e1b0368b286f",  # dose_coder_0_5b
+    "3546705b504a": "60a295501558",  # dose_response_coder_0_5b
+    "01e686006f6d": "c1828e491c46",  # pass_at_k_coder_0_5b
+    "cde673631810": "e1f1bedcb032",  # table1_coder_0_5b
+    "126e06d49b0b": "9b089d181b12",  # table1_coder_0_5b_tags
+    "2d586a0ddd42": "b6e496f76238",  # untrained_coder_0_5b_tags
+    "7f42b1d8ff37": "c86f72a641a1",  # baseline_coder_0_5b
+    "5edd6e66e11a": "54bd16ccc991",  # dose_coder_1_5b
+    "e9ce0c820d14": "68d0073d2d2c",  # untrained_coder_0_5b
+    "34b31d3b3b78": "8284b4260341",  # untrained_coder_1_5b
+    "8016ff11d597": "c97db8f905f5",  # untrained_coder_1_5b_tags
+}
 
 
 class PlanError(ValueError):
@@ -42,9 +59,11 @@ class KeptPlan:
     made
         ISO 8601 time, UTC, of the first time that it was written down.
     commit, dirty
-        The source that wrote it, as in a record: `dirty` is `true`, `false` or `null`.
+        The source that wrote it, as in a record.
+    digest
+        What its records carry: of plans spelled as today that of `plan`.
     plan
-        `repro.run.analysis_plan.analysis_plan` as JSON text on one line.
+        `repro.run.analysis_plan.analysis_plan`, as JSON values.
     """
 
     target: str
@@ -52,70 +71,70 @@ class KeptPlan:
     device: str
     made: str
     commit: str
-    dirty: str
+    dirty: bool | None
     digest: str
-    plan: str
+    plan: dict[str, Any]
 
     @property
     def time(self) -> datetime:
         """When it was made."""
         return datetime.fromisoformat(self.made)
 
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What there is one of, and the order of lines."""
+        return self.tier, self.device, self.target, self.digest
 
-COLUMNS = tuple(item.name for item in dataclasses.fields(KeptPlan) if item.name != "plan")
+    @property
+    def is_itself(self) -> bool:
+        """Whether its digest is that of its content, or of the same content's spelling before."""
+        found = digest_of(self.plan)
+        return self.digest == found or _TRANSLATED.get(self.digest[:12]) == found[:12]
 
-
-def plan_line(value: Any) -> str:
-    """Return a plan as JSON text on one line."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    def to_text(self, indent: int | None = None) -> str:
+        """Return it as JSON text, on one line without an indent."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=indent) + "\n"
 
 
 def read_plans(expected: Path) -> list[KeptPlan]:
-    """Return the kept plans, none without the file; `PlanError` where a file is broken."""
-    path, whole = expected / FILE, expected / WHOLE
+    """Return the kept plans, none without the file; `PlanError` where it is broken."""
+    path = expected / FILE
     if not path.is_file():
         return []
     try:
-        return list(_read(path, whole, stamp_of(path, whole)))
-    except KeyError as error:
-        raise PlanError(f"{path}: {WHOLE} has no plan with the digest {error}") from error
+        plans = _read(path, stamp_of(path))
     except (OSError, ValueError, TypeError, lzma.LZMAError) as error:
-        raise PlanError(f"{path} and {WHOLE}: not readable: {error}") from error
+        raise PlanError(f"{path}: not readable: {error}") from error
+    for item in plans:
+        if not item.is_itself:
+            where = f"{path}: the plan of {item.target}, {item.tier} tier"
+            raise PlanError(f"{where}, has another digest than its line says, {item.digest[:12]}")
+    return list(plans)
 
 
 # Every check asks for the same plans; the stamp tells when they were changed.
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, whole: Path, stamps: str) -> tuple[KeptPlan, ...]:
-    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
-    plans = {digest_of(json.loads(line)): line for line in lines}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    return tuple(KeptPlan(**row, plan=plans[row["digest"]]) for row in rows)
+def _read(path: Path, stamp: str) -> tuple[KeptPlan, ...]:
+    lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    return tuple(KeptPlan(**json.loads(line)) for line in lines)
 
 
-def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> list[Path]:
-    """Write the lines of plans and the file of complete plans; return both paths.
+def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> Path:
+    """Write the lines of plans beside those that are there; return the file.
 
     Parameters
     ----------
     replaced
         A target of which no other plan stays on the devices and tiers of `items`.
     """
-    new = {_key(item): item for item in items}
+    new = {item.key: item for item in items}
     places = {(item.tier, item.device) for item in new.values()}
     others = {
-        _key(item): item
+        item.key: item
         for item in read_plans(expected)
         if item.target != replaced or (item.tier, item.device) not in places
     }
     kept = [item for _, item in sorted((others | new).items())]
-    rows = [[getattr(item, name) for name in COLUMNS] for item in kept]
-    text = "".join("\t".join(row) + "\n" for row in [COLUMNS, *rows])
-    plans = "".join(plan + "\n" for plan in dict.fromkeys(item.plan for item in kept))
-    path, whole = expected / FILE, expected / WHOLE
-    replace_files({whole: lzma.compress(plans.encode(), preset=PRESET), path: text.encode()})
-    return [path, whole]
-
-
-def _key(item: KeptPlan) -> tuple[str, str, str, str]:
-    return item.tier, item.device, item.target, item.digest
+    text = "".join(item.to_text() for item in kept)
+    replace_files({expected / FILE: lzma.compress(text.encode(), preset=PRESET)})
+    return expected / FILE

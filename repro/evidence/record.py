@@ -43,6 +43,8 @@ from repro.spec.whole_files import stamp_of, write_new
 
 SCHEMA = 3
 SEAL = "seal"
+# Means that a record forms of any of its series.
+_MEAN = re.compile(r"train_(?P<series>\w+?)_(?:mean|to_(?P<last>[1-9]\d*))")
 # A commit of git, or the value of `REPRO_COMMIT`: no leading dash, no control characters.
 _COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
@@ -108,15 +110,18 @@ class Record:
     def value(self, metric: str) -> float | None:
         """Return the value of a metric, None if the record has none.
 
-        `train_<series>_mean` is the mean of any series over all steps, and needs no entry.
+        Two need no entry: `train_<series>_mean` is the mean of any series over all steps, and
+        `train_<series>_to_<N>` that over steps 1 to N, which an untrained arm that sampled the
+        prompts of these steps has, too. None if there are fewer steps.
         """
         estimate = self.metrics.get(metric)
         if estimate is not None:
             return estimate.value
-        name = metric.removeprefix("train_").removesuffix("_mean")
-        values = [item for item in self.series.get(name, ()) if item is not None]
-        is_mean = metric == f"train_{name}_mean"
-        return fmean(values) if is_mean and values else None
+        named = _MEAN.fullmatch(metric)
+        series = self.series.get(named["series"], ()) if named else ()
+        last = int(named["last"] or len(series)) if named else 0
+        values = [item for item in series[:last] if item is not None]
+        return fmean(values) if values and last <= len(series) else None
 
     def repeats(self, metric: str) -> list[float]:
         """Return the timed repeats of a metric: its series, else its value; empty without either.

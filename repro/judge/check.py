@@ -31,7 +31,11 @@ from repro.evidence.verdicts.claim_verdicts import judge, undecided
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.statistics import wilson_interval
 from repro.evidence.verdicts.verdict import (
+    EXPLORATORY,
     MINIMUM_SEEDS,
+    MIXED_VERSIONS,
+    ONE_PROCESS,
+    POST_HOC,
     Status,
     Verdict,
     judge_expectation,
@@ -45,6 +49,10 @@ from repro.run.select import Selection
 from repro.spec.config import TrainScale
 from repro.spec.target import Claim
 from repro.spec.tier import SMOKE_SEEDS, Tier
+from repro.targets import TARGETS
+
+# What arms may be compared with several versions of, and marked.
+LIBRARIES = ("torch", "triton", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,23 +163,28 @@ def _verdicts(
     """
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    matched, verdicts = [], {}
-    for claim in target.claims:
-        mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
-        if mismatch is None:
-            matched.append(claim)
-            continue
-        evidence.refused.append((place, mismatch))
-        metric = target.metric(claim.metric)
-        verdicts[claim.name] = undecided(claim, metric, "not run", f"refused: {mismatch}")
-    by_name = {claim.name: claim for claim in matched}
+    refused = {
+        claim.name: mismatch
+        for claim in target.claims
+        if not set(claim.arms) & set(absent)
+        and (mismatch := _mismatch(selection, claim, evidence)) is not None
+    }
+    evidence.refused += [(place, mismatch) for mismatch in refused.values()]
     plans = Plans(selection, read_plans(expected))
-    for verdict in _judged(selection, matched, evidence, absent):
-        claim = by_name[verdict.name]
+    judged = _judged(selection, evidence, absent, refused)
+    ordered = []
+    for claim, verdict in zip(target.claims, judged, strict=True):
+        marks = {
+            POST_HOC: plans.post_hoc(claim, evidence.every_record()),
+            EXPLORATORY: _unstated(selection),
+            CHANGED: evidence.changed(claim.arms),
+            MIXED_VERSIONS: mixed_versions(claim, evidence),
+            ONE_PROCESS: _one_process(claim, evidence),
+        }
         stated = _with_caveat(selection, claim, evidence, verdict)
-        late = marked(stated, "post hoc", plans.post_hoc(claim, evidence.every_record()))
-        verdicts[verdict.name] = marked(late, CHANGED, evidence.changed(claim.arms))
-    ordered = [verdicts[claim.name] for claim in target.claims]
+        for mark, reason in marks.items():
+            stated = marked(stated, mark, reason)
+        ordered.append(stated)
     lost = evidence.lost([arm.name for arm in target.arms])
     for expectation in _expectations(selection, device_name(evidence), expected):
         verdict = judge_expectation(
@@ -184,33 +197,75 @@ def _verdicts(
         )
         arm = [expectation.arm]
         stated = _explained(verdict, expectation.metric, arm, evidence)
+        runs = evidence.records.get(expectation.arm, {}).values()
+        late = expectation.late(record.started for record in runs)
+        stated = marked(stated, POST_HOC, late)
         ordered.append(marked(stated, CHANGED, evidence.changed(arm)))
     return ordered
 
 
 def _judged(
     selection: Selection,
-    claims: Sequence[Claim],
     evidence: Evidence,
     absent: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> list[Verdict]:
     """Return a verdict per claim; claims of the paper are not addressed at the smoke tier."""
     target, smoke = selection.target, selection.tier is Tier.SMOKE
     metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
     sentence = "the smoke tier judges the machinery alone"
-    left = [claim for claim in claims if smoke and not claim.mechanism]
-    return [
-        *(undecided(item, metrics[item.metric], "not addressed", sentence) for item in left),
-        *judge(
-            [claim for claim in claims if claim not in left],
+    addressed = [
+        claim for claim in target.claims if claim.mechanism or not smoke or claim.name in refused
+    ]
+    judged = iter(
+        judge(
+            addressed,
             metrics,
             {name: evidence.values(name) for name in metrics},
             absent,
             evidence.lost(arm.name for arm in target.arms),
+            refused=refused,
             fewest=SMOKE_SEEDS if smoke else MINIMUM_SEEDS,
             timed=evidence.timed,
-        ),
+        )
+    )
+    return [
+        next(judged)
+        if claim in addressed
+        else undecided(claim, metrics[claim.metric], "not addressed", sentence)
+        for claim in target.claims
     ]
+
+
+def _unstated(selection: Selection) -> str:
+    """Return why a selection's verdicts are exploratory; empty for what a target states."""
+    if selection.source in TARGETS:
+        return ""
+    return (
+        "Exploratory: no target states these settings, so nothing fixed the claims before the runs"
+    )
+
+
+def mixed_versions(claim: Claim, evidence: Evidence) -> str:
+    """Return the libraries of which the arms of a seed had several versions, or empty."""
+    by_arm = [evidence.records.get(arm, {}) for arm in claim.arms]
+    found: dict[str, str] = {}
+    for seed in sorted(set.intersection(*map(set, by_arm))):
+        packages = [of[seed].environment.get("packages") or {} for of in by_arm]
+        for name in LIBRARIES:
+            versions = sorted({str(item.get(name)) for item in packages})
+            if len(versions) > 1:
+                found.setdefault(name, f"{name} {' and '.join(versions)}")
+    return f"Mixed versions: {', '.join(found.values())}" if found else ""
+
+
+def _one_process(claim: Claim, evidence: Evidence) -> str:
+    """Return which arms' repeats were timed by a single process each, or empty."""
+    counts = {arm: len(evidence.records.get(arm, {})) for arm in claim.arms}
+    single = [arm for arm, count in counts.items() if evidence.timed and count == 1]
+    if not single:
+        return ""
+    return f"Within one process: one timed all repeats of {', '.join(single)}"
 
 
 def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.origins import CHANGED, PLAN_INPUT, changed_text, is_changed
+from repro.evidence.origins import CHANGED, OF_THE_SEED, PLAN_INPUT, changed_text, is_changed
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, RecordError, config_difference
@@ -158,12 +158,23 @@ def gather(selection: Selection, runs: Path | Source, expected: Path | None = No
 
 
 def _other_inputs(records: Mapping[str, Mapping[int, Record]]) -> dict[tuple[str, int], str]:
-    """Return {(arm, seed): sentence} of seeds whose inputs are not those of most of an arm."""
-    sentences = {}
+    """Return {(arm, seed): sentence} of seeds whose inputs are not those of most of an arm.
+
+    Of inputs that are a seed's own, those of another seed.
+    """
+    sentences: dict[tuple[str, int], str] = {}
     for arm, by_seed in records.items():
         names = sorted({name for record in by_seed.values() for name in record.inputs})
         for name in (name for name in names if not name.startswith(PLAN_INPUT)):
             values = {seed: record.inputs.get(name) for seed, record in sorted(by_seed.items())}
+            if name in OF_THE_SEED:
+                first = {value: seed for seed, value in reversed(values.items())}
+                sentences |= {
+                    (arm, seed): f"inputs.{name} is that of seed {first[value]} of {arm}, too"
+                    for seed, value in values.items()
+                    if value is not None and first[value] != seed
+                }
+                continue
             usual = Counter(values.values()).most_common(1)[0][0]
             for seed, value in values.items():
                 if value != usual:
@@ -217,4 +228,4 @@ def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> li
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plans.refusal(record)
-    return [difference] if difference else violations(record)
+    return [difference] if difference else violations(record, run)

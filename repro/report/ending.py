@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from repro.evidence.verdicts.verdict import Status, Verdict
+from repro.evidence.verdicts.verdict import EXPLORATORY, Status, Verdict
 from repro.judge.check import Checked
 from repro.report.verdict_words import (
     DOES_NOT,
@@ -30,6 +30,7 @@ _CLAIMS: Sayings = {
     MIXED: ("is mixed", "are mixed"),
     UNDECIDED: ("is undecided", "are undecided"),
     NOT_TESTED: ("was not tested", "were not tested"),
+    EXPLORATORY: ("is exploratory", "are exploratory"),
 }
 _CHECKS: Sayings = {**_CLAIMS, HOLDS: ("passed", "passed"), DOES_NOT: ("failed", "failed")}
 # How a bar that is missed stood before.
@@ -44,6 +45,7 @@ _BARS: Sayings = {
     **{text: (f"is {text}", f"are {text}") for text in _BEFORE.values()},
     UNDECIDED: _CLAIMS[UNDECIDED],
     NOT_TESTED: _CLAIMS[NOT_TESTED],
+    EXPLORATORY: _CLAIMS[EXPLORATORY],
 }
 
 
@@ -106,7 +108,7 @@ def _machinery(checks: Sequence[Checked]) -> str:
     # At the smoke tier bars say whether the machinery works at all.
     smoke = [one for one in checks if one.selection.tier is Tier.SMOKE]
     verdicts = _all(checks, Kind.MACHINERY) + _all(smoke, Kind.BAR)
-    if verdicts and all(verdict.status == "reproduced" for verdict in verdicts):
+    if verdicts and all(v.status == "reproduced" and EXPLORATORY not in v.marks for v in verdicts):
         return "All checks of the machinery passed."
     return _counted(verdicts, "check{} of the machinery", _CHECKS)
 
@@ -143,9 +145,11 @@ def _counted(
     """Return `Of 3 claims, 2 hold and 1 is undecided.`; `3 claims hold.` where all are alike."""
     groups: dict[str, list[Verdict]] = {name: [] for name in sayings}
     for verdict in verdicts:
-        groups[word(verdict)].append(verdict)
+        groups[EXPLORATORY if EXPLORATORY in verdict.marks else word(verdict)].append(verdict)
     said = {
-        f"{sayings[name][len(of) > 1]}{notes_on(of)}": len(of) for name, of in groups.items() if of
+        f"{sayings[name][len(of) > 1]}{notes_on(of, but=name)}": len(of)
+        for name, of in groups.items()
+        if of
     }
     if len(said) == 1:
         return f"{_count(len(verdicts), noun)} {next(iter(said))}."

@@ -42,7 +42,7 @@ Measured = tuple[str, Sequence[Verdict]]
 
 
 def short_word(verdicts: Sequence[Verdict]) -> str:
-    """Return the word for several verdicts, with ", post hoc" and q if they apply to any of them.
+    """Return the word for several verdicts, with each mark that any of them carries.
 
     Statements that were not run do not count, unless none was run.
     """

@@ -5,14 +5,16 @@ what was judged; only this module has the words:
 
 * a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
   reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
-  difference within x, inconclusive, not testable here, not addressed at this tier, not run;
+  difference within x, inconclusive, not judged, not testable here, not addressed at this tier, not
+  run;
 * a bar of this suite: met, missed, undecided, not run.
 
 In README and in the last line of a command a claim of the paper holds, does not hold, is mixed, is
 undecided or was not tested. Values compared with earlier ones have the words of
 `repro.judge.as_before`. A verdict's marks follow its word, such as *post hoc* if the rules are
 newer than the runs; q, if over the study a target's result may be luck. Whatever marks there are is
-shown and counted: a new kind is added where verdicts are made.
+shown and counted: a new kind is added where verdicts are made. What is exploratory is counted
+apart, whatever its status.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from enum import Enum
 from pathlib import Path
 
 from repro.evidence.verdicts.expectation import Expectation, load_bars
-from repro.evidence.verdicts.verdict import OWN_BAR, SHOWN, Status, Verdict
+from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
 from repro.judge.as_before import Comparison, MetricRow
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import quantity
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
 
 NO_DIFFERENCE = "no difference within"
@@ -54,6 +56,7 @@ CLAIM_WORDS: Mapping[Status, str] = {
     "excluded": "excluded at the paper's size",
     "no difference": f"{NO_DIFFERENCE} x",
     "inconclusive": "inconclusive",
+    "not judged": "not judged: too wide",
     "not testable": "not testable here",
     "not addressed": "not addressed at this tier",
     "not run": "not run",
@@ -79,6 +82,7 @@ PLAIN: Mapping[Status, str] = {
     "excluded": DOES_NOT,
     "no difference": DOES_NOT,
     "inconclusive": UNDECIDED,
+    "not judged": UNDECIDED,
     "not testable": UNDECIDED,
     "not addressed": NOT_TESTED,
     "not run": NOT_TESTED,
@@ -124,21 +128,31 @@ def about(verdict: Verdict) -> str:
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`."""
+    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`.
+
+    Exploratory ones, whatever their words, are counted together, last.
+    """
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault(_group(verdict), []).append(verdict)
+        name = EXPLORATORY if EXPLORATORY in verdict.marks else _group(verdict)
+        groups.setdefault(name, []).append(verdict)
     ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
     return ", ".join(
-        f"{len(groups[name])} {name}{notes_on(groups[name])}" for name in ordered if name in groups
+        f"{len(groups[name])} {name}{notes_on(groups[name], but=name)}"
+        for name in (*ordered, EXPLORATORY)
+        if name in groups
     )
 
 
-def notes_on(verdicts: Sequence[Verdict]) -> str:
-    """Return in brackets how many verdicts are so marked, without a number where all are."""
+def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:
+    """Return in brackets how many verdicts are so marked, without a number where all are.
+
+    The mark `but` is left out.
+    """
     notes = ", ".join(
         mark if count == len(verdicts) else f"{count} {mark}"
         for mark, count in _count_marks(verdicts).items()
+        if mark != but
     )
     return f" ({notes})" if notes else ""
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import Rollout
-from repro.rl.diagnostics import Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
-from repro.rl.runs import TrainState
+from repro.rl.rows import Mismatch, sampler_mismatch
+from repro.rl.training_state import TrainState
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]
@@ -160,12 +160,6 @@ def note_test(state: TrainState, step: int, values: Mapping[str, float]) -> None
     state.series.setdefault("test_steps", []).append(step)
     for name, value in values.items():
         state.series.setdefault(f"test_{name}", []).append(value)
-
-
-def reached(series: Mapping[str, list[float | int | None]], until: float) -> bool:
-    """Return whether the last test along a run has `until` percent of right greedy answers."""
-    tests = series.get("test_accuracy_greedy")
-    return bool(tests) and (tests[-1] or 0.0) >= until
 
 
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:

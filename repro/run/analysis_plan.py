@@ -4,11 +4,12 @@ At the mini tier every record of learning carries the digest of the analysis pla
 that reads it. `check` refuses a record that carries none, or a plan that nobody kept. One whose
 plan was kept and is no longer the target's is judged by today's rules on the seeds that *its* plan
 names, and every verdict that those rules change is labelled post hoc. So no claim, margin, size,
-metric, seed or arm can be exchanged after the numbers are known without the page saying so. Wording
-(labels, statements, reasons) is not part of a plan.
+metric, seed or arm can be exchanged after the numbers are known without the page saying so, and
+neither can the code that judges: a plan holds what it makes of fixed cases
+(`repro.evidence.verdicts.rules`). Wording (labels, statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/<tier>/plans/`), and
-`bless` keeps the one that was written first as a line of `expected/plans.tsv`.
+`bless` keeps the one that was written first as a line of `expected/plans.jsonl.xz`.
 """
 
 from __future__ import annotations
@@ -16,41 +17,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.origins import PLAN_INPUT
-from repro.evidence.plans import KeptPlan, plan_line
+from repro.evidence.plans import KeptPlan
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record
+from repro.evidence.verdicts.rules import rules
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
 from repro.spec.claim import Claim, planned
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 from repro.spec.whole_files import write_new
 from repro.targets import TARGETS, runs_of
-
-STATISTICS = {
-    "version": 2,
-    "alpha": ALPHA,
-    "minimum_pairs": MINIMUM_DRAWS,
-    "interval": "Student's t of per-pair differences, simultaneous over the family (Bonferroni)",
-    "family": "Holm over the claims of a target that are testable; the machinery's apart",
-    "study": "Benjamini and Hochberg over all claims of a tier on a device, beside Holm",
-    "trend": "Page's L, exact; order: then adjacent pairs with Holm",
-    "sign_flip": "exact, one-sided in the claimed direction; the median and its sign-test interval",
-    "size": "a direction counts from the smallest effect that matters, by default a tenth of the "
-    "paper's; excluded: the interval ends below the paper's; no difference: it lies within the "
-    "smallest that matters",
-    "failed": "a planned seed that failed or has no record takes every decision away from the "
-    "claims on its arm",
-}
 
 
 def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
@@ -60,12 +45,11 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
         "target": target.name,
         "version": target.version,
         "tier": tier.value,
-        "claims": [planned(claim, timed=source.timed_repeats > 0) for claim in target.claims],
-        "looks": (),
+        "claims": [planned(claim) for claim in target.claims],
         "metrics": {metric.name: metric.unit for metric in target.metrics_at(tier)},
         "arms": [_arm(source, arm.name) for arm in target.arms],
         "scale": plain_values(source.scales[tier]),
-        "statistics": STATISTICS,
+        "rules": rules(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(content))
     return plain
@@ -182,20 +166,28 @@ class Plans:
     def _seeds(self, digest: str) -> tuple[int, ...]:
         if digest == self.present:
             return tuple(self.selection.source.scales[self.selection.tier].seeds)
-        return tuple(json.loads(self.earlier[digest].plan)["scale"]["seeds"])
+        return tuple(self.earlier[digest].plan["scale"]["seeds"])
 
     def _is_stated(self, claim: Claim, recorded: KeptPlan) -> bool:
-        """Whether an earlier plan states a claim as it is judged today.
+        """Whether an earlier plan states a claim as it is judged today, in no smaller a family."""
+        plan = recorded.plan
+        today = [planned(item) for item in self.selection.target.claims]
+        return (
+            planned(claim) in plan["claims"]
+            and _family(plan["claims"], claim) <= _family(today, claim)
+            and "rules" in plan
+            and plan["rules"].items() <= rules().items()
+        )
 
-        Claims about the machinery need no size, and Holm's correction decides them as before.
-        """
-        plan = json.loads(recorded.plan)
-        timed = self.selection.source.timed_repeats > 0
-        today = json.loads(json.dumps(planned(claim, timed=timed)))
-        (stated,) = [item for item in plan["claims"] if item["name"] == claim.name] or [{}]
-        if claim.mechanism:
-            return bool(stated) and stated == {key: today[key] for key in stated}
-        return bool(stated == today and plan["statistics"] == STATISTICS)
+
+def _family(claims: Iterable[Mapping[str, Any]], claim: Claim) -> int:
+    """Return how many planned claims are corrected together with a claim."""
+    return sum(
+        item.get("mechanism", False) is claim.mechanism
+        and not item.get("confounded")
+        and item.get("draws", MINIMUM_DRAWS) >= MINIMUM_DRAWS
+        for item in claims
+    )
 
 
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
@@ -207,8 +199,9 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
         # Another start may write it at the same time.
         with contextlib.suppress(FileExistsError):
             if not path.exists():
-                (target,) = (item for item in TARGETS if item.name == name)
-                written.append(write_new(path, plan_text_of(target, Tier(tier))))
+                written.append(
+                    write_new(path, present_plan(name, Tier(tier), "").to_text(indent=1))
+                )
     return written
 
 
@@ -243,55 +236,42 @@ def carried_plans(
         for key, digest in record.inputs.items()
         if key.startswith(PLAN_INPUT)
     }
-    readers = {item.name: item for item in TARGETS if needs_plan(item, tier)}
     plans = []
     for name, digest in sorted(carried):
         place = (name, tier.value, device or "")
         known = [
             item
-            for item in [*earlier, *_written(name, digest, runs, place)]
+            for item in [*earlier, *_written(_plan_path(name, tier, digest, runs), place)]
             if (item.target, item.tier, item.device) == place and item.digest == digest
         ]
         if not known and name == target.name and digest == plan_digest(name, tier):
-            known = [_plan_of(json.loads(plan_text_of(readers[name], tier)), place)]
+            known = [present_plan(name, tier, device or "")]
         plans += [min(known, key=lambda item: item.time)] if known else []
     return plans
 
 
-def _written(name: str, digest: str, runs: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one."""
-    path = _plan_path(name, Tier(place[1]), digest, runs)
-    if not path.is_file():
-        return []
-    return [_plan_of(json.loads(path.read_text(encoding="utf-8")), place)]
-
-
-def _plan_of(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
-    target, tier, device = place
-    return KeptPlan(
-        target=target,
-        tier=tier,
-        device=device,
-        made=written["made"],
-        commit=written["commit"],
-        dirty=json.dumps(written["dirty"]),
-        digest=written["digest"],
-        plan=plan_line(written["plan"]),
-    )
+def _written(path: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
+    """Return the plan in the folder of records, if there is one, as of its place."""
+    named = dict(zip(("target", "tier", "device"), place, strict=True))
+    texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
+    return [KeptPlan(**json.loads(text) | named) for text in texts]
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
     return folder / tier.value / "plans" / f"{name}-{digest[:12]}.json"
 
 
-def plan_text_of(target: Target, tier: Tier) -> str:
-    """Return the plan with its digest, the time and the commit, as a file's text."""
+def present_plan(name: str, tier: Tier, device: str) -> KeptPlan:
+    """Return the present plan of the target called `name`, made now."""
+    (target,) = (item for item in TARGETS if item.name == name)
     commit, dirty = source_commit()
-    value = {
-        "digest": plan_digest(target.name, tier),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "dirty": dirty,
-        "plan": analysis_plan(target, tier),
-    }
-    return json.dumps(value, indent=1, sort_keys=True) + "\n"
+    return KeptPlan(
+        target=name,
+        tier=tier.value,
+        device=device,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit,
+        dirty=dirty,
+        digest=plan_digest(name, tier),
+        plan=analysis_plan(target, tier),
+    )

@@ -5,21 +5,29 @@ scale, and the side of a bound on which it lies. `{a: 1, b: -1}` above 0 says th
 b; above -1.5, that it is no worse by more than that; on a logarithmic scale above 2, that it has
 more than twice as much; `{a: 1}` below 15, that a's own value stays small. What numbers should be
 is an expectation's business (`repro.evidence.verdicts.expectation`).
+
+How large an effect the paper has, and the smallest that matters, are declared with a claim, before
+the runs. A claim without a size can only be shown or not shown: "not shown" then covers *far
+smaller than the paper's* and *too noisy to say* alike.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from repro.spec.arm import require, require_choice
-from repro.spec.effect import Effect
+from repro.spec.checks import require, require_choice
+from repro.spec.resolve import plain_values
 from repro.spec.tier import Tier
 
 Side = Literal["above", "below", "within"]
-Test = Literal["t", "sign_flip", "page"]
+Test = Literal["t", "tost", "sign_flip", "page"]
+Secondary = Literal["iqm", "improvement"]
 Better = Literal["lower", "higher", "neither"]
+Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
 
 # Units of what belongs to the machine, and which way is better.
 BETTER_OF_UNIT: dict[str, Better] = {
@@ -27,8 +35,15 @@ BETTER_OF_UNIT: dict[str, Better] = {
     "bytes": "lower",
     "tokens per second": "higher",
 }
+# The metric whose mean is the gain in `of gain`.
+GAIN = "gain_greedy"
+# Level of all decisions about one target.
+ALPHA = 0.05
+_TENTH = 0.1
 # A contrast's weights sum to zero, but for the rounding of floats.
 _ROUNDING = 1e-9
+# Fields that say nothing of how a claim is judged.
+_WORDING = ("statement", "source", "because")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +91,50 @@ class Metric:
     def direction(self) -> Better | None:
         """Return which way is better; None where neither the metric nor its unit says."""
         return self.better or BETTER_OF_UNIT.get(self.unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """The size of a claimed effect, in a measure that carries over to another model.
+
+    A point of accuracy means something else for a policy that gains 12 points and for one that
+    gains 50. So sizes are shares, of what the baseline arm (of a difference the second one, of an
+    order the lowest) shows in the same runs.
+
+    Attributes
+    ----------
+    paper
+        The paper's own effect, positive in the claimed direction; None where it has none.
+    smallest
+        The smallest effect that matters; a tenth of the paper's where it is not given.
+    measure
+        `units`: the metric's own; `of baseline`: share of the baseline's mean; `of gain`: share of
+        what the baseline gains by training (`GAIN`); `of shortfall`: share of what the baseline
+        leaves below the metric's ceiling, which for an area under a curve that saturates is the
+        share of the time that is saved; `ratio`: the quotient of two arms, tenths of its logarithm.
+    because
+        Why no smaller effect matters, where `smallest` is given.
+    """
+
+    paper: float | None = None
+    smallest: float | None = None
+    measure: Measure
+    place: str = ""
+    because: str = ""
+
+    @property
+    def tenth(self) -> float | None:
+        """A tenth of the paper's size, of a ratio by logarithms."""
+        if self.paper is None:
+            return None
+        return self.paper**_TENTH if self.measure == "ratio" else _TENTH * self.paper
+
+    @property
+    def matters(self) -> float:
+        """The smallest effect that matters."""
+        size = self.tenth if self.smallest is None else self.smallest
+        assert size is not None
+        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +192,17 @@ class Claim:
     test
         `t`: Student's t. `sign_flip`: the exact test of the claimed side alone, with the median,
         where a run may collapse and one outlier would hide it. `page`: Page's L of arms listed from
-        the lowest to the highest, whose contrast is the slope (`slope`).
+        the lowest to the highest, whose contrast is the slope (`slope`). `tost`: of a claim within
+        its bound, two one-sided tests; it holds where the (1 - 2 alpha) interval lies within.
+    widest
+        Largest half-width of the interval with which the claim is judged, in the metric's unit, of
+        a quotient a quotient; None for any.
+    unpaired_below
+        Of two arms, the correlation within pairs below which they are compared by Welch's test as
+        if not paired; None for never.
+    secondary
+        What is shown beside the means of two arms, with bootstrap intervals: `iqm`, how far apart
+        their interquartile means are; `improvement`, how probably a run of the first is better.
     dose
         Of a slope, what it is over.
     mechanism
@@ -159,6 +228,9 @@ class Claim:
     test: Test = "t"
     mechanism: bool = False
     dose: Dose | None = None
+    widest: float | None = None
+    unpaired_below: float | None = None
+    secondary: tuple[Secondary, ...] = ()
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -195,6 +267,27 @@ class Claim:
             bool(self.because) or not self.is_bounded,
             f"{where}: its bound of {self.bound:g} has no reason; fill `because`",
         )
+        require(
+            (self.test != "tost" or self.side == "within")
+            and (self.side != "within" or self.test in ("t", "tost")),
+            f"{where}: the test {self.test} does not fit the side {self.side!r}",
+        )
+        floor = 1.0 if self.log else 0.0
+        require(
+            self.widest is None or self.widest > floor,
+            f"{where}: widest is {self.widest}; it must be above {floor:g}",
+        )
+        pair = len(weights) == 2 and self.dose is None
+        require(
+            pair or (self.unpaired_below is None and not self.secondary),
+            f"{where}: unpaired_below and secondary need two arms; it has {len(weights)}",
+        )
+        require(
+            self.unpaired_below is None or self.test in ("t", "tost"),
+            f"{where}: the test {self.test} knows no unpaired values",
+        )
+        for name in self.secondary:
+            require_choice(f"{where}: secondary", name, Secondary)
         sized = self.side == "above" and not self.is_bounded and not self.log
         require(
             self.effect is not None or self.mechanism or not sized,
@@ -210,56 +303,20 @@ def slope(arms: tuple[str, ...]) -> dict[str, float]:
     return {arm: (place - centre) / square for place, arm in enumerate(arms)}
 
 
-def planned(claim: Claim, *, timed: bool) -> dict[str, Any]:
-    """Return a claim without its wording, as an analysis plan spells it.
+def planned(claim: Claim) -> dict[str, Any]:
+    """Return a claim without its wording, as an analysis plan spells it: in JSON values.
 
-    Plans are pinned by their digests, so contrasts that have a name there keep it; any other is
-    spelled by its weights.
+    Fields at their defaults are left out, so that a plan does not change with a new field.
     """
-    kind, margin = _kind(claim)
-    effect = claim.effect
-    checks = ["design"] * bool(claim.confounded) + ["headroom"] * claim.headroom
-    empty = {"arm": "", "metric": "", "at_least": None, "at_most": None, "claim": ""}
-    spelled: dict[str, Any] = {
-        "name": claim.name,
-        "kind": kind,
-        "arms": claim.arms,
-        "metric": claim.metric,
-        "factor": claim.factor,
-        "margin": margin,
-        "paired_by": "repeat" if timed else "seed",
-        "effect": effect
-        and {"paper": effect.paper, "smallest": effect.smallest, "measure": effect.measure},
-        "assays": tuple({"kind": check, **empty} for check in checks),
-        "unit": None if claim.draws is None else "rounding draw",
-        "draws": claim.draws,
-        "test": "t" if claim.test == "page" else claim.test,
-        "mechanism": claim.mechanism,
+    stated = {
+        item.name: value
+        for item in dataclasses.fields(claim)
+        if item.name not in _WORDING and (value := getattr(claim, item.name)) != item.default
     }
-    if kind == "contrast":
-        spelled |= {"weights": tuple(claim.contrast.values()), "log": claim.log, "side": claim.side}
-    if claim.dose is not None:
-        spelled |= {"against": claim.dose.metric, "dose": claim.dose.size}
-        spelled |= {"given": claim.dose.given} if claim.dose.given else {}
-    return spelled
-
-
-def _kind(claim: Claim) -> tuple[str, float | None]:
-    """Return the name that a contrast has in analysis plans, and its margin there."""
-    signs = tuple(claim.contrast.values())
-    margin = claim.bound if claim.log or claim.is_bounded else None
-    if claim.dose is not None:
-        return "slope", None
-    if claim.test == "page" and claim.contrast == slope(claim.arms):
-        return "trend", None
-    if signs == (1,) and not claim.log and claim.side != "within":
-        return ("gain", margin) if claim.side == "above" else ("no_gain", claim.bound)
-    if signs == (1, -1, -1, 1) and claim.side == "above" and not claim.is_bounded:
-        return "interaction", None
-    if signs == (1, -1) and claim.side == "within":
-        return "equivalent", claim.bound
-    if signs == (1, -1) and claim.side == "above":
-        if claim.log:
-            return "ratio", claim.bound
-        return ("difference", None) if margin is None else ("non_inferior", -margin)
-    return "contrast", claim.bound
+    # The order of arms says which of them is the baseline; canonical JSON would sort them.
+    stated["contrast"] = list(claim.contrast.items())
+    if claim.effect is not None:
+        sizes = dataclasses.asdict(claim.effect)
+        stated["effect"] = {name: sizes[name] for name in ("paper", "smallest", "measure")}
+    plain: dict[str, Any] = json.loads(json.dumps(plain_values(stated)))
+    return plain

@@ -159,7 +159,15 @@ def following(record: Record) -> Record:
 def _inputs(run: RunConfig) -> dict[str, str]:
     inputs = {"checkpoint": "c" * 64, "test_problems": "d" * 64, "prompt_template": "e" * 64}
     inputs |= {f"test_problems_{item.name}": "a" * 64 for item in run.scale.test_sets}
-    return inputs if run.procedure == "evaluate" else inputs | {"train_problems": "f" * 64}
+    return (
+        inputs
+        if run.procedure == "evaluate"
+        else inputs
+        | {
+            "train_problems": "f" * 64,
+            "order_of_problems": digest_of(["the order of seed", run.seed]),
+        }
+    )
 
 
 def _facts(run: RunConfig) -> dict[str, Any]:

@@ -37,8 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from repro.evidence.receipts import added_noise, device, grading, training, weights
+from repro.evidence.receipts import added_noise, device, grading, plausible, training, weights
 from repro.evidence.record import Record
+from repro.spec.config import RunConfig
 
 Check = Callable[[Record], Iterable[str]]
 
@@ -58,16 +59,24 @@ _OF_TRAINING: tuple[Check, ...] = (
     added_noise.touched,
 )
 _OF_TIMES: tuple[Check, ...] = (device.timed, device.own_device)
+_OF_NUMBERS: tuple[Check, ...] = (plausible.inputs, plausible.nats, plausible.formed)
 CHECKS = {
-    "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_TIMES),
-    "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_TIMES),
-    "dose": (*_OF_POLICIES, added_noise.at_start, *_OF_TIMES),
+    "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
+    "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
+    "dose": (*_OF_POLICIES, added_noise.at_start, *_OF_NUMBERS, *_OF_TIMES),
 }
 
 
-def violations(record: Record) -> list[str]:
-    """Return the reasons why a record is not evidence, a sentence each; empty if it is."""
+def violations(record: Record, run: RunConfig | None = None) -> list[str]:
+    """Return the reasons why a record is not evidence, a sentence each; empty if it is.
+
+    Parameters
+    ----------
+    run
+        What was to be run, of the same digest; None leaves out what needs it.
+    """
     if not record.ok:
         return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]
     checks = CHECKS.get(record.procedure, _OF_TIMES)
-    return [sentence for check in checks for sentence in check(record)]
+    faults = [sentence for check in checks for sentence in check(record)]
+    return faults if run is None else [*faults, *plausible.schedules(record, run)]

@@ -14,7 +14,7 @@ WITHOUT_REWARD_MOST = 0.01
 
 def training(record: Record) -> list[str]:
     """Return why nothing could be trained, nothing was, or not for as long as the scale says."""
-    arm, scale = record.config["arm"], record.config["scale"]
+    arm = record.config["arm"]
     faults = []
     adapters = record.facts.get("adapter_modules")
     if arm["training"] == "lora" and not adapters:
@@ -23,8 +23,9 @@ def training(record: Record) -> list[str]:
         faults.append(f"a fully trained arm carries {adapters} adapter modules")
     if not record.facts.get("parameters_trainable"):
         faults.append("facts.parameters_trainable is 0 or missing: nothing could be trained")
-    if not record.facts.get("trained_change_l2"):
-        faults.append("facts.trained_change_l2 is 0 or missing: training changed no parameter")
+    change = record.facts.get("trained_change_l2")
+    if not change or change < 0:
+        faults.append(f"facts.trained_change_l2 is {change}: training changed no parameter")
     steps, needed = record.facts.get("optimizer_steps"), _steps_needed(record)
     if steps != needed:
         faults.append(f"{steps} optimiser steps were made; the scale has {needed}")
@@ -34,12 +35,11 @@ def training(record: Record) -> list[str]:
 def _steps_needed(record: Record) -> int:
     """Return the steps after which the run was to end: the scale's, or at a test's accuracy."""
     scale, series = record.config["scale"], record.series
-    until = scale["evaluation"].get("until")
-    tests = zip(
-        series.get("test_steps", []), series.get("test_accuracy_greedy", []), strict=bool(until)
-    )
-    ended = [step for step, accuracy in tests if until and (accuracy or 0.0) >= until]
-    return int(ended[0] if ended else scale["steps"])
+    steps, until = int(scale["steps"]), scale["evaluation"].get("until")
+    if not until:
+        return steps
+    tests = zip(series.get("test_steps", ()), series.get("test_accuracy_greedy", ()), strict=False)
+    return next((int(at or 0) for at, accuracy in tests if (accuracy or 0.0) >= until), steps)
 
 
 def advantages(record: Record) -> list[str]:

@@ -27,6 +27,9 @@ def measured(
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
     flipped = compared.test == "sign_flip"
     test = ", exact sign-flip test of the claimed direction" if flipped else ""
+    test = ", two one-sided tests" if compared.test == "tost" else test
+    if compared.welch is not None:
+        test += f", unpaired (correlation within pairs {compared.welch.correlation:.2f})"
     after = f" after Holm over {family}" if family > 1 else ""
     return (
         f"{_contrast(claim)}{'median ' * flipped}{verdict.effect:{sign}.3g} {verdict.unit}, "

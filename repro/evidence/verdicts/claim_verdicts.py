@@ -1,5 +1,9 @@
 """Verdicts on claims: a test per claim, a correction over the family, a status per claim.
 
+The family is that of the claims that are stated, whichever were sent: a claim without a test (an
+arm is absent, seeds are too few) counts in it with p = 1. So leaving arms out makes no verdict
+stronger. Claims that no records could decide, by their design, cost the others nothing.
+
 `repro.evidence.verdicts.verdict` defines the statuses, `repro.evidence.verdicts.sizes` the effect
 sizes, and `repro.evidence.verdicts.comparison` the tests.
 """
@@ -20,15 +24,22 @@ from repro.evidence.verdicts.comparison import (
     compare,
     contrasts,
 )
-from repro.evidence.verdicts.sizes import Pair, Sizes, Values, not_testable, sizes_of
+from repro.evidence.verdicts.secondary import secondary_text
+from repro.evidence.verdicts.sizes import (
+    Pair,
+    Sizes,
+    Values,
+    not_testable,
+    sizes_of,
+    undecidable,
+)
 from repro.evidence.verdicts.verdict import (
     MINIMUM_REPEATS,
     MINIMUM_SEEDS,
     Status,
     Verdict,
 )
-from repro.spec.claim import Claim, Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, Claim, Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,7 @@ def judge(
     absent: Mapping[str, str],
     lost: Mapping[str, str],
     *,
+    refused: Mapping[str, str] | None = None,
     fewest: int = MINIMUM_SEEDS,
     timed: bool = False,
 ) -> list[Verdict]:
@@ -56,30 +68,52 @@ def judge(
 
     Parameters
     ----------
+    claims
+        All that the target states, whose arms have records or not.
     values
         {metric: {arm: {pair: value}}}.
     absent
         {arm: sentence} for arms without usable records.
     lost
         {arm: sentence} for arms with planned seeds that failed or have no record.
+    refused
+        {claim: sentence} for claims whose arms must not be compared.
     fewest
         Seeds that a verdict needs; timed repeats need `MINIMUM_REPEATS`.
     timed
         Whether the pairs are timed repeats.
     """
     needed, pair = (MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
-    tested = [_test(claim, metrics, values, absent, lost, needed, pair) for claim in claims]
+    tested = [
+        undecided(claim, metrics[claim.metric], "not run", f"refused: {refused[claim.name]}")
+        if refused and claim.name in refused
+        else _test(claim, metrics, values, absent, lost, needed, pair)
+        for claim in claims
+    ]
     final = [item if isinstance(item, Verdict) else item.verdict for item in tested]
     for mechanism in (False, True):
-        family = {
-            index: item
+        family = [
+            index
             for index, (claim, item) in enumerate(zip(claims, tested, strict=True))
-            if claim.mechanism is mechanism and isinstance(item, _Tested)
-        }
-        adjusted = st.holm([item.compared.p for item in family.values()])
-        for (index, item), p in zip(family.items(), adjusted, strict=True):
-            final[index] = _decide(claims[index], item, p, len(family))
+            if claim.mechanism is mechanism and _counts(claim, item)
+        ]
+        adjusted = st.holm([_p_of(tested[index]) for index in family])
+        for index, p in zip(family, adjusted, strict=True):
+            item = tested[index]
+            if isinstance(item, _Tested):
+                final[index] = _decide(claims[index], item, p, len(family))
     return final
+
+
+def _counts(claim: Claim, item: _Tested | Verdict) -> bool:
+    """Whether a claim is one of its family: tested, or stated and without a test."""
+    if isinstance(item, _Tested):
+        return True
+    return not undecidable(claim) and item.status != "not testable"
+
+
+def _p_of(item: _Tested | Verdict) -> float:
+    return item.compared.p if isinstance(item, _Tested) else 1.0
 
 
 def _test(
@@ -148,7 +182,8 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str], pair: str) -
 def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     """Return the verdict after the family's correction, with its sentence."""
     compared, sizes = tested.compared, tested.sizes
-    low, high, confidence = compared.interval(1 - ALPHA / family)
+    level = compared.level
+    low, high, confidence = compared.interval(1 - level / family)
     status = _status(claim, tested, p < ALPHA, low, high)
     # Holm's test can reject where Bonferroni's interval still includes the bound. The simultaneous
     # interval of a step-down test then ends at the bound (Strassburger and Bretz, 2008).
@@ -174,9 +209,12 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
         ),
     )
     # With few values, even the full range of an exact test has less than the nominal confidence.
-    together = 1 - ALPHA if confidence >= 1 - ALPHA / family else confidence
+    together = 1 - level if confidence >= 1 - level / family else confidence
     words = measured(claim, verdict, compared, family, together)
     words += sized(verdict, sizes)
+    words += secondary_text(compared.secondary, verdict.unit, log=claim.log)
+    if status == "not judged":
+        words += f". The interval may reach {claim.widest:g} {verdict.unit} to either side at most"
     words += f". {tested.blocked}" if tested.blocked else ""
     if status == "inconclusive" and detectable is not None:
         words += f". {could_show(claim, verdict, compared, tested.pair)}"
@@ -190,6 +228,8 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
+    if claim.widest is not None and (high - low) / 2 > _scaled(claim, claim.widest):
+        return "not judged"
     # Compare the whole interval: a point estimate does not decide a size.
     below = sizes is not None and sizes.tenth is not None and high < sizes.tenth
     if sizes is None or _is_bound_the_size(claim):
@@ -204,6 +244,10 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
     if not _is_bound_the_size(claim) and -sizes.matters < low and high < sizes.matters:
         return "no difference"
     return "excluded" if sizes.paper is not None and high < sizes.paper else "inconclusive"
+
+
+def _scaled(claim: Claim, size: float) -> float:
+    return math.log(size) if claim.log else size
 
 
 def _is_bound_the_size(claim: Claim) -> bool:

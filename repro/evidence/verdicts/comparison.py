@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, field
+from statistics import correlation, fmean, stdev
 
-from repro.evidence.estimate import mean_interval
+from repro.evidence.estimate import Interval, mean_interval, t_quantile
 from repro.evidence.verdicts import statistics as st
+from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.sizes import Values
-from repro.spec.claim import Claim, Dose, Test
+from repro.spec.claim import ALPHA, Claim, Dose, Test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,10 @@ class Compared:
     above, below
         Side of the bound on which the effect is; for `within`, whether it is inside or outside.
         The sign-flip test has only one side.
+    welch
+        Of arms that were compared as if not paired; else None.
+    secondary
+        What the claim shows beside its estimate, by name.
     """
 
     values: tuple[float, ...]
@@ -40,6 +45,8 @@ class Compared:
     above: bool
     below: bool
     test: Test
+    welch: st.Welch | None = None
+    secondary: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -48,13 +55,23 @@ class Compared:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the values."""
+        """Standard deviation of the values, or what it would have to be for Welch's error."""
+        if self.welch is not None:
+            return self.welch.error * math.sqrt(self.n)
         return st.paired(self.values).deviation
+
+    @property
+    def level(self) -> float:
+        """Level of the interval's two ends together."""
+        return 2 * ALPHA if self.test == "tost" else ALPHA
 
     def interval(self, confidence: float) -> tuple[float, float, float]:
         """Return low, high and their confidence, which for a median may be less than asked for."""
         if self.test == "sign_flip":
             interval, reached = st.median_interval(self.values, confidence)
+        elif self.welch is not None:
+            half = t_quantile(0.5 + confidence / 2, self.welch.freedom) * self.welch.error
+            return self.effect - half, self.effect + half, confidence
         else:
             interval, reached = mean_interval(self.values, confidence), confidence
         assert interval.low is not None
@@ -74,7 +91,11 @@ def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
         As `blocks_of` returns them, two or more.
     """
     values, bound = contrasts(claim, blocks), bound_of(claim)
-    effect = st.paired(values).mean
+    effect, welch = st.paired(values).mean, _unpaired(claim, blocks)
+
+    def p_against(bound: float) -> float:
+        return st.paired(values, bound).p_two_sided if welch is None else welch.p(effect - bound)
+
     if claim.test == "sign_flip":
         effect = st.median_interval(values)[0].value
         p, above, below = st.sign_flip(values), effect > 0, False
@@ -84,13 +105,34 @@ def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
         p, above, below = min(1.0, 2 * min(upward, downward)), upward < downward, downward < upward
     elif claim.side == "within":
         # Against the nearer of the two bounds, the harder one to tell from.
-        p = st.paired(values, math.copysign(bound, effect)).p_two_sided
+        p = p_against(math.copysign(bound, effect))
         above, below = abs(effect) < bound, abs(effect) > bound
+        # Of the two one-sided tests the larger p counts, which is that of the nearer bound.
+        p = p / 2 if claim.test == "tost" and above else p
     else:
-        p, above, below = st.paired(values, bound).p_two_sided, effect > bound, effect < bound
+        p, above, below = p_against(bound), effect > bound, effect < bound
     return Compared(
-        values=tuple(values), effect=effect, p=p, above=above, below=below, test=claim.test
+        values=tuple(values),
+        effect=effect,
+        p=p,
+        above=above,
+        below=below,
+        test=claim.test,
+        welch=welch,
+        secondary=secondary(claim, blocks, paired=welch is None) if claim.secondary else {},
     )
+
+
+def _unpaired(claim: Claim, blocks: Sequence[Sequence[float]]) -> st.Welch | None:
+    """Return Welch's comparison where the claim declares it for pairs that correlate so little."""
+    if claim.unpaired_below is None:
+        return None
+    columns = [
+        [math.log(v) if claim.log else v for v in column] for column in zip(*blocks, strict=True)
+    ]
+    if min(map(stdev, columns)) == 0 or correlation(*columns) >= claim.unpaired_below:
+        return None
+    return st.welch(columns, [*claim.contrast.values()], correlation(*columns))
 
 
 def contrasts(claim: Claim, blocks: Sequence[Sequence[float]]) -> list[float]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,8 @@ class Expectation:
         A better value than `accept` asks for, printed beside it; None where there is none.
     statistic
         `mean` compares the mean's interval; `every_seed` compares each seed's value.
+    stated
+        When a bar was first committed with these bounds; None for one older than the store.
     """
 
     arm: str
@@ -51,17 +54,31 @@ class Expectation:
     because: str
     statistic: Statistic = "mean"
     goal: float | None = None
+    stated: datetime | None = None
 
     def __post_init__(self) -> None:
         low, high = self.accept
         bounds = [bound for bound in self.accept if bound is not None]
         if not bounds or bounds != sorted(bounds):
             raise ValueError(f"{self.arm} {self.metric}: accepts {low} to {high}; needs bounds")
+        if self.stated is not None and self.stated.tzinfo is None:
+            raise ValueError(f"{self.arm} {self.metric}: stated {self.stated}; needs an offset (Z)")
 
     def holds(self, value: float) -> bool:
         """Whether a value is in the accepted interval."""
         low, high = self.accept
         return (low is None or value >= low) and (high is None or value <= high)
+
+    def late(self, started: Iterable[str]) -> str:
+        """Return why it is younger than runs that started at these times; empty if it is not."""
+        if self.stated is None:
+            return ""
+        first = min(map(datetime.fromisoformat, started), default=self.stated)
+        if first >= self.stated:
+            return ""
+        at = "%Y-%m-%d %H:%M"
+        when = f"{self.stated:{at}}, after the run began ({first:{at}})"
+        return f"Post hoc: the bar was stated at {when}"
 
     def text(self) -> str:
         """Return the accepted interval as text."""
@@ -108,8 +125,9 @@ def _group(
     bars: Sequence[Mapping[str, Any]],
     statistic: Statistic = "mean",
     device: str | None = None,
+    stated: datetime | None = None,
 ) -> list[Expectation]:
-    return [_bar(because, statistic, **bar) for bar in bars]
+    return [_bar(because, statistic, **{"stated": stated, **bar}) for bar in bars]
 
 
 def _bar(
@@ -120,6 +138,7 @@ def _bar(
     at_least: float | None = None,
     at_most: float | None = None,
     goal: float | None = None,
+    stated: datetime | None = None,
 ) -> Expectation:
     return Expectation(
         arm=arm,
@@ -129,4 +148,5 @@ def _bar(
         because=because,
         statistic=statistic,
         goal=goal,
+        stated=stated,
     )

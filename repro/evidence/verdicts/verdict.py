@@ -10,6 +10,7 @@ effect, and the smallest effect that matters:
 `no difference`    the whole interval is within plus or minus the smallest effect that matters
 `excluded`         none of the above, and the interval ends below the paper's effect
 `inconclusive`     none of the above, or values are missing; with the smallest detectable effect
+`not judged`       the interval is wider than the claim allows
 `not testable`     no room for the effect, a confounded design, or too few draws of a rounding
 `not run`          no records; with the reason
 `not addressed`    a claim of the paper at a tier that judges only this suite's machinery
@@ -17,8 +18,9 @@ effect, and the smallest effect that matters:
 
 *Shown* means significant after Holm's correction over the claims of one target; claims about the
 machinery are a separate family. Intervals are simultaneous over the same family (Bonferroni), so
-that *excluded* and *no difference* hold jointly. Claims that are not testable are not part of the
-family. An order of arms is first tested as a trend. A planned seed without a record counts as
+that *excluded* and *no difference* hold jointly. The family is the target's claims whichever arms
+were run: one without a test counts with p = 1, and only those that are not testable are left out.
+An order of arms is first tested as a trend. A planned seed without a record counts as
 failed; with a failed seed the only possible decision is a fault of this suite's machinery.
 `repro.report.verdict_words` has the words that pages use for a status.
 """
@@ -33,8 +35,7 @@ from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS, Pair
-from repro.spec.claim import Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, Metric
 
 Status = Literal[
     "reproduced",
@@ -43,6 +44,7 @@ Status = Literal[
     "no difference",
     "excluded",
     "inconclusive",
+    "not judged",
     "not testable",
     "not run",
     "not addressed",
@@ -50,6 +52,10 @@ Status = Literal[
 # Statuses in which a direction is significant, whatever its size.
 SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 
+# Marks of verdicts. An exploratory one is of settings that no target states, and is no result; in
+# repeats of one process processes do not differ; of mixed versions the libraries may.
+POST_HOC, EXPLORATORY = "post hoc", "exploratory"
+MIXED_VERSIONS, ONE_PROCESS = "mixed versions", "within one process"
 # The source of claims that are bars of this suite rather than the paper's.
 OWN_BAR = "this suite's bar"
 MINIMUM_SEEDS = MINIMUM_DRAWS
@@ -137,7 +143,7 @@ def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:
     reason
         A sentence; it is added to the verdict's.
     """
-    if not reason or verdict.status == "not run":
+    if not reason or verdict.status in ("not run", "not addressed"):
         return verdict
     marks = {**verdict.marks, mark: reason}
     return replace(verdict, marks=marks, sentence=f"{verdict.sentence}. {reason}")
@@ -146,13 +152,14 @@ def marked(verdict: Verdict, mark: str, reason: str) -> Verdict:
 def with_discovery_rate(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts of a study with q, the false-discovery rate at which each is shown.
 
-    By Benjamini and Hochberg's method over all tested claims, except those about the machinery,
-    which are expected to hold.
+    By Benjamini and Hochberg's method over all claims but those about the machinery, which are
+    expected to hold; one without a test has p = 1, if it is testable.
     """
-    tested = [v for v in verdicts if v.about == "claim" and v.p_alone is not None]
-    rates = st.false_discovery([v.p_alone for v in tested if v.p_alone is not None])
-    by_verdict = {id(v): q for v, q in zip(tested, rates, strict=True)}
-    return [_with_rate(v, by_verdict.get(id(v)), len(tested)) for v in verdicts]
+    left_out = ("not testable", "not addressed")
+    study = [v for v in verdicts if v.about == "claim" and v.status not in left_out]
+    rates = st.false_discovery([1.0 if v.p_alone is None else v.p_alone for v in study])
+    by_verdict = {id(v): q for v, q in zip(study, rates, strict=True) if v.p_alone is not None}
+    return [_with_rate(v, by_verdict.get(id(v)), len(study)) for v in verdicts]
 
 
 def _with_rate(verdict: Verdict, q: float | None, study: int) -> Verdict:

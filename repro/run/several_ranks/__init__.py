@@ -1,1 +1,1 @@
-"""One run on several GPUs: its processes, and the time that a step would take on more GPUs."""
+"""One run on several GPUs: its processes, and what it takes on each number of them."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,7 @@ import pytest
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.verdict import Verdict
-from repro.spec.claim import Dose, slope
-from repro.spec.effect import Effect
+from repro.spec.claim import Dose, Effect, slope
 from repro.spec.target import Claim, Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
@@ -119,6 +120,59 @@ def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
     assert judge(alone, METRICS, numbers, {}, {})[0].status == "reproduced"
     many = [claim("a", "b", name=f"c{i}", effect=HALF) for i in range(5)]
     assert {v.status for v in judge(many, METRICS, numbers, {}, {})} == {"inconclusive"}
+
+
+def test_leaving_arms_out_makes_no_verdict_stronger() -> None:
+    columns = {"a": HIGH, "b": LOW, "c": [v + 0.4 for v in NEAR], "d": [82.0, 84.1, 81.5, 85.3, 81]}
+    pairs = [*itertools.combinations(columns, 2), ("b", "a")]
+    claims = [claim(*pair, name="".join(pair), effect=EIGHT) for pair in pairs]
+    claims.append(claim("d", "c", name="flip", test="sign_flip", effect=EIGHT))
+    whole = judge(claims, METRICS, values(**columns), {}, {})
+    strength = {"not run": 0, "inconclusive": 1}
+    for count in range(2, len(columns)):
+        for arms in itertools.combinations(columns, count):
+            absent = {arm: "not sent" for arm in columns if arm not in arms}
+            sent = values(**{arm: columns[arm] for arm in arms})
+            for part, full in zip(judge(claims, METRICS, sent, absent, {}), whole, strict=True):
+                assert part.status in ("not run", full.status, "inconclusive")
+                assert strength.get(part.status, 2) <= strength.get(full.status, 2)
+                if part.p is not None:
+                    assert full.p is not None
+                    assert part.p >= full.p
+
+
+def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1() -> None:
+    pair = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    others = [claim("c", "b", name="absent"), claim("a", "b", name="design", draws=1)]
+    others.append(claim("a", "b", name="refused"))
+    first = judge(
+        [difference(), *others], METRICS, pair, {"c": "not sent"}, {}, refused={"refused": "why"}
+    )
+    # Three of four: no records could decide the one on a single draw.
+    assert "(simultaneous over 3)" in first[0].sentence
+    alone = judge([difference()], METRICS, pair, {}, {})[0]
+    assert alone.p is not None
+    assert first[0].p == pytest.approx(min(1.0, 3 * alone.p))
+    assert [item.status for item in first[1:]] == ["not run", "not testable", "not run"]
+
+
+def test_without_any_effect_a_family_errs_in_5_percent_whichever_arms_are_sent() -> None:
+    draw = random.Random(1)
+    claims = [claim(x, y, name=x + y) for x, y in itertools.combinations("abcd", 2)]
+    sets = [pair for n in (2, 4) for pair in itertools.combinations("abcd", n)]
+    wrong = 0
+    for _ in range(100):
+        base = [draw.gauss(50, 5) for _ in range(8)]
+        columns = {arm: [b + draw.gauss(0, 2) for b in base] for arm in "abcd"}
+        shown = set()
+        for arms in sets:
+            absent = {arm: "not sent" for arm in columns if arm not in arms}
+            sent = values(**{arm: columns[arm] for arm in arms})
+            judged = judge(claims, METRICS, sent, absent, {})
+            shown |= {v.status for v in judged} & {"reproduced", "contradicted"}
+        wrong += bool(shown)
+    # The luckiest of all sets errs no more often than the whole; .05 + 2.5 standard errors.
+    assert wrong / 100 <= 0.1
 
 
 def test_a_failed_seed_takes_every_decision_away() -> None:

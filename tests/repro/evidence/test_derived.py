@@ -8,9 +8,9 @@ from repro.evidence.derived import (
     at_k_metrics,
     curve_metrics,
     derived_metrics,
-    mean_height,
     training_metrics,
 )
+from repro.evidence.held_out import mean_height
 
 
 def test_the_mean_height_is_that_of_the_polyline() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, read_record
+from repro.evidence.record import Estimate, Record, read_record
+from repro.evidence.store import blessed_records
+from repro.run.places import expected_folder
 from repro.spec.shapes import TINY
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -116,3 +118,75 @@ def test_series_that_show_nothing_are_no_evidence(
 @pytest.mark.parametrize(("arm", "seed"), [("nvfp4_lora_aqn", 0), ("bf16", 1)])
 def test_real_records_are_evidence(smoke_runs: Path, arm: str, seed: int) -> None:
     assert violations(read_record(place(smoke_runs, arm, seed))) == []
+
+
+def spoilt(name: str, arm: str = "nvfp4_lora_aqn") -> Record:
+    """Return a record with a series or a metric that cannot be."""
+    record = honest_record(RUNS[arm])
+    half = [0.5 * (value or 0.0) for value in record.series["sigma"]]
+    series: dict[str, list[float | None]] = {
+        "half of the noise": {"sigma": half, "sigma_realised": half},
+        "a rate of 1": {"learning_rate": [1.0] * len(half)},
+        "no rates": {"learning_rate": []},
+        "an entropy above that of equal odds": {"entropy": [6.0] * len(half)},
+        "a divergence of 50 nats": {"sampler_trainer_kl": [50.0] * len(half)},
+    }.get(name, {})  # type: ignore[assignment]
+    metrics = dict(record.metrics)
+    if name == "ten points more than the tallies":
+        better = dataclasses.replace(metrics["accuracy"], value=metrics["accuracy"].value + 10)
+        metrics["accuracy"] = better
+    if name == "a gain of its own":
+        metrics["gain_greedy"] = dataclasses.replace(metrics["gain_greedy"], value=60.0)
+    return dataclasses.replace(record, series=record.series | series, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("half of the noise", "sigma was"),
+        ("a rate of 1", "step 0: learning_rate was 1.0; the schedule has"),
+        ("no rates", "series.learning_rate has 0 values"),
+        ("an entropy above that of equal odds", "series.entropy is 6; it must lie in [0, 5.81]"),
+        ("a divergence of 50 nats", "series.sampler_trainer_kl is 50"),
+        ("ten points more than the tallies", "what it was formed of gives"),
+        ("a gain of its own", "metrics.gain_greedy is 60"),
+    ],
+)
+def test_numbers_that_do_not_follow_are_no_evidence(name: str, words: str) -> None:
+    run = RUNS["nvfp4_lora_aqn"]
+    assert violations(honest_record(run), run) == []
+    reasons = violations(spoilt(name), run)
+    assert any(words in reason for reason in reasons), reasons
+
+
+def test_a_negative_change_or_divergence_is_no_evidence() -> None:
+    record = showing(honest_record(RUNS["bf16_lora"]), {"trained_change_l2": -1.0})
+    assert any("trained_change_l2 is -1.0" in reason for reason in violations(record))
+    kl = Estimate(value=-0.5, unit="nats")
+    for name, value in (("kl_completions", -0.5), ("entropy_own", -0.001), ("kl_completions", 50)):
+        metrics = record.metrics | {name: dataclasses.replace(kl, value=value)}
+        spoilt_metric = dataclasses.replace(record, metrics=metrics)
+        assert any(f"metrics.{name} is" in reason for reason in violations(spoilt_metric))
+
+
+@pytest.mark.parametrize(
+    ("target", "metric"),
+    [
+        ("table1_coder_0_5b", "accuracy_lenient"),
+        ("untrained_coder_1_5b", "accuracy"),
+        ("dose_coder_0_5b", "pass_at_16"),
+        ("dose_coder_0_5b", "entropy_own"),
+    ],
+)
+def test_a_stored_metric_that_its_tallies_do_not_give_is_no_evidence(
+    target: str, metric: str
+) -> None:
+    record = next(
+        item for item in blessed_records(expected_folder(None), Tier.MINI, target) if item.ok
+    )
+    assert violations(record) == []
+    stated = record.metrics[metric]
+    better = dataclasses.replace(stated, value=1.1 * (stated.value or 0.0))
+    spoilt_record = dataclasses.replace(record, metrics=record.metrics | {metric: better})
+    (reason,) = violations(spoilt_record)
+    assert reason.startswith(f"metrics.{metric} is")

@@ -67,7 +67,7 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     assert len(records) == 15
     (plan,) = of_schedules(expected)
     assert (plan.target, plan.tier, plan.device) == ("study_schedules", "mini", "nvidia_h200")
-    assert json.loads(plan.plan)["target"] == "study_schedules"
+    assert plan.plan["target"] == "study_schedules"
     (checked,) = [
         c for c in blessed_checks(expected) if c.selection.target.name == "study_schedules"
     ]
@@ -116,7 +116,7 @@ def test_the_blessed_plan_is_the_one_made_before_the_runs(
     (plan,) = of_schedules(expected)
     assert plan.made == made["made"]
     # A plan that no record carries is none of this target's.
-    other = dataclasses.replace(plan, plan="{}", digest=digest_of({}))
+    other = dataclasses.replace(plan, plan={}, digest=digest_of({}))
     keep_plans([other], expected, replaced="study_schedules")
     go("study_schedules", runs, expected)
     (plan,) = of_schedules(expected)
@@ -159,22 +159,32 @@ def test_a_plan_that_was_edited_is_refused(
         write(name, tmp_path / "runs", planned_record)
         go(name, tmp_path / "runs", expected)
     plans = read_plans(expected)
-    lines, whole = keep_plans(plans, tmp_path)
+    path = keep_plans(plans, tmp_path)
     assert read_plans(tmp_path) == plans
     assert len(plans) == 2
     # A line may be taken out by hand; its plan is then nobody's.
-    first, second, *others = lines.read_text().splitlines(keepends=True)
-    lines.write_text("".join([first, *others]))
+    first, second = lzma.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+
+    def rewrite(text: str) -> None:
+        path.write_bytes(lzma.compress(text.encode()))
+
+    rewrite(second)
     assert read_plans(tmp_path) == plans[1:]
-    lines.write_text("".join([first, second, *others]))
-    text = lzma.decompress(whole.read_bytes()).decode()
-    whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
-    with pytest.raises(PlanError, match=r"plans.tsv: plans.jsonl.xz has no plan with the digest"):
-        read_plans(tmp_path)
-    for content in (b"no archive", None):
-        whole.write_bytes(content) if content else whole.unlink()
-        with pytest.raises(PlanError, match="not readable"):
+    for line in (
+        first.replace('"tier": "mini", "version"', '"tier": "paper", "version"', 1),
+        first.replace(plans[0].digest, "0" * 64, 1),
+    ):
+        assert line != first
+        rewrite(line + second)
+        with pytest.raises(PlanError, match="has another digest than its line says"):
             read_plans(tmp_path)
+    for content in ("no plan", "[]", '{"target": "study"}'):
+        rewrite(content)
+        with pytest.raises(PlanError, match=r"plans.jsonl.xz: not readable"):
+            read_plans(tmp_path)
+    path.write_bytes(b"no archive")
+    with pytest.raises(PlanError, match=r"plans.jsonl.xz: not readable"):
+        read_plans(tmp_path)
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(

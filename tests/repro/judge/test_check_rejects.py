@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from repro.evidence.record import SEAL, Record, failed_record, seal_of
-from repro.judge.check import Checked, check_selection, exit_status
+from repro.judge.check import Checked, check_selection, exit_status, mixed_versions
 from repro.judge.gathering import gather
 from repro.report.console import main_check
 from repro.report.ending import ending
 from repro.run.places import expected_folder
-from repro.run.select import Selection
-from repro.spec.config import RunConfig
+from repro.run.select import Selection, select
+from repro.spec.config import RunConfig, digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -226,3 +226,54 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(
     assert main_check(parser.parse_args([*line, str(tmp_path / "honest")])) == 0
     assert '"not addressed"' in capsys.readouterr().out
     assert main_check(parser.parse_args([*line, str(tmp_path / "cheat")])) == 1
+
+
+def test_an_arm_without_inputs_is_no_evidence(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    def emptied(record: Record) -> Record:
+        return dataclasses.replace(record, inputs={})
+
+    table1_records(tmp_path, on_arm("nvfp4_lora_aqn", emptied))
+    evidence = checked(tmp_path).evidence
+    assert "nvfp4_lora_aqn" not in evidence.records
+    assert {why for _, why in evidence.refused} >= {
+        "inputs.train_problems is missing", "inputs.checkpoint is missing"
+    }  # fmt: skip
+
+
+def test_results_of_another_seed_are_not_compared(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    def of_order(record: Record, seed: int) -> Record:
+        order = digest_of(["the order of seed", seed])
+        return dataclasses.replace(record, inputs=record.inputs | {"order_of_problems": order})
+
+    def rotated(record: Record) -> Record:
+        if record.procedure != "train":
+            return record
+        return of_order(record, record.seed + (record.arm == "nvfp4_lora_aqn"))
+
+    table1_records(tmp_path / "rotated", rotated)
+    outcome = checked(tmp_path / "rotated")
+    assert any("had different order of problems" in why for _, why in outcome.evidence.refused)
+
+    table1_records(tmp_path / "repeated", on_arm("bf16_lora", lambda item: of_order(item, 0)))
+    refused = [why for _, why in checked(tmp_path / "repeated").evidence.refused]
+    assert any("is that of seed 0 of bf16_lora, too" in why for why in refused)
+
+
+def test_arms_of_other_versions_of_a_library_are_compared_with_a_mark(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    def newer(record: Record) -> Record:
+        packages = {"packages": {"torch": "9.9", "numpy": "9.9"}}
+        return dataclasses.replace(record, environment=record.environment | packages)
+
+    table1_records(tmp_path, on_arm("nvfp4_lora_aqn", newer))
+    (selection,) = select(["table1"], tier="smoke")
+    claims = {claim.name: claim for claim in selection.target.claims}
+    evidence = gather(selection, tmp_path)
+    marked = {name for name, claim in claims.items() if mixed_versions(claim, evidence)}
+    assert marked == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
+    assert mixed_versions(claims["aqn_helps"], evidence) == "Mixed versions: torch 9.9 and None"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import tomllib
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,7 @@ from repro.judge.blessing import BlessError, bless
 from repro.judge.check import check_selection, exit_status
 from repro.judge.gathering import Evidence, gather
 from repro.run.places import expected_folder
-from repro.run.select import Selection
+from repro.run.select import Selection, select
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import at_commit, with_accuracy
@@ -180,3 +183,64 @@ def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
             assert bars, name
             assert {bar.arm for bar in bars} <= arms, name
             assert {bar.metric for bar in bars} <= metrics, name
+
+
+def test_a_bar_that_is_younger_than_a_run_is_met_post_hoc(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    expected = tmp_path / "expected"
+    (expected / "bars").mkdir(parents=True)
+    bar = '{ arm = "bf16_lora", metric = "gain_greedy", at_least = 1.0, stated = %s }'
+    for stated, marks in (
+        ("2020-01-01T00:00:00Z", set()),
+        ("2100-01-01T00:00:00+02:00", {"post hoc"}),
+    ):
+        text = f'[[table1]]\nbecause = "must"\nbars = [{bar % stated}]\n'
+        (expected / "bars" / "smoke.toml").write_text(text)
+        (selection,) = select(["table1"], tier="smoke")
+        checked = check_selection(selection, tmp_path / "runs", expected)
+        (verdict,) = [item for item in checked.verdicts if item.about == "expectation"]
+        assert (verdict.status, set(verdict.marks)) == ("reproduced", marks)
+    (expected / "bars" / "smoke.toml").write_text(text.replace("+02:00", ""))
+    with pytest.raises(ExpectationError, match="needs an offset"):
+        load_bars(expected, "smoke", "table1")
+
+
+def test_no_bar_says_that_it_is_older_than_its_commit() -> None:
+    """Bars of the file's first day, before which no blessed run began, need not say it."""
+    root = expected_folder(None).parent
+    path = "expected/bars/systems.toml"
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        )
+        return done.stdout if done.returncode == 0 else ""
+
+    log = git("log", "--reverse", "--format=%H %aI", "--", path)
+    commits = [line.split() for line in log.splitlines()]
+    oldest = datetime(2026, 11, 22, 16, 5, tzinfo=UTC)
+    if len(commits) < 2 or datetime.fromisoformat(commits[0][1]) > oldest:
+        pytest.skip("the history of the bars is not here")
+    first: dict[Any, datetime] = {}
+    for commit, at in commits:
+        for key, _ in bars_of(git("show", f"{commit}:{path}")):
+            first.setdefault(key, datetime.fromisoformat(at))
+    for key, stated in bars_of((root / path).read_text()):
+        if key in first and first[key] > oldest:
+            assert stated is not None, key
+            assert stated >= first[key] - timedelta(hours=1), key
+
+
+def bars_of(text: str) -> list[tuple[Any, datetime | None]]:
+    """Return (what a bar asks, when it was stated) of each bar of a file."""
+    return [
+        (
+            (target, bar["arm"], bar["metric"], bar.get("at_least"), bar.get("at_most")),
+            bar.get("stated", group.get("stated")),
+        )
+        for target, groups in tomllib.loads(text).items()
+        for group in groups
+        for bar in group["bars"]
+    ]

@@ -134,7 +134,7 @@ def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
         assert main(["report", *words, *runs]) == 0
         texts.append((tmp_path / "report.md").read_text())
         row = next(line for line in texts[-1].splitlines() if line.startswith(f"| {name} "))
-        assert row.split("|")[2:4] == [" smoke ", " 2 "]
+        assert row.split("|")[2:4] == [" smoke ", " 2 records "]
     assert texts[0].split("\n## ")[0] == texts[1].split("\n## ")[0]
     assert "is not the target's" not in texts[0]
     assert main(["check", *runs]) == main(["check", *line, *runs])

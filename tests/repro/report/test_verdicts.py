@@ -18,6 +18,7 @@ from repro.report.verdict_words import (
     counted,
     kind_of,
     labelled,
+    marks_of,
     stated_bars,
     word,
 )
@@ -102,6 +103,18 @@ def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
     assert short_word([twice]) == "holds, first, second"
     assert marked(verdict(), "first", "") == verdict()
     assert marked(verdict("not run"), "first", "Why").marks == {}
+
+
+def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
+    mark = {"exploratory": "why"}
+    tried = [verdict(status, marks=mark) for status in ("reproduced", "contradicted")]
+    assert labelled(tried[0]) == "reproduced, exploratory"
+    assert counted(tried) == "2 exploratory"
+    stated = [verdict("reproduced"), verdict("inconclusive")]
+    assert counted([*tried, *stated]) == "1 reproduced, 1 inconclusive, 2 exploratory"
+    late = verdict("reproduced", marks={"post hoc": "why", **mark})
+    assert counted([*tried, late]) == "3 exploratory (1 post hoc)"
+    assert marks_of([*stated, late]) == ["post hoc", "exploratory"]
 
 
 def test_every_status_has_a_word_of_its_own() -> None:

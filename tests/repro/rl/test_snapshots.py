@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from repro.rl import training_state
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from repro.rl.training_state import TrainState
 
 ROOT = Path(__file__).parents[3]
 
@@ -170,3 +172,22 @@ def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
     assert str(tmp_path) in str(caught.value.filename)
     assert names(tmp_path) == ["step-00000001"]
     assert newest(tmp_path) == 1
+
+
+def test_a_checkpoint_says_on_how_many_other_ranks_its_steps_were_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {"w": torch.nn.Parameter(torch.ones(3, 2))}
+    optimizer = torch.optim.SGD(parameters.values(), momentum=0.9)
+    parameters["w"].sum().backward()
+    optimizer.step()
+    state = TrainState(digest="d", step=1, draws=2, series={}, facts={})
+    seen = []
+    for world in (2, 2, 1, 4):
+        monkeypatch.setattr(training_state, "_world", lambda world=world: world)
+        loaded = training_state.load_checkpoint(tmp_path, "d", parameters, optimizer)
+        state = loaded or state
+        seen.append(state.facts.get("ranks_before"))
+        state.step += 1
+        training_state.save_checkpoint(tmp_path, state, parameters, optimizer)
+    assert seen == [None, None, [2], [1, 2]]

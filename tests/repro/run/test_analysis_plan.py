@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +12,19 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.plans import KeptPlan, keep_plans, plan_line
+from repro.evidence import derived
+from repro.evidence.plans import KeptPlan, keep_plans, read_plans
 from repro.evidence.record import Record, failed_record
+from repro.evidence.verdicts import claim_verdicts, sizes, statistics
+from repro.evidence.verdicts.rules import rules
 from repro.judge.check import check_selection
 from repro.judge.gathering import gather
+from repro.report.ending import ending
+from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
-from repro.run.select import Selection, select
+from repro.run.select import Changes, Selection, select
+from repro.spec.claim import planned
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -94,27 +101,29 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     assert plans.write_plans(runs, tmp_path) == []
     written = json.loads(paths[0].read_text(encoding="utf-8"))
     assert written["digest"][:12] in paths[0].name
-    assert written["plan"]["statistics"]["alpha"] == 0.05
+    assert written["plan"]["rules"] == rules()
     (smoke,) = select(["table1"], tier="smoke")
     assert plans.write_plans(smoke.plan(1), tmp_path) == []
 
 
-def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
-    """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
-    plan = plans.analysis_plan(find("study_schedules"), Tier.MINI)
-    plan["statistics"] = plan["statistics"] | {"version": 1}
-    plan["claims"] = plan["claims"] if claims is None else claims
+def plan_on_record(**changes: Any) -> KeptPlan:
+    """Return an earlier plan of Figure 9 with other parts."""
+    plan = plans.analysis_plan(find("study_schedules"), Tier.MINI) | {"version": 0} | changes
     return KeptPlan(
         target="study_schedules", tier="mini", device="nvidia_h200",
         made="2026-01-02T03:04:05+00:00",
-        commit="0" * 40, dirty="false", digest=digest_of(plan), plan=plan_line(plan),
+        commit="0" * 40, dirty=False, digest=digest_of(plan), plan=plan,
     )  # fmt: skip
+
+
+def changed_rules(**changes: str) -> dict[str, str]:
+    return rules() | changes
 
 
 def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
     tmp_path: Path, planned_record: Maker
 ) -> None:
-    earlier_plan = plan_on_record()
+    earlier_plan = plan_on_record(rules=changed_rules(**{"all arms: above": "reproduced 1"}))
     for run in selected("study_schedules").plan():
         record = planned_record(run)
         inputs = record.inputs | {"plan:study_schedules": earlier_plan.digest}
@@ -132,17 +141,56 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
         assert verdict.sentence.endswith(late)
 
 
-def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
-    (claim,) = [item for item in find("study").claims if item.name == "bf16_lora_gains"]
-    stated = {"name": claim.name, "kind": "gain", "arms": list(claim.arms), "margin": None}
-    plan = plans.Plans(selected("study"), [])
-    for claims, late in (([stated], False), ([stated | {"kind": "difference"}], True), ([], True)):
-        earlier_plan = plan_on_record(claims)
-        plan.earlier[earlier_plan.digest] = earlier_plan
-        run = selected("study").plan(1, ["bf16_lora"])[0]
-        record = failed_record(run, "-", {}, datetime.now(UTC))
-        record = dataclasses.replace(record, inputs={"plan:study": earlier_plan.digest})
-        assert bool(plan.post_hoc(claim, [record])) is late
+def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule() -> None:
+    study = find("study_schedules")
+    claim = study.claims[0]
+    stated = [planned(item) for item in study.claims]
+    more = planned(dataclasses.replace(claim, name="another"))
+    run = selected("study_schedules").plan(1, ["aqn_linear"])[0]
+    record = failed_record(run, "-", {}, datetime.now(UTC))
+    without = {name: said for name, said in rules().items() if not name.startswith("three arms")}
+    for changes, late in (
+        ({}, False),
+        ({"claims": stated[:1]}, False),
+        ({"rules": without}, False),
+        ({"claims": [*stated, more]}, True),
+        ({"claims": [*stated, more | {"draws": 1}]}, False),
+        ({"claims": [stated[0] | {"metric": "heldout_area"}, *stated[1:]]}, True),
+        ({"claims": []}, True),
+        ({"rules": changed_rules(**{"metric collapsed": "0"})}, True),
+        ({"rules": changed_rules(**{"a case that is gone": "1"})}, True),
+    ):
+        earlier_plan = plan_on_record(**changes)
+        plan = plans.Plans(selected("study_schedules"), [earlier_plan])
+        record = dataclasses.replace(record, inputs={"plan:study_schedules": earlier_plan.digest})
+        assert bool(plan.post_hoc(claim, [record])) is late, changes
+
+
+def test_a_changed_rule_of_judging_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, first = plans.analysis_plan(find("study"), Tier.MINI), rules()
+    for module, name, other in (
+        (statistics, "holm", list),
+        (sizes, "undecidable", lambda claim: ""),
+        (claim_verdicts, "ALPHA", 0.1),
+        (claim_verdicts, "MINIMUM_SEEDS", 4),
+        (derived, "MOVING_ROLLOUTS", 3),
+        (derived, "COLLAPSED_BELOW", 0.3),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, other)
+            if name == "MINIMUM_SEEDS":
+                patch.setitem(claim_verdicts.judge.__kwdefaults__, "fewest", other)
+            rules.cache_clear()
+            assert rules() != first, name
+            assert plans.analysis_plan(find("study"), Tier.MINI) != before
+    rules.cache_clear()
+    assert rules() == first
+
+
+def test_today_s_code_judges_as_that_of_every_kept_plan_did() -> None:
+    kept = read_plans(expected_folder(None))
+    assert kept
+    assert all(item.plan["rules"].items() <= rules().items() for item in kept)
 
 
 def test_shared_runs_count_for_each_target_that_names_them(
@@ -163,3 +211,22 @@ def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> 
     evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
     assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
+
+
+def test_verdicts_on_settings_of_ones_own_are_exploratory_and_out_of_the_count(
+    tmp_path: Path, planned_record: Maker
+) -> None:
+    arms = ["bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn"]
+    for changes in (Changes(steps=12), Changes(limit=100), Changes(settings={"group_size": 4})):
+        (selection,) = select(["study"], tier="mini", changes=changes)
+        for run in selection.plan(arms=arms):
+            planned_record(run).write(tmp_path)
+        checked = check_selection(selection, tmp_path, expected_folder(None))
+        judged = [item for item in checked.verdicts if item.status != "not run"]
+        assert {"aqn_helps", "bf16_lora_gains"} <= {item.name for item in judged}
+        assert all(set(item.marks) == {"exploratory"} for item in judged)
+        paper = counted(of_kind(checked, Kind.PAPER))
+        assert re.fullmatch(r"\d+ not run, \d+ exploratory", paper)
+        said = ending([checked])
+        assert f"{paper.split()[3]} are exploratory" in said
+        assert " hold" not in said

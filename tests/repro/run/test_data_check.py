@@ -108,7 +108,7 @@ def test_the_package_s_own_problems_are_not_opened() -> None:
 
 
 def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
-    folder = _folder(tmp_path / "set", ["1"], ["4"])
+    folder = _folder(tmp_path / "set", ["1"] * 16, ["4"])
     with (folder / "test.jsonl").open("a") as stream:
         stream.write('{"id": "x"}\n')
     flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]

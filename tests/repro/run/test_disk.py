@@ -94,6 +94,31 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
     assert not list(folder.rglob("*.lock"))
 
 
+DIES = """
+import os
+from datetime import UTC, datetime
+from repro.evidence.record import record_of
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    if not (records / "died").exists():
+        (records / "died").touch()
+        os._exit(9)
+    record_of(runs[0], metrics={}, environment={}, started=datetime.now(UTC)).write(records)
+"""
+
+
+def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = planted("dying", DIES, tmp_path, monkeypatch)
+    folder = tmp_path / "runs"
+    counts = execute(runs_of(), folder, workers=1, threads=1, carry_out=dying.carry_out,
+                     console=Console(file=io.StringIO(), width=200))  # fmt: skip
+    assert (folder / "died").exists()
+    assert (counts.finished, counts.failed, counts.left) == (len(runs_of()), 0, 0)
+    assert not list(folder.rglob("*.failed-*"))
+
+
 def test_the_plan_compares_what_it_needs_with_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:

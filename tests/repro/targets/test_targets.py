@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from repro.spec.arm import Arm
-from repro.spec.claim import planned, slope
+from repro.spec.claim import Effect, planned
 from repro.spec.config import TrainScale
-from repro.spec.effect import Effect
 from repro.spec.hub import is_hub_name
 from repro.spec.target import (
     Claim,
@@ -170,32 +169,21 @@ def test_the_smallest_effect_that_matters_is_a_tenth_of_the_papers_unless_stated
     assert dataclasses.replace(EFFECT, smallest=0.05, because="b").matters == 0.05
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "margin"),
-    [
-        ({}, "difference", None),
-        ({"bound": -1.5, "because": "b", "effect": None}, "non_inferior", 1.5),
-        ({"side": "within", "bound": 5.0, "because": "b", "effect": None}, "equivalent", 5.0),
-        ({"log": True, "bound": 1.0, "effect": TENTH}, "ratio", 1.0),
-        ({"contrast": slope(("a", "b", "c")), "test": "page"}, "trend", None),
-        ({"contrast": {"a": 1}, "mechanism": True, "effect": None}, "gain", None),
-        ({"contrast": {"a": 1, "b": -1, "c": -1, "d": 1}}, "interaction", None),
-    ],
-)
-def test_plans_spell_contrasts_that_have_a_name_there_by_it(
-    values: dict[str, object], kind: str, margin: float | None
-) -> None:
-    spelled = planned(claim(**values), timed=False)
-    assert (spelled["kind"], spelled["margin"]) == (kind, margin)
-    assert "weights" not in spelled
-
-
-def test_plans_spell_any_other_contrast_by_its_weights() -> None:
-    pooled = [claim(contrast={"a": weight, "b": 1 - weight, "c": -1}) for weight in (0.5, 0.25)]
-    first, second = (planned(item, timed=True) for item in pooled)
-    assert first["kind"] == second["kind"] == "contrast"
-    assert first["weights"] == (0.5, 0.5, -1)
-    assert first != second
+def test_plans_spell_a_claim_without_its_wording_and_defaults() -> None:
+    stated = claim(contrast={"b": 1, "a": -1}, effect=EFFECT)
+    spelled = planned(stated)
+    assert spelled["contrast"] == [["b", 1], ["a", -1]]
+    assert spelled["effect"] == {"paper": 0.2, "smallest": None, "measure": "of gain"}
+    assert not {"statement", "source", "side", "test", "draws"} & spelled.keys()
+    worded = dataclasses.replace(stated, statement="otherwise put", source="elsewhere")
+    assert planned(worded) == spelled
+    for other in (
+        {"contrast": {"a": -1, "b": 1}},
+        {"effect": dataclasses.replace(EFFECT, paper=0.3)},
+        {"draws": 6},
+        {"test": "sign_flip"},
+    ):
+        assert planned(dataclasses.replace(stated, **other)) != spelled
 
 
 def test_repeated_names_are_refused() -> None:

@@ -1,0 +1,112 @@
+"""Receipts of numbers: in their range, as the schedules have them, and as their own tallies give.
+
+A stored record keeps the metrics that were formed before its series were rounded. Whatever its
+tallies and series still give must be what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from repro.evidence.derived import parts
+from repro.evidence.record import Record
+from repro.spec.config import RunConfig
+from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
+from repro.spec.shapes import shape_by_name
+
+# Of a checkpoint whose shape is not known: more than any has.
+_MOST_TOKENS = 1_000_000
+# Nats: an estimate of a divergence by samples may fall below 0 by its error.
+_BELOW_ZERO = 0.05
+# Relative: series are stored with six digits.
+_DIGITS = 1e-4
+_ZERO = 1e-9
+# Ending of a dose's series with a value per prompt, of which the metric is the mean.
+_BY_PROMPT = "_by_prompt"
+# Entropies are stored with two; a sign of collapse may turn by that.
+_COARSE = {"entropy_first": 0.05, "entropy_last": 0.05, "collapsed": math.inf}
+
+
+def inputs(record: Record) -> Iterator[str]:
+    """Yield the inputs without a digest, which nothing could be compared by."""
+    problems = {"train": ("train_problems", "test_problems"), "evaluate": ("test_problems",)}
+    own = problems.get(record.procedure, ("development_problems",))
+    for name in ("checkpoint", "prompt_template", *own):
+        if not record.inputs.get(name):
+            yield f"inputs.{name} is missing"
+
+
+def nats(record: Record) -> Iterator[str]:
+    """Yield entropies and divergences, a token, that no distribution over the vocabulary has."""
+    shape = shape_by_name(record.config["scale"].get("checkpoint", ""))
+    most = math.log(shape.vocabulary if shape else _MOST_TOKENS)
+    stated = [
+        (f"metrics.{name}", [item.value])
+        for name, item in record.metrics.items()
+        if item.unit == "nats"
+    ]
+    series = [
+        (f"series.{name}", values)
+        for name, values in record.series.items()
+        if name.startswith("entropy") or name == "sampler_trainer_kl"
+    ]
+    for name, values in (*stated, *series):
+        least = 0.0 if "entropy" in name else -_BELOW_ZERO
+        for value in values:
+            if value is not None and not least <= value <= most:
+                yield f"{name} is {value:.4g}; it must lie in [{least:g}, {most:.3g}] nats"
+                break
+
+
+def formed(record: Record) -> Iterator[str]:
+    """Yield the metrics that are not what the record's own tallies and series give."""
+    given: dict[str, float | None] = {}
+    for part in parts(record.procedure, record.config["scale"], record.series, record.facts):
+        # What was left out at blessing gives nothing.
+        with contextlib.suppress(KeyError, IndexError, ValueError, ZeroDivisionError):
+            given |= {name: item.value for name, item in part().items()}
+    for name, values in record.series.items():
+        known = [value for value in values if value is not None]
+        if name.endswith(_BY_PROMPT) and known:
+            given[name.removesuffix(_BY_PROMPT)] = fmean(known)
+    for name, goal in given.items():
+        value = record.value(name)
+        if value is None or goal is None:
+            continue
+        if abs(value - goal) > _COARSE.get(name, _DIGITS) * abs(goal) + _ZERO:
+            yield f"metrics.{name} is {value:.6g}; what it was formed of gives {goal:.6g}"
+
+
+def schedules(record: Record, run: RunConfig) -> Iterator[str]:
+    """Yield the first step whose rate, or added noise, is not that of the run's schedule."""
+    if record.procedure != "train":
+        return
+    scale, noise = run.scale, run.arm.noise
+    every = scale.updates_per_rollout
+    rates = [learning_rate_of_run(run, step) for step in range(scale.steps)]
+    sigmas = [0.0] * scale.steps
+    if noise is not None:
+        firsts = (step - step % every for step in range(scale.steps))
+        sigmas = [sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in firsts]
+    for name, planned in (("learning_rate", rates), ("sigma", sigmas)):
+        yield from _unlike(name, record.series.get(name), planned)
+
+
+def _unlike(
+    name: str, values: Sequence[float | None] | None, planned: Sequence[float]
+) -> Iterator[str]:
+    if values is None or len(values) != len(planned):
+        yield f"series.{name} has {len(values or ())} values; the run has {len(planned)} steps"
+        return
+    pairs = enumerate(zip(values, planned, strict=True))
+    unlike = (
+        (step, value, goal)
+        for step, (value, goal) in pairs
+        if value is None or abs(value - goal) > _DIGITS * abs(goal)
+    )
+    for step, value, goal in itertools.islice(unlike, 1):
+        yield f"step {step}: {name} was {value}; the schedule has {goal:.6g}"

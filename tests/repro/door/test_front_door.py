@@ -1,0 +1,238 @@
+"""`train`, `quantize` and `evaluate` of a model of one's own, by command and from Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import repro
+from repro.__main__ import main
+from repro.door import front_door
+from repro.door.own_run import TrainRequest, _require_memory
+from repro.evidence.receipts import violations
+from repro.evidence.record import Record, find_record, read_record
+from repro.run.places import runs_folder
+from repro.spec.arm import DAPO, GSPO
+from repro.spec.settings import parse_settings
+from repro.spec.tier import CudaDevice, Tier
+from repro.targets import TARGETS
+
+SMALL = ("steps=3", "optimizer.warmup_steps=1", "prompts_per_rollout=4", "data.test_problems=8")
+LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in ("--set", text)))
+SETTINGS = dict(text.split("=") for text in SMALL)
+
+
+def request(**changes: Any) -> TrainRequest:
+    """Return the request of `LINE`, changed."""
+    fields = {"model": "tiny", "data": "generated", "settings": parse_settings(SMALL)}
+    return TrainRequest(**(fields | changes))
+
+
+def record_of(request: TrainRequest, runs: Path) -> Record:
+    (run,) = request.selection().plan()
+    path = find_record(run, runs)
+    assert path is not None
+    return read_record(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the command trained and exported, by workers of its own."""
+    folder = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "repro", "train", *LINE, "--runs", "runs", "--out", "adapter"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    (folder / "printed").write_text(ended.stdout)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained: Path) -> None:
+    record = record_of(request(), trained / "runs")
+    assert violations(record) == []
+    assert record.facts["optimizer_steps"] == 3
+    assert record.config["arm"]["reward"] == "finished"
+    assert record.target not in {target.name for target in TARGETS}
+    adapter = trained / "adapter"
+    assert len(AutoTokenizer.from_pretrained(adapter)) > 0
+    base = Path(repro.__file__).parent / "models" / "tiny"
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    assert any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(trained: Path) -> None:
+    printed = (trained / "printed").read_text()
+    record = record_of(request(), trained / "runs")
+    before, after = (record.value(n) for n in ("accuracy_greedy_start", "accuracy_greedy"))
+    assert "Its reward: " in printed
+    assert f"{before:.1f} % before, {after:.1f} % after 3 steps" in printed
+    assert printed.index("The model is given:") < printed.index("Held-out accuracy")
+
+
+def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    began = (trained / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
+    done = repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="adapter")
+    assert (done.steps, done.reached, done.out) == (3, None, Path("adapter"))
+    assert (done.folder / "metrics.jsonl").is_file()
+    assert (trained / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns == began
+    (trained / "another").mkdir()
+    with pytest.raises(FileExistsError):
+        repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="another")
+
+
+def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(
+    trained: Path, tmp_path: Path
+) -> None:
+    sets = repro.evaluate(
+        adapter=trained / "adapter", data="generated", limit=4, template="tiny", tokens=32
+    )
+    accuracy = sets["generated"]["accuracy"]
+    assert accuracy is not None
+    assert 0 <= accuracy <= 100
+    base = Path(repro.__file__).parent / "models" / "tiny"
+    assert (repro.quantize(base, tmp_path / "nvfp4") / "config.json").is_file()
+    with pytest.raises(ValueError, match="int3"):
+        repro.quantize(base, tmp_path / "int3", format="int3")
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["train", *LINE, "--runs", str(tmp_path), "--until", "0.1"]
+    assert main(line) == 0
+    record = record_of(request(until=0.1), tmp_path)
+    assert violations(record) == []
+    assert record.facts["optimizer_steps"] == 1
+    accuracy, seconds = (record.series[f"test_{n}"][0] for n in ("accuracy_greedy", "seconds"))
+    assert accuracy >= 0.1
+    assert seconds > record.value("train_seconds") > 0
+    assert f"reached {accuracy:.1f} % after 1 steps" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+    line = ["train", *LINE, "--set", "steps=30", "--set", "checkpoint_every=1"]
+    line += ["--runs", str(tmp_path)]
+
+    def stop() -> None:
+        until = time.monotonic() + 120
+        while not list(tmp_path.rglob("checkpoint/step-*")) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert main(line) == 130
+    (metrics,) = tmp_path.rglob("metrics.jsonl")
+    begun = metrics.read_text()
+    assert 0 < len(begun.splitlines()) < 30
+    assert main(line) == 0
+    assert metrics.read_text().startswith(begun)
+    assert len(metrics.read_text().splitlines()) == 30
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--format int3", "needs one of bf16, nf4, mxfp4, nvfp4"),
+        ("--algorithm ppo", "needs one of grpo, dapo, gspo"),
+        ("--model ./nowhere", "./nowhere"),
+        ("--data nosuch", "'nosuch'"),
+        ("--columns answer=gold", "leave it out"),
+        ("--until 120", "until is 120"),
+        ("--until 0", "until is 0"),
+        ("--steps 0", "steps is 0"),
+        ("--seed -1", "seed is -1"),
+        ("--set stepz=1", "did you mean steps?"),
+        ("--aqn --steps 1 --set steps=1", "would add no noise"),
+        ("--data {folder}/unanswered.jsonl", "`answer` is missing"),
+        ("--reward bad_rewards:no_completions", "cannot be called with completions"),
+        ("--reward bad_rewards:too_few", "returned [1.0] for 2 completions"),
+        ("--out {folder}", "name a new folder"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_nothing(
+    line: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unanswered.jsonl").write_text('{"question": "2 + 2?"}\n' * 3)
+    (tmp_path / "bad_rewards.py").write_text(
+        "def no_completions(texts):\n    return []\n\n\n"
+        "def too_few(completions):\n    return [1.0]\n"
+    )
+    monkeypatch.delitem(sys.modules, "bad_rewards", raising=False)
+    assert main(["train", *LINE, *line.format(folder=tmp_path).split(), "--runs", "runs"]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_algorithms_and_noise_are_values_of_the_arm() -> None:
+    (dapo,), (gspo,) = (
+        request(algorithm=name, aqn=True, format="bf16").selection().plan()
+        for name in ("dapo", "gspo")
+    )
+    assert (dapo.arm.loss, gspo.arm.loss) == (DAPO, GSPO)
+    assert dapo.arm.noise is not None
+    assert dapo.arm.weight_format == "bf16"
+
+
+def test_each_setting_has_a_record_of_its_own() -> None:
+    requests = [request(), request(aqn=True), request(seed=1), request(until=50.0)]
+    assert len({one.selection().target.name for one in requests}) == len(requests)
+
+
+def test_a_reward_of_the_script_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="module's file"):
+        repro.train("tiny", "generated", reward=lambda completions: [1.0])
+
+
+def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(
+    monkeypatch: pytest.MonkeyPatch, qwen_7b: Any
+) -> None:
+    run = qwen_7b("bf16")
+    card = CudaDevice(name="a card", capability=(8, 9), memory_bytes=12 * 10**9)
+    monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (card,))
+    with pytest.raises(ValueError, match=r"what fits: --format nvfp4"):
+        _require_memory(run, 1)
+    _require_memory(qwen_7b("nvfp4"), 1)
+
+
+@pytest.fixture
+def qwen_7b(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a maker of runs of Qwen2.5-7B as they are on a GPU."""
+    monkeypatch.setattr("repro.door.own_run._require_memory", lambda run, ranks: None)
+    monkeypatch.setattr(Tier, "missing", lambda tier: None)
+
+    def made(weight_format: str) -> Any:
+        model = "Qwen/Qwen2.5-7B-Instruct"
+        asked = TrainRequest(model=model, data="gsm8k", format=weight_format)
+        (run,) = asked.selection().plan()
+        return run
+
+    return made
+
+
+def test_importing_the_package_brings_no_torch_and_its_functions_are_documented() -> None:
+    code = "import repro, sys; repro.train, repro.quantize; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "until" in str(front_door.train.__doc__)
+    assert callable(repro.evaluate)
+    assert runs_folder("somewhere") == Path("somewhere")

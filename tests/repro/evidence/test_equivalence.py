@@ -1,0 +1,189 @@
+"""Equivalence, limits on an interval's width, unpaired arms, and measures beside the means."""
+
+from __future__ import annotations
+
+import random
+from statistics import correlation, fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from repro.evidence.verdicts.claim_verdicts import judge
+from repro.evidence.verdicts.statistics import welch
+from repro.evidence.verdicts.verdict import Verdict
+from repro.spec.claim import Claim, Effect, Metric
+
+METRICS = {"accuracy": Metric(name="accuracy", unit="percent", title="accuracy")}
+BASE = [30.0, 31.5, 29.0, 33.0, 30.5, 28.5, 31.0, 32.0]
+
+
+def claim(**more: Any) -> Claim:
+    stated: dict[str, Any] = {"contrast": {"a": 1, "b": -1}, "metric": "accuracy"}
+    stated |= {"name": "c", "statement": "s", "source": "p"}
+    return Claim(**(stated | more))
+
+
+EQUAL = claim(test="tost", side="within", bound=1.35, because="half of the paper's")
+ABOVE = claim(effect=Effect(paper=2.7, smallest=1.35, measure="units", because="half"))
+
+
+def judged(stated: Claim, a: list[float], b: list[float]) -> Verdict:
+    values = {"accuracy": {"a": dict(enumerate(a)), "b": dict(enumerate(b))}}
+    return judge([stated], METRICS, values, {}, {})[0]
+
+
+def apart(*differences: float) -> list[float]:
+    return [b + d for b, d in zip(BASE, differences, strict=True)]
+
+
+def test_two_one_sided_tests_are_those_of_scipy() -> None:
+    draw = random.Random(3)
+    seen = set()
+    for shift in (0.0, 0.5, 1.0, 1.3, 2.5):
+        a = apart(*(shift + draw.gauss(0, 1.0) for _ in BASE))
+        verdict = judged(EQUAL, a, BASE)
+        differences = [x - y for x, y in zip(a, BASE, strict=True)]
+        low = stats.ttest_1samp(differences, -1.35, alternative="greater")
+        high = stats.ttest_1samp(differences, 1.35, alternative="less")
+        p = max(low.pvalue, high.pvalue)
+        interval = stats.ttest_1samp(differences, 0).confidence_interval(0.9)
+        assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high))
+        assert (verdict.status == "reproduced") == (p < 0.05)
+        # It holds exactly where the (1 - 2 alpha) interval lies within.
+        within = interval.low > -1.35 and interval.high < 1.35
+        assert (verdict.status == "reproduced") == within
+        if abs(fmean(differences)) < 1.35:
+            assert verdict.p == pytest.approx(p)
+        seen.add(verdict.status)
+    assert seen == {"reproduced", "inconclusive"} | (seen & {"contradicted"})
+    assert "90 % interval" in verdict.sentence
+    assert judged(EQUAL, apart(*[4.0, 4.2, 3.9, 4.1] * 2), BASE).status == "contradicted"
+
+
+@pytest.mark.parametrize(("true", "most"), [(1.35, 0.05), (-1.35, 0.05), (2.0, 0.01)])
+def test_equivalence_errs_in_no_more_than_5_percent_at_its_bound(true: float, most: float) -> None:
+    draw = random.Random(5)
+    wrong = sum(
+        judged(EQUAL, apart(*(true + draw.gauss(0, 0.5) for _ in BASE)), BASE).status
+        == "reproduced"
+        for _ in range(400)
+    )
+    assert wrong / 400 <= most + 2.5 * (most * (1 - most) / 400) ** 0.5
+
+
+def test_an_interval_wider_than_the_limit_is_not_judged() -> None:
+    wild = apart(9.0, -8.0, 12.0, -6.0, 5.0, 3.0, -2.0, 7.0)
+    sure = apart(*[8.0, 8.4, 7.9, 8.1] * 2)
+    for stated in (ABOVE, EQUAL):
+        limited = claim(**{
+            name: getattr(stated, name) for name in ("test", "side", "bound", "because", "effect")
+        }, widest=2.7)  # fmt: skip
+        assert judged(stated, wild, BASE).status == "inconclusive"
+        verdict = judged(limited, wild, BASE)
+        assert verdict.status == "not judged"
+        assert verdict.high is not None
+        assert verdict.low is not None
+        assert (verdict.high - verdict.low) / 2 > 2.7
+        assert judged(limited, sure, BASE).status == judged(stated, sure, BASE).status
+    ratio = claim(log=True, bound=1.0, widest=1.05, effect=Effect(paper=1.2, measure="ratio"))
+    assert judged(ratio, wild, BASE).status == "not judged"
+    assert judged(ratio, sure, BASE).status == "reproduced"
+
+
+def test_unpaired_arms_are_compared_as_scipys_welch_does() -> None:
+    a, b = [5.0, 9.0, 7.5, 8.0, 6.0, 9.5, 7.0, 6.5], BASE
+    found = welch([a, b], [1, -1], correlation(a, b))
+    wanted = stats.ttest_ind(a, b, equal_var=False)
+    assert found.freedom == pytest.approx(wanted.df)
+    assert found.p(fmean(a) - fmean(b)) == pytest.approx(wanted.pvalue)
+    loose = claim(effect=ABOVE.effect, unpaired_below=0.3)
+    other = [BASE[seed] + 3.0 for seed in (3, 0, 5, 1, 6, 7, 4, 2)]
+    assert correlation(other, BASE) < 0.3
+    verdict = judged(loose, other, BASE)
+    wanted = stats.ttest_ind(other, BASE, equal_var=False)
+    interval = wanted.confidence_interval(0.95)
+    assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high))
+    assert verdict.p == pytest.approx(wanted.pvalue)
+    assert "unpaired (correlation within pairs" in verdict.sentence
+    # Pairs that correlate stay pairs, and without the declaration all do.
+    paired = apart(*[3.0, 3.3, 2.8, 3.1] * 2)
+    assert judged(loose, paired, BASE).sentence == judged(ABOVE, paired, BASE).sentence
+    assert "unpaired" not in judged(ABOVE, other, BASE).sentence
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3, 0.6, 0.9])
+def test_choosing_unpaired_by_the_correlation_seen_keeps_the_rate_of_errors(shared: float) -> None:
+    draw = random.Random(7)
+    loose = claim(effect=Effect(paper=2.0, smallest=0.01, measure="units", because="-"))
+    loose = claim(effect=loose.effect, unpaired_below=0.3)
+    wrong = 0
+    for _ in range(400):
+        seeds = [draw.gauss(0, shared**0.5) for _ in range(8)]
+        a, b = ([30 + s + draw.gauss(0, (1 - shared) ** 0.5) for s in seeds] for _ in range(2))
+        wrong += judged(loose, a, b).status in ("reproduced", "contradicted")
+    assert wrong / 400 <= 0.05 + 2.5 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_interquartile_means_and_the_probability_of_improvement_stand_beside_the_means() -> None:
+    beside = claim(effect=ABOVE.effect, secondary=("iqm", "improvement"))
+    # One collapse moves the mean and not the interquartile mean.
+    a = [35.0, 36.0, 34.5, 37.0, 35.5, 34.0, 36.5, 2.0]
+    verdict = judged(beside, a, BASE)
+    middle = sum(sorted(a)[2:6]) / 4 - sum(sorted(BASE)[2:6]) / 4
+    share = stats.mannwhitneyu(a, BASE).statistic / 64
+    assert f"IQM {middle:+.3g} points (" in verdict.sentence
+    assert f"probability of improvement {share:.2f} (" in verdict.sentence
+    assert verdict.status == judged(ABOVE, a, BASE).status
+    # The same values give the same intervals, and pairs drawn together narrower ones.
+    assert judged(beside, a, BASE).sentence == verdict.sentence
+
+
+def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed() -> None:
+    from repro.evidence.verdicts.secondary import secondary
+
+    both = claim(effect=ABOVE.effect, secondary=("iqm", "improvement"))
+    a = apart(2.0, 3.0, 2.5, 1.0, 4.0, 2.2, 2.9, 3.1)
+    blocks = list(zip(a, BASE, strict=True))
+    found = secondary(both, blocks, paired=True)
+    generator = np.random.default_rng(11)
+    drawn = []
+    for _ in range(4000):
+        seeds = generator.integers(0, 8, 8)
+        one, other = np.array(a)[seeds], np.array(BASE)[seeds]
+        drawn.append(stats.trim_mean(one, 0.25) - stats.trim_mean(other, 0.25))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert (found["iqm"].low, found["iqm"].high) == pytest.approx((low, high), abs=0.15)
+    loose = secondary(both, blocks, paired=False)
+    assert found["iqm"].low is not None
+    assert loose["iqm"].low is not None
+    assert found["iqm"].low > loose["iqm"].low
+    turned = claim(contrast={"b": -1, "a": 1}, effect=ABOVE.effect, secondary=("improvement",))
+    again = secondary(turned, [(y, x) for x, y in blocks], paired=True)
+    assert again["improvement"].value == pytest.approx(found["improvement"].value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"test": "tost", "effect": ABOVE.effect}, "does not fit the side"),
+        ({"test": "page", "side": "within", "bound": 1.0, "because": "b"}, "does not fit the side"),
+        ({"effect": ABOVE.effect, "widest": 0.0}, "widest is 0.0; it must be above 0"),
+        ({"log": True, "bound": 1.0, "widest": 1.0}, "it must be above 1"),
+        (
+            {
+                "contrast": {"a": 0.5, "b": 0.5, "c": -1},
+                "effect": ABOVE.effect,
+                "unpaired_below": 0.3,
+            },
+            "need two arms",
+        ),
+        ({"contrast": {"a": 1}, "mechanism": True, "secondary": ("iqm",)}, "need two arms"),
+        ({"effect": ABOVE.effect, "secondary": ("mode",)}, "secondary is 'mode'"),
+        ({"effect": ABOVE.effect, "test": "sign_flip", "unpaired_below": 0.3}, "no unpaired"),
+    ],
+)
+def test_declarations_that_do_not_fit_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        claim(**values)
