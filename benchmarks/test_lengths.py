@@ -29,9 +29,8 @@ from repro.models.memory_plan import StepShape, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.loop import Hooks
-from repro.rl.runs import RunStates
-from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rl.trainer import Training
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
@@ -59,7 +58,7 @@ def peaks_of(part: str) -> dict[str, float]:
     return {f"{part}_allocated_bytes": allocated, f"{part}_reserved_bytes": reserved}
 
 
-def observed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, float]:
+def observed_step(t: Training, state: TrainState) -> dict[str, float]:
     """Make a step under the clock; return its seconds by phase and its bytes by part."""
     peaks: dict[str, float] = {}
     hooks = Hooks(on_rollout=lambda *_: peaks.update(peaks_of("rollout")))

@@ -28,7 +28,7 @@ from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
 from repro.run.disk import sentence_of
 from repro.run.places import expected_folder, runs_folder
-from repro.spec.arm import require, unknown
+from repro.spec.checks import require, unknown
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.whole_files import replace_files

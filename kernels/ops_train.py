@@ -1,4 +1,4 @@
-"""Rows of `kernels.ops.OPS` for a packed training pass (`repro.rl.single_run.packed`)."""
+"""Rows of `kernels.ops.OPS` for a packed training pass (`repro.rl.packed`)."""
 
 from __future__ import annotations
 

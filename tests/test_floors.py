@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
 FIRST_PARTY = ("repro", "kernels", "figures", "benchmarks", "tests", "noxfile")
 _LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels")
-_RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl")
+_RUNS = (*_LEARNING, "repro.evidence", "repro.distributed", "repro.rollout", "repro.rl")
 _VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")
 # Folder -> first-party packages that it may import, besides itself; lower floors first.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -27,9 +27,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/data": ("repro.spec",),
     "repro/reward": ("repro.spec",),
     "repro/models": ("repro.spec", "kernels"),
-    "repro/rollout": _LEARNING,
+    # The ranks of a run, which evidence names where one is lost.
+    "repro/distributed": ("repro.evidence",),
+    "repro/rollout": (*_LEARNING, "repro.distributed"),
     # Of evidence, which source a process runs: a checkpoint carries it.
-    "repro/rl": (*_LEARNING, "repro.evidence", "repro.rollout"),
+    "repro/rl": (*_LEARNING, "repro.evidence", "repro.distributed", "repro.rollout"),
     "repro/evaluate": _RUNS,
     "repro/runlog": _RUNS,
     "repro/export": (*_RUNS, "repro.evaluate"),
@@ -47,6 +49,14 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("transformers", "peft", "vllm"),
     "repro/models": ("vllm",),
     "figures": ("torch", "transformers"),
+}
+# Nested folders that their own folder imports, and that import it: ways of doing what it declares.
+BOTH_WAYS = {
+    "kernels/cuda",
+    "kernels/triton",
+    "repro/models/files",
+    "repro/rollout/gpu",
+    "repro/run/several_ranks",
 }
 # Heavy packages, and the folders in which one file each may import them at module level or inside.
 ONE_FILE = {
@@ -70,7 +80,8 @@ def imports_of(path: Path) -> tuple[str, ...]:
 
 
 def python_files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+    module = ROOT / f"{folder}.py"
+    return [module] if module.is_file() else sorted((ROOT / folder).rglob("*.py"))
 
 
 def is_inside(module: str, package: str) -> bool:
@@ -108,7 +119,7 @@ def test_no_record_or_measurement_reaches_a_verdict() -> None:
 
 def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction() -> None:
     loose = {path.name for path in (ROOT / "repro").glob("*.py")}
-    assert loose == {"__init__.py", "__main__.py"}
+    assert loose == {"__init__.py", "__main__.py", "distributed.py"}
     rooms = {path.parent for path in (ROOT / "repro").glob("*/__init__.py")}
     rooms |= {path.parent for path in (ROOT / "repro").glob("*/*.py")} - {ROOT / "repro"}
     assert {str(room.relative_to(ROOT)) for room in rooms} <= set(ALLOWED)
@@ -140,11 +151,35 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
     assert all(name.startswith(ONE_FILE[package]) for name in files)
 
 
-def test_modules_import_one_another_in_no_circle() -> None:
-    modules = {
+@functools.cache
+def modules() -> dict[str, Path]:
+    return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for room in ("kernels", "repro", "figures")
         for path in python_files(room)
     }
-    imports = {name: {*imports_of(path)} & modules.keys() for name, path in modules.items()}
+
+
+def place_of(module: str) -> str:
+    """Return a module's folder; itself, where it lies in no room."""
+    path = modules()[module]
+    return str((path if path.parent == ROOT / "repro" else path.parent).relative_to(ROOT))
+
+
+def test_folders_import_one_another_in_one_direction_nested_ones_too() -> None:
+    used: dict[str, set[str]] = {place_of(module): set() for module in modules()}
+    for module, path in modules().items():
+        used[place_of(module)] |= {place_of(m) for m in imports_of(path) if m in modules()}
+    both = {one for one in used if any(one in used[other] for other in used[one] - {one})}
+    assert {one for one in both if str(Path(one).parent) in both} == BOTH_WAYS
+    # As parts of their own folder these leave no circle.
+    whole = {one: str(Path(one).parent) if one in BOTH_WAYS else one for one in used}
+    graph: dict[str, set[str]] = {}
+    for one, others in used.items():
+        graph.setdefault(whole[one], set()).update({whole[o] for o in others} - {whole[one]})
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_modules_import_one_another_in_no_circle() -> None:
+    imports = {name: {*imports_of(path)} & modules().keys() for name, path in modules().items()}
     graphlib.TopologicalSorter(imports).prepare()  # names the circle where there is one

@@ -53,9 +53,8 @@ from repro.models.policy import load_tokenizer
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import RunStates, TrainState
 from repro.rl.snapshots import SUMS
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run.preflight import lacking
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import RunConfig, digest_of
@@ -265,8 +264,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
     optimizer.step()
-    run = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, facts={})
-    state = RunStates(step=1, runs=[run], failures=[None])
+    state = TrainState(digest="d", step=1, draws=2, series={"reward": [0.5]}, facts={})
     final = save_checkpoint(tmp_path, state, parameters, optimizer)
     files = {path.name: path.read_bytes() for path in sorted(final.iterdir())}
 
@@ -281,7 +279,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
         name = data.draw(st.sampled_from(sorted(files)))
         content = damaged(data, files[name])
         (final / name).write_bytes(content)
-        said = refusal(lambda: load_checkpoint(tmp_path, ["d"], parameters, optimizer), ValueError)
+        said = refusal(lambda: load_checkpoint(tmp_path, "d", parameters, optimizer), ValueError)
         # The list of checksums may be written in another way and say the same.
         if content == files[name] or (said is None and name == SUMS):
             return

@@ -1,6 +1,6 @@
 """The project's update on the rows of `step_rows`, and its whole step, compared with TRL's.
 
-    ours_bf16, ours_nvfp4    `SinglePolicy.backward` and `step`, as the trainer calls them, on a
+    ours_bf16, ours_nvfp4    `Learner.backward` and `step`, as the trainer calls them, on a
                              policy with LoRA on the seven projections
 
 Rows lie on the host when the clock starts, as they do after a rollout. With lengths `sampled` a
@@ -36,14 +36,12 @@ from repro.models.policy import Policy, load_policy
 from repro.models.random_policy import random_policy
 from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
-from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.diagnostics import token_mean
-from repro.rl.policies import StepInputs
-from repro.rl.rows import Rows, make_rows
-from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.single_policy import SinglePolicy, single_policy
+from repro.rl.collect import BatchRequest, Graded, Rollout
+from repro.rl.learner import Learner, StepInputs, learner_of
+from repro.rl.rows import Rows, make_rows, token_mean
 from repro.rl.step import StepOutput
+from repro.rl.training_state import TrainState, fresh_state
+from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
 from repro.spec.config import (
@@ -164,9 +162,7 @@ def paid_by_turns(rows: Rows, advantages: Tensor) -> Rollout:
             groups=len(rows.prompts),
             zero_variance_groups=0,
         ),
-        reward=reward,
-        accuracy=reward,
-        format=[0.0] * count,
+        graded=[Graded(accuracy=value, reward=value) for value in reward],
         batches=1,
         groups_drawn=len(rows.prompts),
         tokens_sampled=int(rows.mask.sum()),
@@ -178,26 +174,23 @@ def paid_by_turns(rows: Rows, advantages: Tensor) -> Rollout:
 class Stepping:
     """A policy that trains, and the state of its run."""
 
-    policies: SinglePolicy
-    state: RunStates
+    learner: Learner
+    state: TrainState
 
     def update(self, rollout: Rollout, step: int) -> StepOutput:
         """Make the passes and the optimiser step of a rollout."""
-        part = StepInputs(
-            run=self.policies.run, step=step, rollout=rollout,
-            index=torch.arange(len(rollout.rows)), old=None, reference=None,
-        )  # fmt: skip
-        (output,) = self.policies.backward([part], self.state)
-        self.policies.step(self.state, step)
-        assert output is not None
+        every = torch.arange(len(rollout.rows))
+        part = StepInputs(step=step, rollout=rollout, index=every, old=None, reference=None)
+        output = self.learner.backward(part, self.state)
+        self.learner.step(step)
         return output
 
 
 def stepping_of(run: RunConfig, policy: Policy, sampler: Sampler) -> Stepping:
     """Return a policy with a fresh optimiser, its micro-batches as training would have them."""
     tokens, kept = fitting_update(run, policy.device) or (None, 0)
-    policies = single_policy(run, policy, sampler, micro_tokens=tokens, kept_blocks=kept)
-    return Stepping(policies=policies, state=fresh_states(policies.runs, freeze=policies.freeze))
+    learner = learner_of(run, policy, sampler, micro_tokens=tokens, kept_blocks=kept)
+    return Stepping(learner=learner, state=fresh_state(run))
 
 
 def measure_update(
@@ -225,7 +218,7 @@ def measure_update(
     tokens = [step.completion_tokens for step in steps[1:]][: len(entry["seconds"])]
     return entry | {
         "logprob": token_mean(warm.logprobs, first.rows.mask),
-        "micro_batch_tokens": stepping.policies.micro_tokens,
+        "micro_batch_tokens": stepping.learner.micro_tokens,
         "completion_tokens": tokens,
         "computed_tokens": [count + sizes.rows * sizes.prompt_tokens for count in tokens],
     }
@@ -249,9 +242,8 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
         texts = questions(scale.prompts_per_rollout, step, asked.seed)
         prompts = [_prompt(policy.tokenizer, text) for text in texts]
         seeds = [derive_seed(asked.seed, step, row) for row in range(B)]
-        request = BatchRequest(prompts=prompts, golds=[""] * B, seeds=seeds)
-        (completions,) = stepping.policies.sample([request])
-        assert completions is not None
+        request = BatchRequest(prompts=prompts, golds=[""] * B, seeds=seeds, problems=[])
+        completions = stepping.learner.sample(request)
         rows = make_rows(prompts, completions, group_size=scale.group_size)
         return paid_by_turns(rows, 1.0 - 2.0 * (torch.arange(B) % 2))
 
@@ -262,7 +254,7 @@ def measure_steps(policy: Policy, run: RunConfig, asked: argparse.Namespace) -> 
 
         def rest() -> None:
             stepping.update(drawn[0], step)
-            stepping.policies.refresh()
+            stepping.learner.refresh()
 
         return rollouts[-1] + harness.seconds_of(rest, device)
 

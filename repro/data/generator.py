@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from repro.data.problem import Problem
-from repro.spec.arm import require, require_choice
+from repro.spec.checks import require, require_choice
 from repro.spec.config import derive_seed
 
 Split = Literal["train", "development", "test"]

@@ -21,7 +21,7 @@ from repro.data.own import Split, cut_development, load_own, parse_columns
 from repro.data.problem import DataError, Problem, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
 from repro.data.row_sources import FILE_SUFFIXES
-from repro.spec.arm import require, require_choice, unknown
+from repro.spec.checks import require, require_choice, unknown
 from repro.spec.config import DataConfig
 from repro.spec.hub import is_hub_name
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from repro.data.problem import ROLES, DataError, Problem, hashes_of, problems_of_rows, same_text
 from repro.data.row_sources import tables_of_hub, tables_of_path
-from repro.spec.arm import require, unknown
+from repro.spec.checks import require, unknown
 from repro.spec.hub import is_hub_name
 
 Split = Literal["train", "development", "test"]

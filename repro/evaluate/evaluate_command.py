@@ -25,7 +25,7 @@ import torch
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
 from repro.data.prompts import respelled, template_inputs, template_named, template_source
-from repro.evaluate.asking import Evaluator, SingleAsker
+from repro.evaluate.asking import Evaluator
 from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
@@ -38,9 +38,10 @@ from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.answers import require_readable
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.spec.arm import WeightFormat, require
+from repro.rollout.for_policy import sampler_for
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.arm import WeightFormat
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.hub import resolved_revision
 from repro.spec.whole_files import replace_text, require_place
@@ -155,20 +156,19 @@ def _ask(asked: EvaluationRequest, policy: Policy, pool: GraderPool) -> dict[str
         policy, rows=_ROWS, max_new_tokens=tokens, max_positions=asked.longest + tokens
     )
     tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
-    evaluator = Evaluator(SingleAsker(sampler), tokenizer, pool, [asked.seed], reads=reads)
+    evaluator = Evaluator(sampler, tokenizer, pool, asked.seed, reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
         if isinstance(sampler, TorchSampler):
             sampler.on_token = _telling(name, len(of) * asked.samples)
         try:
-            (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
+            answers[name] = evaluator.ask(of, asked.sampling, samples=asked.samples)
         except RuntimeError as error:
             on_cpu = "DefaultCPUAllocator" in str(error)
             exhausted = on_cpu or isinstance(error, torch.OutOfMemoryError)
             asking = f"--samples {asked.samples} with --tokens {tokens}"
             require(not exhausted, f"{asking}: out of memory; needs fewer of either")
             raise
-        answers[name] = cast(Answers, own)  # the one run is alive
         require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
     return answers
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from repro.data.load import is_generated, is_own, source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
-from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig, all_of, require
+from repro.spec.arm import WEIGHT_FORMATS, NoiseConfig
+from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.hub import is_hub_name
 

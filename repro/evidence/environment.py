@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_digest
-from repro.spec.byte_sizes import MEMORY_VARIABLE
+from repro.spec.tier import MEMORY_VARIABLE
 
 PACKAGES = (
     "qerl-repro",

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.fact_names import SOURCES
+
 PACKAGE = Path(__file__).resolve().parent.parent
 UNKNOWN = "unknown"
 # What decides the result of a run: code, and the tables of choices that it reads.
@@ -101,7 +103,7 @@ def _distinct(states: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def note_source(facts: dict[str, Any]) -> None:
     """Add the source that this process started with to facts that travel in a checkpoint."""
-    facts["sources"] = _distinct([*facts.get("sources", ()), source_at_start()])
+    facts[SOURCES] = _distinct([*facts.get(SOURCES, ()), source_at_start()])
 
 
 @functools.cache

@@ -50,7 +50,8 @@ from repro.models.files.merged_files import write_merged
 from repro.models.loading import read_description
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import WeightFormat
+from repro.spec.checks import require
 from repro.spec.whole_files import appearing
 
 

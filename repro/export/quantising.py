@@ -28,7 +28,8 @@ from repro.export.comparing import (
 from repro.models.checkpoint import resolve, write_quantized
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import WeightFormat
+from repro.spec.checks import require
 from repro.spec.whole_files import appearing
 
 # Other readers of the layouts unpack to bfloat16, so that is what is compared.

@@ -40,8 +40,7 @@ from repro.evidence.verdicts.two_samples import difference
 from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
 from repro.judge.gathering import Evidence, values_of
 from repro.run.select import Selection
-from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, BETTER_OF_UNIT, Better, Metric
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 

@@ -10,7 +10,7 @@ from repro.evidence.store import blessed_sources
 from repro.evidence.verdicts.verdict import with_discovery_rate
 from repro.judge.check import Checked, check_selection, device_name
 from repro.run.select import Selection
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.target import Target
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of

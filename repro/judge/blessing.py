@@ -35,7 +35,7 @@ from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import Selection, changes_of, select, selections_of
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier, parse_tier
 from repro.targets import TARGETS

@@ -45,7 +45,7 @@ from repro.judge.check import Checked, check_selection
 from repro.run.analysis_plan import carried_plans
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.whole_files import replace_files
 
 # Twice the largest that is blessed, 49 runs of 200 steps; parsed, a byte takes some thirty.

@@ -14,7 +14,8 @@ from typing import Any
 
 from repro.evidence.store import Entry, RunsFolder
 from repro.run.select import Selection
-from repro.spec.arm import RewardFunction, require
+from repro.spec.arm import RewardFunction
+from repro.spec.checks import require
 from repro.spec.resolve import plain_values
 from repro.spec.tier import parse_tier
 from repro.spec.variants import with_overrides, with_reward

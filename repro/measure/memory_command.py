@@ -16,9 +16,10 @@ from repro.models.memory_plan import (
     fit_slots,
     plan_memory,
 )
-from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, require
-from repro.spec.byte_sizes import parse_bytes
+from repro.spec.arm import WEIGHT_FORMATS, OptimizerName
+from repro.spec.checks import require
 from repro.spec.shapes import SHAPES, shape_named
+from repro.spec.tier import parse_bytes
 
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 # The flags of a step: their defaults, and how they are read.

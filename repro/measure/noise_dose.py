@@ -64,9 +64,10 @@ from repro.models.loading import (
 )
 from repro.models.policy import Policy, device_named, load_policy
 from repro.rl.noise import perturbed
-from repro.rl.single_run.for_policy import sampler_for
+from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Completion
-from repro.spec.arm import NoiseConfig, WeightFormat, require
+from repro.spec.arm import NoiseConfig, WeightFormat
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig, derive_seed
 
 _DRAWS = 8

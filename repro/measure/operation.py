@@ -33,6 +33,7 @@ from kernels.ops import named_op
 from kernels.packing import PackedWeight
 from kernels.triton import logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
+from repro.evidence.fact_names import Timing
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.spec.config import OperationScale, RunConfig, derive_seed
@@ -114,14 +115,13 @@ def measure_operations(
     facts = {
         "largest_relative_difference": totals.difference,
         "tuned_table": tuning.device_slug(torch.cuda.get_device_name()),
-        "timing": {
-            "method": "device_events",
-            "seconds": totals.seconds,
-            "bytes": totals.nbytes,
-            "flops": totals.flops,
-            "bytes_per_second": measured_copy_rate,
-            "flops_per_second": timing.matmul_rate(),
-        },
+        **Timing(
+            seconds=totals.seconds,
+            bytes=totals.nbytes,
+            flops=totals.flops,
+            bytes_per_second=measured_copy_rate,
+            flops_per_second=timing.matmul_rate(),
+        ).fact(),
     }
     return Measured(metrics=metrics, facts=facts)
 

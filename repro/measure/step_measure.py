@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from repro.distributed import ALONE, Ranks
 from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
 from repro.evidence.procedure import Progress
@@ -49,18 +50,17 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import TrainState
-from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.single_run.ranks import ALONE, Ranks
-from repro.rl.single_run.single_policy import SinglePolicy
+from repro.rl.learner import Learner
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.for_policy import CopySampler
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
-from repro.spec.byte_sizes import usable_bytes
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
+from repro.spec.tier import usable_bytes
 
 Stop = Callable[[], bool]
 
@@ -318,7 +318,7 @@ def _measure(
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(t.policies, sampler.statistics, state.runs[0], planned, point, waves)
+            facts = _facts(t.learner, sampler.statistics, state, planned, point, waves)
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
@@ -330,7 +330,7 @@ def _measure(
 
 
 def _facts(
-    policies: SinglePolicy,
+    learner: Learner,
     statistics: Statistics,
     state: TrainState,
     planned: StepShape,
@@ -338,8 +338,8 @@ def _facts(
     waves: int,
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), policies.policy
-    (generated,) = policies.ranks.add_numbers([statistics.generated_tokens])
+    fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), learner.policy
+    (generated,) = learner.ranks.add_numbers([statistics.generated_tokens])
     facts = {
         "micro_tokens": state.facts.get("micro_tokens", planned.micro_tokens),
         "kept_blocks": planned.kept_blocks,

@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 from kernels.timing import copy_rate
+from repro.evidence.fact_names import Timing
 from repro.evidence.record import Estimate
 from repro.models.memory_plan import StepShape
 from repro.rl.clock import PHASES
@@ -208,10 +209,5 @@ def summary(own: StepArm, points: Sequence[StepPoint], results: Results) -> dict
         "linears": first["linears"],
         "adapter_modules": first["adapter_modules"],
         "parameters_trainable": first["parameters_trainable"],
-        "timing": {
-            "method": "device_events",
-            "seconds": seconds,
-            "bytes": nbytes,
-            "bytes_per_second": copy_rate(),
-        },
+        **Timing(seconds=seconds, bytes=nbytes, bytes_per_second=copy_rate()).fact(),
     }

@@ -28,17 +28,17 @@ from repro.data.generator import GeneratorConfig
 from repro.data.load import load_problems
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.distributed import ALONE, EXCHANGE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.clock import PHASES, Phase
 from repro.rl.collect import GradingRequest, Score
+from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.runs import RunStates, fresh_states
-from repro.rl.single_run.ranks import ALONE, EXCHANGE, Ranks
-from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
+from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import (
@@ -70,7 +70,7 @@ def training_of(
     micro_tokens: int,
     kept_blocks: int = 0,
     ranks: Ranks = ALONE,
-) -> Training[SinglePolicy]:
+) -> Training:
     """Return what the trainer's iterations at a point work on, with a fresh optimiser.
 
     Parameters
@@ -86,12 +86,12 @@ def training_of(
         target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
         scale=train_scale(point, scale), seed=seed,
     )  # fmt: skip
-    policies = single_policy(
+    learner = learner_of(
         run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept_blocks, ranks=ranks
     )
-    whole = PointSampler(inner=policies.sampler, point=point)
-    policies = dataclasses.replace(policies, sampler=whole)
-    t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
+    whole = PointSampler(inner=learner.sampler, point=point)
+    learner = dataclasses.replace(learner, sampler=whole)
+    t = prepare(learner, RandomPrompts(policy, point, seed), paid_evenly(run, pool))
     return dataclasses.replace(
         t,
         # The second micro-batch meets the first one's gradients: that is the peak.
@@ -114,19 +114,19 @@ def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
     )
 
 
-def begin(t: Training[SinglePolicy]) -> RunStates:
+def begin(t: Training) -> TrainState:
     """Return the state of a run that has made no step."""
-    return fresh_states(t.policies.runs, freeze=t.policies.freeze)
+    return fresh_state(t.learner.run)
 
 
-def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
+def warm_up(t: Training, state: TrainState, tokens: int) -> None:
     """Make a step that samples `tokens` of each row and updates on one micro-batch.
 
     One micro-batch takes every kernel's turn; the others would repeat it. Spread rows are sampled
     to their ends: as they leave, decode steps narrow, and each width is captured when first met.
     """
-    policies, sampler = t.policies, t.policies.sampler
-    assert policies.micro_tokens is not None
+    learner, sampler = t.learner, t.learner.sampler
+    assert learner.micro_tokens is not None
     assert isinstance(sampler, PointSampler)
     if sampler.point.lengths != "spread":
         most = min(tokens, sampler.point.completion_tokens)
@@ -134,13 +134,13 @@ def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
         sampler = dataclasses.replace(sampler, point=brief_point)
     brief = dataclasses.replace(
         t,
-        policies=dataclasses.replace(policies, sampler=sampler),
-        taking_part=first_micro_batches(1, policies.micro_tokens),
+        learner=dataclasses.replace(learner, sampler=sampler),
+        taking_part=first_micro_batches(1, learner.micro_tokens),
     )
     iterate(brief, state)
 
 
-def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> dict[str, Any]:
+def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]:
     """Make one of the trainer's iterations under the device's clock.
 
     Parameters
@@ -154,20 +154,19 @@ def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> d
         Seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
         `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
-    (run,) = state.runs
-    before = run.facts.get("rows", {}).get("tokens_sampled", 0)
-    spent = t.policies.ranks.spent
+    before = state.facts.get("rows", {}).get("tokens_sampled", 0)
+    spent = t.learner.ranks.spent
     clock, exchanged = EventClock(), spent.get(EXCHANGE, 0.0)
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
     measured["exchange"] = spent.get(EXCHANGE, 0.0) - exchanged
-    measured["completion_tokens"] = run.facts["rows"]["tokens_sampled"] - before
+    measured["completion_tokens"] = state.facts["rows"]["tokens_sampled"] - before
     measured = {name: waves * value for name, value in measured.items()}
     names = ["grad_norm"]
-    sampler = t.policies.sampler
+    sampler = t.learner.sampler
     if isinstance(sampler, PointSampler) and sampler.point.whole:
         names.append("sampler_trainer_abs_diff_mean")
-    return measured | {name: run.series[name][-1] for name in names}
+    return measured | {name: state.series[name][-1] for name in names}
 
 
 def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tensor]:
@@ -182,12 +181,10 @@ def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tenso
 def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     """Return a score function that grades as training does, and pays every second completion."""
 
-    def rewards(asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
-        return [None if one is None else of_run(*one[:3]) for one in asked]
-
-    def of_run(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        graded = score(texts, golds, run.arm.reward, run.scale.format_reward, pool, seeds)
-        return dataclasses.replace(graded, total=[float(i % 2) for i in range(len(texts))])
+    def rewards(request: GradingRequest) -> Rewards:
+        kind, paid = run.arm.reward, run.scale.format_reward
+        graded = score(request.texts, request.golds, kind, paid, pool, request.seeds)
+        return dataclasses.replace(graded, total=[float(i % 2) for i in range(len(request.texts))])
 
     return rewards
 

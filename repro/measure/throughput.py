@@ -36,6 +36,7 @@ from typing import Any, Literal
 import torch
 
 from kernels.timing import copy_rate, matmul_rate
+from repro.evidence.fact_names import NOT_RUN, REPEATS_TOGETHER, TIMED_RETRIES, Timing
 from repro.evidence.procedure import Measured, Progress
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
@@ -93,9 +94,9 @@ def measure_seeds(
             _measure_shape(shape, left, arm, progress, should_stop)
             release()
     arm.name_points_left_out()
-    rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
+    rates = copy_rate(), matmul_rate()
     return [
-        Measured(metrics=repeat.metrics, facts=arm.facts | _receipt(repeat, rates))
+        Measured(metrics=repeat.metrics, facts=arm.facts | _receipt(repeat, *rates))
         for repeat in arm.repeats
     ]
 
@@ -145,9 +146,9 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
         "linears": {},
         "adapter_modules": 0,
         "products": products,
-        "repeats_together": len(runs),
-        "not_run": not_run,
-        "timed_retries": {},
+        REPEATS_TOGETHER: len(runs),
+        NOT_RUN: not_run,
+        TIMED_RETRIES: {},
     }
     repeats = [Repeat(seed=run.seed) for run in runs]
     return _ArmAtHand(run=run, products=products, repeats=repeats, facts=facts, not_run=not_run)
@@ -185,15 +186,17 @@ def _policy(run: RunConfig, shape: str) -> Policy:
     )
 
 
-def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
-    timing = {
-        "method": "device_events",
-        "seconds": repeat.seconds,
-        "bytes": repeat.nbytes,
-        "flops": repeat.flops,
-        **rates,
-    }
-    return {"timing": timing} if repeat.seconds else {}
+def _receipt(repeat: Repeat, copied: float, multiplied: float) -> dict[str, Any]:
+    """Return what was timed beside the device's rates, bytes copied and FLOP made per second."""
+    if not repeat.seconds:
+        return {}
+    return Timing(
+        seconds=repeat.seconds,
+        bytes=repeat.nbytes,
+        flops=repeat.flops,
+        bytes_per_second=copied,
+        flops_per_second=multiplied,
+    ).fact()
 
 
 def _point(
@@ -227,10 +230,10 @@ def _point(
         if cell in arm.not_run:
             _forget(repeats, cell)
         else:
-            arm.facts["timed_retries"][cell] = 0
+            arm.facts[TIMED_RETRIES][cell] = 0
     smallest = cell_of(point, min(point.batches))
     stepwise = arm.products != "vllm" and not point.windows and point.new_tokens > 1
-    if stepwise and smallest in arm.facts["timed_retries"]:
+    if stepwise and smallest in arm.facts[TIMED_RETRIES]:
         with arm.fit_or_left_out(f"host_share_{point.name}"):
             time_host_share(point, engine, repeats)
     engine.close()

@@ -33,7 +33,7 @@ from repro.models.random_policy import random_policy, shape_config
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.shapes import shape_named
 
 Key = tuple[int, int, int]

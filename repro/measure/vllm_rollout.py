@@ -23,7 +23,7 @@ from repro.measure.rollout_cells import random_prompts
 from repro.models.files.merged_files import write_base
 from repro.models.policy import Policy
 from repro.rollout.vllm_sampler import VllmSampler
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.throughput_scale import ThroughputPoint
 

@@ -40,13 +40,8 @@ import math
 from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
-from repro.spec.arm import (
-    Arm,
-    OptimizerName,
-    WeightFormat,
-    require,
-    require_choice,
-)
+from repro.spec.arm import Arm, OptimizerName, WeightFormat
+from repro.spec.checks import require, require_choice
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
 
@@ -56,7 +51,7 @@ _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
 # Bytes of AdamW's two moments per parameter; 8 bits with a float32 scale per 256.
 MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
-# update's activations need the rest (`repro.rl.single_run.for_policy`).
+# update's activations need the rest (`repro.rollout.for_policy`).
 CACHE_SHARE = 0.4
 # Of a budget, what micro-batches and kept blocks are fitted into: the plan is good to a twentieth,
 # and rows of other lengths in every pass leave gaps in the allocator's memory.

@@ -58,8 +58,9 @@ from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
-from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
-from repro.spec.byte_sizes import usable_bytes
+from repro.spec.arm import PlantedRounding, Training, WeightFormat
+from repro.spec.checks import require
+from repro.spec.tier import usable_bytes
 
 COMPUTE_DTYPES = {
     "float32": torch.float32,

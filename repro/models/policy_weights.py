@@ -1,20 +1,19 @@
-"""The policy as plain tensors, for a decoder that needs no autograd and no module tree.
+"""The policy as dense float32 tensors, for a decoder that needs no autograd and no module tree.
 
-The stacked pass (`repro.rl.stacked`) reads everything from `DecoderWeights`: dense matrices with
-the adapter merged into them, biases, head norms, and the live norm modules, whose noise it must
-take as it finds it. One structure serves Qwen2 (biases on q, k, v), Qwen3 (norms on the heads of q
+Adapters are merged into their matrices, and projections that read the same input are one matrix
+(q, k, v; gate, up). One structure serves Qwen2 (biases on q, k, v), Qwen3 (norms on the heads of q
 and k, an explicit head size) and Llama (neither): what a model lacks is None.
 
-The block of layer l, on the residual stream h (B, T, H):
+The block of layer l, on the residual stream h (M, H):
 
-    n = input_norm(h);   q, k, v = n Wq^T + bq, ...;   q, k = head norms, then rotary
-    h = h + softmax(scaling * q k^T + causal mask) v Wo^T + bo
-    n = post_norm(h);    h = h + (act(n Wgate^T) * (n Wup^T)) Wdown^T
+    n = input_norm(h);   q, k, v = n Wqkv^T + b;   q, k = head norms, then rotary
+    h = h + softmax(scaling * q k^T + causal mask) v Wo^T
+    n = post_norm(h);    h = h + (silu(n Wgate^T) * (n Wup^T)) Wdown^T
 
 Easy mistakes
 -------------
-* The tensors are a snapshot: after an optimiser step, take them again. Norms are the modules
-  themselves, so noise and trained gains are always current.
+* The matrices are a snapshot: after an optimiser step, take them again. Norms are the modules
+  themselves, so noise is always current.
 * The head norm of Qwen3 comes after the reshape to heads and before the rotary embedding.
 * Rotary angles come from transformers' own module, whatever scaling the config asks for.
 """
@@ -26,8 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
+from repro.models.decoder import BLOCK_NORMS, LINEARS
 from repro.models.lora import base_linear, effective_weight
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 
@@ -42,29 +43,29 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (M, N) of x (M, K)."""
+        return functional.linear(x, self.weight, self.bias)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """One block: its live norm modules, to be called, and its seven projections.
+    """One block: its live norm modules and its fused projections.
 
-    `q_norm` and `k_norm`, (head_dim,), are the gains of Qwen3's head norms, None elsewhere.
+    `head_gain` is that of Qwen3's norms on the heads of q and k, (heads, head_dim), None elsewhere.
     """
 
     input_norm: PerturbableRMSNorm
     post_norm: PerturbableRMSNorm
-    q: Projection
-    k: Projection
-    v: Projection
+    qkv: Projection
     o: Projection
-    gate: Projection
-    up: Projection
+    gate_up: Projection
     down: Projection
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_gain: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecoderWeights:
+class PolicyWeights:
     """A whole decoder.
 
     Attributes
@@ -77,6 +78,8 @@ class DecoderWeights:
         Query head j reads key head j // (query_heads // key_heads).
     scaling
         Factor on the attention scores.
+    epsilon
+        Added to the norms' mean square.
     """
 
     embedding: Tensor
@@ -84,64 +87,79 @@ class DecoderWeights:
     final_norm: PerturbableRMSNorm
     lm_head: Tensor
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    activation: Callable[[Tensor], Tensor]
     query_heads: int
     key_heads: int
     head_dim: int
     scaling: float
-    head_norm_eps: float
+    epsilon: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one key head."""
+        return self.query_heads // self.key_heads
 
 
 @torch.no_grad()
-def policy_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> DecoderWeights:
-    """Return the policy's weights as they are now, in `dtype`, adapters merged in float32."""
+def policy_weights(policy: Policy) -> PolicyWeights:
+    """Return the policy's weights as they are now, adapters merged.
+
+    Raises `ValueError` when the decoder has a part that the pass over them has not: another
+    activation than SiLU, or norms of different epsilons.
+    """
     decoder: Any = policy.decoder
-    config = decoder.config
+    config, first = decoder.config, decoder.model.layers[0]
+    activation = type(first.mlp.act_fn).__name__
+    if activation not in ("SiLUActivation", "SiLU"):
+        raise ValueError(f"the MLP's activation is {activation}; sampling computes SiLU")
     norms = block_norms(decoder)
-    layers = []
-    for number, block in enumerate(decoder.model.layers):
-        attention, mlp = block.self_attn, block.mlp
-        prefix = f"model.layers.{number}"
-        layers.append(
-            LayerWeights(
-                input_norm=norms[f"{prefix}.input_layernorm"],
-                post_norm=norms[f"{prefix}.post_attention_layernorm"],
-                q=_projection(attention.q_proj, dtype),
-                k=_projection(attention.k_proj, dtype),
-                v=_projection(attention.v_proj, dtype),
-                o=_projection(attention.o_proj, dtype),
-                gate=_projection(mlp.gate_proj, dtype),
-                up=_projection(mlp.up_proj, dtype),
-                down=_projection(mlp.down_proj, dtype),
-                q_norm=_gain(getattr(attention, "q_norm", None), dtype),
-                k_norm=_gain(getattr(attention, "k_norm", None), dtype),
-            )
-        )
-    first = decoder.model.layers[0]
-    embedding = decoder.model.embed_tokens.weight.detach().to(dtype)
+    epsilons = {norm.variance_epsilon for norm in (*norms.values(), final_norm(decoder))}
+    if hasattr(first.self_attn, "q_norm"):
+        epsilons.add(config.rms_norm_eps)
+    if len(epsilons) > 1:
+        raise ValueError(f"the norms have different epsilons ({sorted(epsilons)}); they must agree")
+    embedding = decoder.model.embed_tokens.weight.detach().float()
     tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
-    return DecoderWeights(
+    return PolicyWeights(
         embedding=embedding,
-        layers=tuple(layers),
+        layers=tuple(
+            _layer(block, [norms[f"model.layers.{number}.{name}"] for name in BLOCK_NORMS], config)
+            for number, block in enumerate(decoder.model.layers)
+        ),
         final_norm=final_norm(decoder),
-        lm_head=embedding if tied else decoder.lm_head.weight.detach().to(dtype),
+        lm_head=embedding if tied else decoder.lm_head.weight.detach().float(),
         rotary=decoder.model.rotary_emb,
-        activation=first.mlp.act_fn,
         query_heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         head_dim=first.self_attn.head_dim,
         scaling=first.self_attn.scaling,
-        head_norm_eps=config.rms_norm_eps,
+        epsilon=epsilons.pop(),
     )
 
 
-def _projection(linear: nn.Module, dtype: torch.dtype) -> Projection:
-    bias = base_linear(linear).bias
+def _layer(block: Any, norms: list[PerturbableRMSNorm], config: Any) -> LayerWeights:
+    attention = block.self_attn
+    head_gain = None
+    if hasattr(attention, "q_norm"):
+        heads = (
+            (attention.q_norm, config.num_attention_heads),
+            (attention.k_norm, config.num_key_value_heads),
+        )
+        head_gain = torch.cat(
+            [norm.weight.detach().float().expand(count, -1) for norm, count in heads]
+        )
+    parts = {name: _fused(block, leaves) for name, leaves in LINEARS.items()}
+    return LayerWeights(input_norm=norms[0], post_norm=norms[1], head_gain=head_gain, **parts)
+
+
+def _fused(block: Any, leaves: tuple[str, ...]) -> Projection:
+    """Return projections that read the same input as one."""
+    modules = dict(block.self_attn.named_children()) | dict(block.mlp.named_children())
+    linears = [modules[leaf] for leaf in leaves]
+    biases = [base_linear(linear).bias for linear in linears]
+    present = [bias.detach().float() for bias in biases if bias is not None]
+    if present and len(present) < len(biases):
+        raise ValueError(f"of {', '.join(leaves)} some have a bias; all or none must")
     return Projection(
-        weight=effective_weight(linear, dtype),
-        bias=None if bias is None else bias.detach().to(dtype),
+        weight=torch.cat([effective_weight(linear) for linear in linears]),
+        bias=torch.cat(present) if present else None,
     )
-
-
-def _gain(norm: nn.Module | None, dtype: torch.dtype) -> Tensor | None:
-    return None if norm is None else norm.get_parameter("weight").detach().to(dtype)

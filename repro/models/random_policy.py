@@ -24,7 +24,8 @@ from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import WeightFormat
+from repro.spec.checks import require
 from repro.spec.config import derive_seed
 from repro.spec.shapes import SHAPES
 

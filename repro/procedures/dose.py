@@ -57,8 +57,8 @@ from repro.models.policy import Policy
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.packed import packed_hidden
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.packed import packed_hidden
 from repro.rollout.sampler import Completion
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale

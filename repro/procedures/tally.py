@@ -33,11 +33,10 @@ class RunTally:
         self,
         evaluation: ScaleEvaluator,
         pool: GraderPool,
-        number: int = 0,
         inputs: Mapping[str, str] | None = None,
     ) -> None:
         self._inputs = dict(inputs or {})
-        self._evaluation, self._pool, self._number = evaluation, pool, number
+        self._evaluator, self._pool = evaluation.evaluator, pool
         # A pool may have served other runs before this one.
         self._killed_before = -pool.workers_killed
         self._peak_before = 0
@@ -45,7 +44,7 @@ class RunTally:
     @property
     def grades(self) -> dict[str, int]:
         """Number of the run's grades by status."""
-        return self._evaluation.grades(self._number)
+        return dict(self._evaluator.grades)
 
     @property
     def workers_killed(self) -> int:
@@ -69,7 +68,7 @@ class RunTally:
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
         """Continue an earlier start's counts; `ValueError` if files or problems have changed."""
         _require_same(counts.get("inputs") or self._inputs, self._inputs)
-        self._evaluation.evaluator.grades[self._number] = Counter(counts["grades"])
+        self._evaluator.grades = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
 

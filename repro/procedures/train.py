@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from repro.evaluate.asking import SingleAsker
-from repro.evaluate.grades import Answers
+from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import release
@@ -31,8 +30,8 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
-from repro.procedures.loaded_runs import (
-    LoadedRuns,
+from repro.procedures.loaded_run import (
+    LoadedRun,
     ProblemSets,
     TrainingOutcome,
     digests_at_start,
@@ -41,45 +40,45 @@ from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, PromptSource, Score
+from repro.rl.divide import shard
+from repro.rl.learner import Learner, learner_of
 from repro.rl.loop import Hooks
-from repro.rl.policies import Policies
-from repro.rl.runs import BatchError, FailedRun, TrainResult
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.for_policy import CopySampler, sampler_for
-from repro.rl.single_run.ranks import Ranks
-from repro.rl.single_run.single_policy import SinglePolicy, single_policy
 from repro.rl.trainer import train
+from repro.rl.training_state import TrainResult
+from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Sampler
 from repro.rollout.vllm_sampler import VllmSampler
-from repro.runlog.kept_batch import keep_batches
+from repro.runlog.kept_batch import keep_batch
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
-def train_runs(
-    loaded_runs: LoadedRuns, policies: Policies, hooks: Hooks, folder: Path
-) -> list[TrainResult | FailedRun]:
-    """Train all runs on rewards, resuming from a checkpoint in `folder` if there is one."""
-    problems, tokenizer = loaded_runs.problems.train, loaded_runs.evaluation.evaluator.tokenizer
-    prompts = dict[str, list[int]]()
-    sources = [PromptSource(problems, tokenizer, run, prompts) for run in loaded_runs.runs]
-    ranks = Ranks.joined()
-    score = _alike_on_ranks(loaded_runs.evaluation.score, ranks)
-    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batches, folder.parent, ranks))
-    return train(policies, sources, score, hooks, folder=folder, within=ranks.spent)
+def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainResult:
+    """Train a run on rewards, resuming from a checkpoint in `folder` if there is one.
+
+    Raises `Stopped` if it was stopped before its last step.
+    """
+    evaluation, ranks = loaded_run.evaluation, loaded_run.ranks
+    source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
+    score = _alike_on_ranks(evaluation.score, ranks)
+    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
+    result = train(learner, source, score, hooks, folder=folder, within=ranks.spent)
+    if not result.finished:
+        raise Stopped
+    return result
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
     """Return a score that raises `BatchError` on all ranks where rewards are missing or differ."""
 
-    def checked(asked: Sequence[GradingRequest | None]) -> Sequence[Rewards | None]:
+    def checked(request: GradingRequest) -> Rewards:
         try:
-            rewards = score(asked)
+            rewards = score(request)
         except ValueError as error:
             ranks.agree(str(error))  # raises
         ranks.agree(None)
-        digests = ranks.texts(digest_of([None if own is None else own.total for own in rewards]))
+        digests = ranks.texts(digest_of(rewards.total))
         other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if other:
             raise BatchError(
@@ -107,32 +106,28 @@ def train_and_evaluate(
     ranks = Ranks.joined()
     options = LogOptions.from_environment() if ranks.first else LogOptions()
     with (
-        RunLogger([run], [folder], options, progress) as logger,
-        loaded(run, progress, threads) as loaded_runs,
+        RunLogger(run, folder, options, progress) as logger,
+        loaded(run, ranks, progress, threads) as loaded_run,
     ):
-        policy = cast(Policy, loaded_runs.loaded)
+        policy = loaded_run.policy
         parameters = trainable_parameters(policy)
         # On the CPU: in full training they need as much memory as the master weights.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        (start,) = loaded_runs.evaluation.greedy(loaded_runs.problems.test)
-        policies = policies_of(loaded_runs)
-        hooks = loaded_runs.hooks(progress, lambda: ranks.any(should_stop()))
+        start = loaded_run.evaluation.greedy(loaded_run.problems.test)
+        learner = learner_of_run(loaded_run)
+        hooks = loaded_run.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
-            hooks = logger.around(hooks, loaded_runs.evaluation.evaluator.tokenizer)
+            hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
-        result = finished(train_runs(loaded_runs, policies, hooks, folder / "checkpoint"))
-        policies.refresh()
+        result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
+        learner.refresh()
         progress("evaluating", {})
-        final = loaded_runs.final()
-        trained = TrainingOutcome(
-            start=cast(Answers, start),  # the one run is alive
-            result=result,
-            change_l2=_distance(policy, copies),
-        )
-        measured = loaded_runs.outcome(0, final, trained)
+        final = loaded_run.final()
+        trained = TrainingOutcome(start=start, result=result, change_l2=_distance(policy, copies))
+        measured = loaded_run.outcome(final, trained)
         if ranks.first:
-            sampler = cast(CopySampler, loaded_runs.sampler)
+            sampler = cast(CopySampler, loaded_run.sampler)
             keep_policy(policy if policy.shards is None else sampler.of_trained(), folder)
         return measured
 
@@ -147,16 +142,17 @@ def evaluate_untrained(
 ) -> Measured:
     """Evaluate an untrained arm; see `repro.evidence.procedure.Procedure`."""
     del folder
+    ranks = Ranks.joined()
 
     def on_part(share: float) -> None:
-        if Ranks.joined().any(should_stop()):
+        if ranks.any(should_stop()):
             raise Stopped
         progress("evaluating", {"percent": 100 * share})
 
-    with loaded(run, progress, threads) as loaded_runs:
+    with loaded(run, ranks, progress, threads) as loaded_run:
         on_part(0.0)
-        loaded_runs.evaluation.evaluator.on_part = on_part
-        return loaded_runs.outcome(0, loaded_runs.final())
+        loaded_run.evaluation.evaluator.on_part = on_part
+        return loaded_run.outcome(loaded_run.final())
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -180,63 +176,57 @@ def load_arm(run: RunConfig, device: str) -> Policy:
 
 
 @contextmanager
-def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedRuns]:
+def loaded(run: RunConfig, ranks: Ranks, progress: Progress, threads: int) -> Iterator[LoadedRun]:
     """Load a run's policy and its evaluator; leaving the context stops the graders."""
     torch.set_num_threads(threads)
     release()  # memory that the process's previous run left reserved
     reset_peak()
-    ranks = Ranks.joined()
     with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
-        made = _loaded_runs(run, pool)
+        made = _loaded_run(run, ranks, pool)
         with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():
             yield made
 
 
-def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
+def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool) -> LoadedRun:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
-    ranks = Ranks.joined()
     if ranks.world > 1 and run.arm.training == "full":
         shard(policy, ranks.devices, scale.optimizer.name)
         release()  # the whole masters
     sampler = _sampler(policy, run)
-    asker = SingleAsker(sampler, ranks)
-    evaluation = ScaleEvaluator([run], asker, policy.tokenizer, pool)
-    fitting = fitting_update(run, policy.device)
+    evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
+    fitting = fitting_update(run, policy.device, ranks)
     rewarded = run.arm.reward_function is not None
     problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
-    return LoadedRuns(
-        runs=[run],
-        loaded=policy,
+    return LoadedRun(
+        run=run,
+        policy=policy,
         sampler=sampler,
         problems=problems,
         evaluation=evaluation,
-        tallies=[RunTally(evaluation, pool, 0, digests_at_start(policy.facts, problems))],
-        facts=[policy.facts],
+        ranks=ranks,
+        tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems)),
         receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )
 
 
-def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
-    """Return the single loaded run in the form that the trainer takes."""
-    (run,), policy, sampler = (
-        loaded_runs.runs,
-        cast(Policy, loaded_runs.loaded),
-        cast(Sampler, loaded_runs.sampler),
-    )
+def learner_of_run(loaded_run: LoadedRun) -> Learner:
+    """Return a loaded run in the form that the trainer takes."""
+    run, policy = loaded_run.run, loaded_run.policy
     # There is no memory plan for a CPU; it keeps all activations.
     unplanned = (None, None if policy.device.type == "cpu" else 0)
-    micro_tokens, kept = fitting_update(run, policy.device) or unplanned
-    return single_policy(
+    ranks = loaded_run.ranks
+    micro_tokens, kept = fitting_update(run, policy.device, ranks) or unplanned
+    return learner_of(
         run,
         policy,
-        sampler,
+        loaded_run.sampler,
         micro_tokens=micro_tokens,
         kept_blocks=kept,
-        ranks=Ranks.joined(),
+        ranks=ranks,
     )
 
 
@@ -244,18 +234,20 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
 _FITTED = ("micro_tokens", "kept_blocks")
 
 
-def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | None:
+def fitting_update(
+    run: RunConfig, device: torch.device, ranks: Ranks = ALONE
+) -> tuple[int, int] | None:
     """Return the tokens of a micro-batch, and of how many blocks the device can keep activations.
 
     None where memory is not planned: the scale then sets the rows, and no activations are kept.
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
-    memory = training_memory(run.arm, run.scale, Ranks.joined().world)
+    memory = training_memory(run.arm, run.scale, ranks.world)
     if memory is None:
         return None
     # With different cards, the smallest one decides for all ranks.
-    room = Ranks.joined().least(device_bytes(device))
+    room = ranks.least(device_bytes(device))
     step = memory.fitting(room)
     return step.micro_tokens, step.kept_blocks
 
@@ -279,18 +271,6 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         max_positions=positions,
         optimizer=scale.optimizer.name,
     )
-
-
-def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
-    """Return the result of the single run.
-
-    Raises `Stopped` if it was stopped before its last step.
-    """
-    (result,) = results
-    assert isinstance(result, TrainResult)  # a failure of the one run has raised
-    if not result.finished:
-        raise Stopped
-    return result
 
 
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:

@@ -19,7 +19,7 @@ from repro.judge.check import stored_evidence
 from repro.judge.gathering import gather
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 

@@ -28,7 +28,7 @@ from repro.regression.render import markdown, print_judgement
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import select
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import find

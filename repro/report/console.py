@@ -31,7 +31,7 @@ from repro.report.tidy import write_table
 from repro.report.verdict_words import Kind, about, as_before_lines, kind_of, labelled, word
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 _COLOURS: Mapping[Status, str] = {
     "reproduced": "green",

@@ -27,7 +27,7 @@ from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import PACKAGE
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.tier import Tier
 
 _COLUMNS = 4

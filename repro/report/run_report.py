@@ -21,7 +21,7 @@ from repro.report.tidy import rendered
 from repro.report.verdict_words import about, as_before_lines, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS
 

@@ -30,7 +30,7 @@ from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status,
 from repro.judge.as_before import Comparison, MetricRow
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import quantity
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
 
 NO_DIFFERENCE = "no difference within"

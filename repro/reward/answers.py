@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from repro.reward.expression import is_readable, tidy
 from repro.reward.quantities import read_quantity, with_unit_marked
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"

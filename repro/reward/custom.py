@@ -35,7 +35,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from repro.spec.arm import RewardFunction, meant, require
+from repro.spec.arm import RewardFunction
+from repro.spec.checks import meant, require
 
 CustomReward = Callable[..., Sequence[float | None]]
 # Squares of larger ones need not be finite in float32, in which losses and gradients are.

@@ -82,7 +82,7 @@ class Grade:
 
 
 class Sharing(Protocol):
-    """Processes that grade the same pairs and share the work (`repro.rl.single_run.ranks`)."""
+    """Processes that grade the same pairs and share the work (`repro.distributed`)."""
 
     def mine(self, sizes: Sequence[int]) -> list[int]:
         """Return which items of these sizes are this process's."""

@@ -33,7 +33,8 @@ from typing import Any
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import GraderPool, Status
-from repro.spec.arm import RewardKind, require_choice
+from repro.spec.arm import RewardKind
+from repro.spec.checks import require_choice
 from repro.spec.config import derive_seed
 
 RANDOM_PROBABILITY = 0.3

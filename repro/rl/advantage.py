@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro.rl.runs import BatchError
+from repro.distributed import BatchError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,18 +10,15 @@ informative if its *accuracy* varies: under the task's reward, which pays for th
 and wherever nothing is discarded. Under another reward, a user's own among them, dynamic sampling
 keeps the groups in which that reward varies before any shaping. Discarded problems are counted too:
 otherwise a comparison by steps would be unfair to an arm without dynamic sampling.
-
-Runs that train together are sampled and graded together, batch by batch, until each is complete. A
-run that needs no further batch idles and draws no random numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,9 +33,7 @@ from repro.rl.advantage import (
     overlong_penalty,
 )
 from repro.rl.clock import Clock
-from repro.rl.diagnostics import mean_of
-from repro.rl.rows import Rows, make_rows
-from repro.rl.runs import RunStates
+from repro.rl.rows import Rows, make_rows, mean_of
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:
@@ -48,14 +43,45 @@ if TYPE_CHECKING:
 
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
-# Texts, golds and seeds of one run's completions, which of them were cut, and their problems.
-GradingRequest = tuple[
-    Sequence[str], Sequence[str], Sequence[int], Sequence[bool], Sequence[Problem]
-]
-# Their rewards; one entry per run, None for those that idle.
-Score = Callable[[Sequence[GradingRequest | None]], Sequence[Rewards | None]]
-# Each run's completions of what it asks.
-Sample = Callable[[Sequence["BatchRequest | None"]], Sequence["Sequence[Completion] | None"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradingRequest:
+    """B completions to be rewarded: texts, golds, seeds, which were cut, and their problems."""
+
+    texts: Sequence[str]
+    golds: Sequence[str]
+    seeds: Sequence[int]
+    cut: Sequence[bool]
+    problems: Sequence[Problem] = ()
+
+
+Score = Callable[[GradingRequest], Rewards]
+Sample = Callable[["BatchRequest"], Sequence["Completion"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graded:
+    """What is known of a completion beside its tokens.
+
+    Attributes
+    ----------
+    accuracy, lenient
+        1.0 where it is right by the strict and the lenient reading, else 0.0; None where it could
+        not be graded.
+    format
+        1.0 where the strict format holds.
+    unshaped, reward
+        What its reward function gave, and that with shaping, from which advantages are computed;
+        None where none could be computed.
+    """
+
+    accuracy: float | None
+    reward: float | None
+    unshaped: float | None = None
+    lenient: float | None = None
+    format: float = 0.0
+    gold: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,8 +90,8 @@ class Rollout:
 
     Attributes
     ----------
-    reward
-        B values from which the advantages are computed, including shaping.
+    graded
+        B values.
     batches, groups_drawn, tokens_sampled
         Batches of problems, groups and tokens sampled, including those that were discarded.
     informative
@@ -73,8 +99,6 @@ class Rollout:
     accuracy_sampled, lenient_sampled
         Share of correct completions among all sampled ones, including discarded groups, by strict
         and lenient grading; None if none could be graded.
-    lenient, golds
-        B values each: accuracy by lenient grading, and the gold answers.
     mixed
         Groups of the B rows with different rewards before any shaping; 0 where all is cut off.
     all_cut_off
@@ -85,35 +109,33 @@ class Rollout:
 
     rows: Rows
     advantages: Advantages
-    reward: list[float | None]
-    accuracy: list[float | None]
-    format: list[float]
+    graded: list[Graded]
     batches: int
     groups_drawn: int
     tokens_sampled: int
     informative: float
     accuracy_sampled: float | None = None
     lenient_sampled: float | None = None
-    lenient: list[float | None] = field(default_factory=list)
-    golds: list[str] = field(default_factory=list)
     mixed: int = 0
     all_cut_off: bool = False
     examples: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Drawn:
-    """A rollout's prompts by group, and growing columns of it, one entry per row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A completion that was sampled with a seed, graded and rewarded."""
 
-    prompts: list[list[int]] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
-    completions: list[Completion] = field(default_factory=list)
-    reward: list[float | None] = field(default_factory=list)
-    paid: list[float | None] = field(default_factory=list)  # before any shaping
-    accuracy: list[float | None] = field(default_factory=list)
-    lenient: list[float | None] = field(default_factory=list)
-    format: list[float] = field(default_factory=list)
-    golds: list[str] = field(default_factory=list)
+    seed: int
+    completion: Completion
+    graded: Graded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """A prompt and its G rows."""
+
+    prompt: list[int]
+    rows: list[_Row]
 
 
 class Prompts(Protocol):
@@ -137,8 +159,6 @@ class Prompts(Protocol):
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
-    `prompts` caches prompts by problem id; runs of one scale that train together share it.
-
     Raises `ValueError` if there are fewer problems than a rollout takes, or if two share an id.
     """
 
@@ -147,7 +167,6 @@ class PromptSource:
         problems: Sequence[Problem],
         tokenizer: PreTrainedTokenizerBase,
         run: RunConfig,
-        prompts: dict[str, list[int]] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -162,7 +181,7 @@ class PromptSource:
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
-        self._prompts: dict[str, list[int]] = {} if prompts is None else prompts
+        self._prompts: dict[str, list[int]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, batch: int) -> list[Problem]:
@@ -217,17 +236,19 @@ class GrowingRollout:
     def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
-        self._accuracy: list[float | None] = []
-        self._lenient: list[float | None] = []
+        self._groups: list[_Group] = []
+        # Of all rows sampled, those of discarded groups, too
+        self._graded: list[Graded] = []
         self._examples: list[tuple[int, ...]] = []
-        # The batch asked for last, with what is known of it, until `add` takes it.
-        self._collected, self.latest = _Drawn(), _Drawn()
+        # The batch asked for last, and its completions, until `add` takes them
+        self._request: BatchRequest | None = None
+        self._sampled: Sequence[Completion] = ()
 
     @property
     def complete(self) -> bool:
         """Whether the rollout needs no further batch."""
         scale: TrainScale = self.run.scale
-        full = len(self._collected.prompts) == scale.prompts_per_rollout
+        full = len(self._groups) == scale.prompts_per_rollout
         return full or self._batches >= max(self.run.arm.loss.dynamic_sampling, 1)
 
     def request(self) -> BatchRequest:
@@ -235,7 +256,7 @@ class GrowingRollout:
         group_size = self.run.scale.group_size
         problems = self.source.draw(self._draws)
         again = () if self._batches == 0 else ("again", self._batches)
-        request = BatchRequest(
+        self._request = BatchRequest(
             prompts=[self.source.prompt(problem) for problem in problems],
             golds=[problem.answer for problem in problems for _ in range(group_size)],
             problems=[problem for problem in problems for _ in range(group_size)],
@@ -245,52 +266,66 @@ class GrowingRollout:
                 for k in range(group_size)
             ],
         )
-        self.latest = _Drawn(prompts=request.prompts, seeds=request.seeds)
-        return request
+        return self._request
+
+    def to_grade(self, request: BatchRequest, completions: Sequence[Completion]) -> GradingRequest:
+        """Note the sampled completions of the latest batch; return what its graders take."""
+        self._sampled = completions
+        return GradingRequest(
+            texts=self.source.texts(completions, request.prompts),
+            golds=request.golds,
+            seeds=request.seeds,
+            cut=[completion.finish_reason == "length" for completion in completions],
+            problems=request.problems,
+        )
 
     def add(
         self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
     ) -> None:
         """Take a sampled and graded batch; dynamic sampling keeps its informative groups."""
         scale: TrainScale = self.run.scale
-        loss, limit = self.run.arm.loss, scale.rollout.max_new_tokens
-        reward = [
-            None
-            if value is None
-            else value
-            + overlong_penalty(
-                len(completion.token_ids), max_new_tokens=limit, buffer=loss.overlong_buffer
-            )
-            for value, completion in zip(rewards.total, completions, strict=True)
-        ]
-        drawn = _Drawn(
-            prompts=request.prompts,
-            seeds=request.seeds,
-            completions=list(completions),
-            reward=reward,
-            paid=list(rewards.total),
-            accuracy=list(rewards.accuracy),
-            lenient=list(rewards.lenient_accuracy),
-            format=list(rewards.format),
-            golds=request.golds,
-        )
+        groups = self._scored(request, completions, rewards)
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
-        self._accuracy += rewards.accuracy
-        self._lenient += rewards.lenient_accuracy
+        self._graded += [row.graded for group in groups for row in group.rows]
         room = EXAMPLES - len(self._examples)
         self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
-        group_ids = _group_ids(len(drawn.prompts), scale.group_size)
         arm = self.run.arm
-        other = loss.dynamic_sampling > 0 and arm.reward != "task"
+        other = arm.loss.dynamic_sampling > 0 and arm.reward != "task"
         by_reward = other or arm.reward_function is not None
-        informative = informative_groups(drawn.paid if by_reward else drawn.accuracy, group_ids)
+        informative = _informative(groups, "unshaped" if by_reward else "accuracy")
         self._informative += len(informative)
-        every = list(range(len(drawn.prompts)))
-        room = scale.prompts_per_rollout - len(self._collected.prompts)
-        groups = (informative if loss.dynamic_sampling else every)[:room]
-        _append(self._collected, drawn, groups, scale.group_size)
-        self.latest = _Drawn()
+        kept = informative if self.run.arm.loss.dynamic_sampling else groups
+        self._groups += kept[: scale.prompts_per_rollout - len(self._groups)]
+        self._request, self._sampled = None, ()
+
+    def _scored(
+        self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
+    ) -> list[_Group]:
+        """Return a batch's groups, rewards shaped by length."""
+        scale: TrainScale = self.run.scale
+        limit, buffer = scale.rollout.max_new_tokens, self.run.arm.loss.overlong_buffer
+        rows = []
+        for completion, seed, gold, accuracy, lenient, form, given in zip(
+            completions, request.seeds, request.golds, rewards.accuracy, rewards.lenient_accuracy,
+            rewards.format, rewards.total, strict=True,
+        ):  # fmt: skip
+            length = len(completion.token_ids)
+            penalty = overlong_penalty(length, max_new_tokens=limit, buffer=buffer)
+            graded = Graded(
+                accuracy=accuracy,
+                lenient=lenient,
+                format=form,
+                gold=gold,
+                unshaped=given,
+                reward=None if given is None else given + penalty,
+            )
+            rows.append(_Row(seed=seed, completion=completion, graded=graded))
+        size = scale.group_size
+        return [
+            _Group(prompt=prompt, rows=rows[place * size : (place + 1) * size])
+            for place, prompt in enumerate(request.prompts)
+        ]
 
     def batch(self) -> dict[str, Tensor]:
         """Return the rows taken so far, in their order, then those not sampled or scored yet.
@@ -300,130 +335,78 @@ class GrowingRollout:
         whose; `seeds` (B,) int64; `rewards` (B,) float64, NaN where there is none. Of rows not
         sampled there are seeds alone.
         """
-        both = (self._collected, self.latest)
-        prompts = [prompt for drawn in both for prompt in drawn.prompts]
-        rows = [row for drawn in both for row in drawn.completions]
-        rewards = self._collected.reward + [None] * len(self.latest.completions)
+        taken = [row for group in self._groups for row in group.rows]
+        latest = self._request
+        prompts = [group.prompt for group in self._groups] + (latest.prompts if latest else [])
+        seeds = [row.seed for row in taken] + (latest.seeds if latest else [])
+        completions = [*(row.completion for row in taken), *self._sampled]
+        rewards = [row.graded.reward for row in taken] + [None] * len(self._sampled)
         whole = partial(torch.tensor, dtype=torch.int64)
         real = partial(torch.tensor, dtype=torch.float64)
         return {
             "prompts": whole([token for prompt in prompts for token in prompt]),
             "prompt_tokens": whole([len(prompt) for prompt in prompts]),
-            "completions": whole([token for row in rows for token in row.token_ids]),
-            "completion_tokens": whole([len(row.token_ids) for row in rows]),
-            "sampled_logprobs": real([value for row in rows for value in row.sampled_logprobs]),
-            "seeds": whole([seed for drawn in both for seed in drawn.seeds]),
+            "completions": whole([token for one in completions for token in one.token_ids]),
+            "completion_tokens": whole([len(one.token_ids) for one in completions]),
+            "sampled_logprobs": real([v for one in completions for v in one.sampled_logprobs]),
+            "seeds": whole(seeds),
             "rewards": real([math.nan if reward is None else reward for reward in rewards]),
         }
 
     def rollout(self) -> Rollout:
         """Return the complete rollout, with advantages."""
         scale: TrainScale = self.run.scale
-        loss, collected = self.run.arm.loss, self._collected
+        loss, rows = self.run.arm.loss, [row for group in self._groups for row in group.rows]
+        graded = [row.graded for row in rows]
         drawn = self._batches * scale.prompts_per_rollout
-        group_ids = _group_ids(len(collected.prompts), scale.group_size)
-        advantages = group_advantages(
-            collected.reward,
-            group_ids,
-            scale_by_std=loss.scale_by_std,
-            epsilon=loss.advantage_epsilon,
-        )
-        rows = make_rows(
-            collected.prompts,
-            collected.completions,
+        as_rows = make_rows(
+            [group.prompt for group in self._groups],
+            [row.completion for row in rows],
             group_size=scale.group_size,
         )
-        all_cut_off = loss.mask_truncated and bool(rows.truncated.all()) and len(rows) > 0
-        mixed = 0 if all_cut_off else len(informative_groups(collected.paid, group_ids))
+        all_cut_off = loss.mask_truncated and bool(rows) and bool(as_rows.truncated.all())
         return Rollout(
-            rows=rows,
-            advantages=advantages,
-            reward=collected.reward,
-            accuracy=collected.accuracy,
-            format=collected.format,
+            rows=as_rows,
+            advantages=group_advantages(
+                [one.reward for one in graded],
+                [place for place, group in enumerate(self._groups) for _ in group.rows],
+                scale_by_std=loss.scale_by_std,
+                epsilon=loss.advantage_epsilon,
+            ),
+            graded=graded,
             batches=self._batches,
             groups_drawn=drawn,
             tokens_sampled=self._tokens,
             informative=self._informative / drawn,
-            accuracy_sampled=mean_of(self._accuracy),
-            lenient_sampled=mean_of(self._lenient),
-            lenient=collected.lenient,
-            golds=collected.golds,
-            mixed=mixed,
+            accuracy_sampled=mean_of([one.accuracy for one in self._graded]),
+            lenient_sampled=mean_of([one.lenient for one in self._graded]),
+            mixed=0 if all_cut_off else len(_informative(self._groups, "unshaped")),
             all_cut_off=all_cut_off,
             examples=tuple(self._examples),
         )
 
 
-def collect(
-    growing: Sequence[GrowingRollout],
-    state: RunStates,
-    sample: Sample,
-    score: Score,
-    clock: Clock,
-) -> list[Rollout | None]:
-    """Return the rollout of every live run; a run for which that fails has failed.
+def _informative(groups: Sequence[_Group], by: Literal["unshaped", "accuracy"]) -> list[_Group]:
+    """Return the groups whose rows differ in a value."""
+    ids = [place for place, group in enumerate(groups) for _ in group.rows]
+    values = [getattr(row.graded, by) for group in groups for row in group.rows]
+    return [groups[place] for place in informative_groups(values, ids)]
 
-    `growing` has an empty rollout per run. `sample` samples from each run's current policy,
-    including added noise. The clock is marked after each batch's sampling and after its grading.
+
+def collect(growing: GrowingRollout, sample: Sample, score: Score, clock: Clock) -> Rollout:
+    """Return the rollout that an empty one grows to.
+
+    `sample` samples from the current policy, including added noise. The clock is marked after each
+    batch's sampling and after its grading.
     """
-    while True:
-        asked = state.each(lambda s: None if growing[s].complete else growing[s].request())
-        if not any(request is not None for request in asked):
-            return state.each(lambda s: growing[s].rollout())
-        _add_batch(growing, asked, state, sample, score, clock)
-
-
-def _add_batch(
-    growing: Sequence[GrowingRollout],
-    asked: Sequence[BatchRequest | None],
-    state: RunStates,
-    sample: Sample,
-    score: Score,
-    clock: Clock,
-) -> None:
-    """Sample and score a batch for the runs that need one; the others idle."""
-    sampled = sample(asked)
-    clock.mark("rollout")
-    rewards = score([_asked(*one) for one in zip(growing, asked, sampled, strict=True)])
-    clock.mark("reward")
-    state.each(lambda s: _take(growing[s], asked[s], sampled[s], rewards[s]))
-
-
-def _asked(
-    growing: GrowingRollout,
-    request: BatchRequest | None,
-    completions: Sequence[Completion] | None,
-) -> GradingRequest | None:
-    if request is None or completions is None:
-        return None
-    growing.latest.completions = list(completions)
-    cut = [completion.finish_reason == "length" for completion in completions]
-    texts = growing.source.texts(completions, request.prompts)
-    return texts, request.golds, request.seeds, cut, request.problems
-
-
-def _take(
-    growing: GrowingRollout,
-    request: BatchRequest | None,
-    completions: Sequence[Completion] | None,
-    rewards: Rewards | None,
-) -> None:
-    if request is not None and completions is not None and rewards is not None:
+    while not growing.complete:
+        request = growing.request()
+        completions = sample(request)
+        clock.mark("rollout")
+        rewards = score(growing.to_grade(request, completions))
+        clock.mark("reward")
         growing.add(request, completions, rewards)
-
-
-def _append(collected: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:
-    """Add the named groups of `drawn` to `collected`."""
-    for group in groups:
-        rows = slice(group * group_size, (group + 1) * group_size)
-        collected.prompts.append(drawn.prompts[group])
-        for column in fields(_Drawn)[1:]:
-            getattr(collected, column.name).extend(getattr(drawn, column.name)[rows])
-
-
-def _group_ids(groups: int, group_size: int) -> list[int]:
-    return torch.arange(groups).repeat_interleave(group_size).tolist()
+    return growing.rollout()
 
 
 def loss_mask(rollout: Rollout, *, mask_truncated: bool) -> Tensor:

@@ -12,16 +12,13 @@ from pathlib import Path
 
 from repro.rl.clock import WallClock
 from repro.rl.collect import GrowingRollout, Rollout
-from repro.rl.policies import Policies
+from repro.rl.learner import Learner
 from repro.rl.rollout_receipts import Tally, Values, note_accuracy, note_test
-from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
+from repro.rl.training_state import TrainResult, TrainState, fresh_state
 from repro.spec.config import TrainScale
 
-# Of one step: the values of each run, None for frozen ones.
-StepValues = list[Values | None]
-OnRollout = Callable[[int, Sequence[Rollout | None]], Mapping[int, Exception] | None]
-# Makes some steps and advances the states in place; returns the values of each step.
-Iterate = Callable[[RunStates], list[StepValues]]
+# Makes some steps and advances the state in place; returns the values of each step.
+Iterate = Callable[[TrainState], list[Values]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,57 +28,56 @@ class Hooks:
     Attributes
     ----------
     evaluate
-        Takes the number of steps done and which runs are alive; returns the held-out accuracy of
-        each run, in percent. Called without added noise every `scale.evaluation.every` steps, and
-        before the first step if the scale has a `token_budget`. None: no evaluation.
+        Takes the number of steps done; returns the held-out accuracy in percent. Called without
+        added noise every `scale.evaluation.every` steps, and before the first step if the scale has
+        a `token_budget`. None: no evaluation.
     test
-        Takes the same; returns each run's metrics on the test split, in percent. Called without
-        added noise after the steps that `scale.evaluation.test_at` names.
+        Takes the same; returns metrics on the test split, in percent. Called without added noise
+        after the steps that `scale.evaluation.test_at` names.
     on_step
-        Takes the number of steps done and the values of each run, None for frozen ones: those of
-        its series, and the wall seconds of the step's phases for all runs (`repro.rl.clock`).
+        Takes the number of steps done and the step's values: those of its series, and the wall
+        seconds of its phases (`repro.rl.clock`).
     on_rollout
-        Takes the number of steps done and the scored rollout of each run, before the updates on
-        it; may return runs that have to fail, each with its error.
+        Takes the number of steps done and the scored rollout, before the updates on it; may raise
+        to end the run.
     on_fault
-        Takes the number of steps done and each run's rollout, as far as it came, where no step can
-        be made on it; returns what the error is to say of it.
+        Takes the number of steps done and the rollout, as far as it came, where no step can be made
+        on it; returns what the error is to say of it.
     should_stop
         Called before each iteration; True writes a checkpoint and returns.
-    tallies
-        One per run, or none: counts of the process besides the steps, saved in each checkpoint and
-        continued from there.
+    tally
+        Counts of the process besides the steps, saved in each checkpoint and continued from there.
     """
 
-    evaluate: Callable[[int, Sequence[bool]], Sequence[float | None]] | None = None
-    test: Callable[[int, Sequence[bool]], Sequence[Mapping[str, float] | None]] | None = None
-    on_step: Callable[[int, StepValues], None] | None = None
-    on_rollout: OnRollout | None = None
-    on_fault: Callable[[int, Sequence[GrowingRollout]], str] | None = None
+    evaluate: Callable[[int], float] | None = None
+    test: Callable[[int], Mapping[str, float]] | None = None
+    on_step: Callable[[int, Values], None] | None = None
+    on_rollout: Callable[[int, Rollout], None] | None = None
+    on_fault: Callable[[int, GrowingRollout], str] | None = None
     should_stop: Callable[[], bool] | None = None
-    tallies: Sequence[Tally] = ()
+    tally: Tally | None = None
 
 
 def run_steps(
-    policies: Policies, iterate: Iterate, hooks: Hooks, *, folder: Path, clock: WallClock
-) -> list[TrainResult | FailedRun]:
+    learner: Learner, iterate: Iterate, hooks: Hooks, *, folder: Path, clock: WallClock
+) -> TrainResult:
     """Iterate from the last checkpoint in `folder` until the last step, or until asked to stop.
 
-    Raises `ValueError` when a checkpoint belongs to other runs.
+    Raises `ValueError` when a checkpoint belongs to another run.
 
     Parameters
     ----------
     clock
         Marked by `iterate` at the end of each phase of its own.
     """
-    scale: TrainScale = policies.runs[0].scale
-    state = _load_or_begin(policies, hooks, folder)
-    policies.refresh()
-    if scale.evaluation.token_budget and not any(run.series for run in state.runs):
-        _evaluate(policies, state, hooks)  # the area under the curve starts where training starts
+    scale: TrainScale = learner.run.scale
+    state = _load_or_begin(learner, hooks, folder)
+    learner.refresh()
+    if scale.evaluation.token_budget and not state.series:
+        _evaluate(learner, state, hooks)  # the area under the curve starts where training starts
     saved = state.step
     clock.leave_out()
-    while state.step < scale.steps and any(state.alive):
+    while state.step < scale.steps:
         if hooks.should_stop is not None and hooks.should_stop():
             break
         began = state.step
@@ -91,76 +87,59 @@ def run_steps(
         every = scale.evaluation.every
         if every >= 1 and state.step // every != began // every:
             clock.mark("idle")
-            _evaluate(policies, state, hooks)
+            _evaluate(learner, state, hooks)
             clock.leave_out()
         if any(began < step <= state.step for step in scale.evaluation.test_at):
             clock.mark("idle")
-            _test(policies, state, hooks)
+            _test(learner, state, hooks)
             clock.leave_out()
         if state.step - saved >= scale.checkpoint_every:
-            _save(policies, state, hooks, folder)
+            _save(learner, state, hooks, folder)
             saved = state.step
     if state.step != saved or state.step == 0:
-        _save(policies, state, hooks, folder)
-    return _results(state, finished=state.step >= scale.steps)
+        _save(learner, state, hooks, folder)
+    return TrainResult(
+        finished=state.step >= scale.steps, step=state.step, series=state.series, facts=state.facts
+    )
 
 
-def _load_or_begin(policies: Policies, hooks: Hooks, folder: Path) -> RunStates:
-    state = policies.load(folder)
+def _load_or_begin(learner: Learner, hooks: Hooks, folder: Path) -> TrainState:
+    state = learner.load(folder)
     if state is None:
-        return fresh_states(policies.runs, freeze=policies.freeze)
-    for run, tally in zip(state.runs, hooks.tallies, strict=bool(hooks.tallies)):
-        tally.go_on_from(run.counts)
+        return fresh_state(learner.run)
+    if hooks.tally is not None:
+        hooks.tally.go_on_from(state.counts)
     return state
 
 
-def _save(policies: Policies, state: RunStates, hooks: Hooks, folder: Path) -> None:
-    """Write a checkpoint, with what was counted for each run."""
-    for run, tally in zip(state.runs, hooks.tallies, strict=bool(hooks.tallies)):
-        run.counts = tally.counts()
-    policies.save(folder, state)
+def _save(learner: Learner, state: TrainState, hooks: Hooks, folder: Path) -> None:
+    """Write a checkpoint, with what was counted for the run."""
+    if hooks.tally is not None:
+        state.counts = hooks.tally.counts()
+    learner.save(folder, state)
 
 
-def _tell(
-    hooks: Hooks, began: int, steps: Sequence[StepValues], seconds: Mapping[str, float]
-) -> None:
+def _tell(hooks: Hooks, began: int, steps: Sequence[Values], seconds: Mapping[str, float]) -> None:
     for number, values in enumerate(steps, start=began + 1):
         if hooks.on_step is not None:
-            hooks.on_step(number, [None if own is None else {**own, **seconds} for own in values])
+            hooks.on_step(number, {**values, **seconds})
 
 
-def _evaluate(policies: Policies, state: RunStates, hooks: Hooks) -> None:
-    """Evaluate every live run, without noise, and note the value."""
+def _evaluate(learner: Learner, state: TrainState, hooks: Hooks) -> None:
+    """Evaluate without noise, and note the value."""
     if hooks.evaluate is None:
         return
     started = time.perf_counter()
-    policies.refresh()
-    accuracies = hooks.evaluate(state.step, state.alive)
-    for run, accuracy in zip(state.runs, accuracies, strict=True):
-        if accuracy is not None:
-            note_accuracy(run, state.step, accuracy)
+    learner.refresh()
+    note_accuracy(state, state.step, hooks.evaluate(state.step))
     state.count_seconds("evaluation_seconds", started)
 
 
-def _test(policies: Policies, state: RunStates, hooks: Hooks) -> None:
-    """Answer the test split with every live run, without noise, and note what it gave."""
+def _test(learner: Learner, state: TrainState, hooks: Hooks) -> None:
+    """Answer the test split, without noise, and note what it gave."""
     if hooks.test is None:
         return
     started = time.perf_counter()
-    policies.refresh()
-    for run, values in zip(state.runs, hooks.test(state.step, state.alive), strict=True):
-        if values is not None:
-            note_test(run, state.step, values)
+    learner.refresh()
+    note_test(state, state.step, hooks.test(state.step))
     state.count_seconds("evaluation_seconds", started)
-
-
-def _results(state: RunStates, *, finished: bool) -> list[TrainResult | FailedRun]:
-    results: list[TrainResult | FailedRun] = []
-    for own, failure in zip(state.runs, state.failures, strict=True):
-        if failure is not None:
-            results.append(FailedRun(step=own.step, reason=failure))
-        else:
-            results.append(
-                TrainResult(finished=finished, step=own.step, series=own.series, facts=own.facts)
-            )
-    return results

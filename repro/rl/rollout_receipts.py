@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import Rollout
-from repro.rl.diagnostics import Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
-from repro.rl.runs import TrainState
+from repro.rl.rows import Mismatch, sampler_mismatch
+from repro.rl.training_state import TrainState
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]

@@ -2,7 +2,7 @@
 
 A snapshot is a folder `step-00000010/` with files of tensors (safetensors), `state.json`, and
 `SHA256SUMS`, which names every other file and its SHA-256 as `sha256sum --check` reads them.
-`repro.rl.training_checkpoint` says what is in them.
+`repro.rl.training_state` says what is in them.
 
 Atomic: everything is written into a folder of another name, flushed to disk, and renamed; only then
 is the third newest removed. A process killed at any instant leaves the snapshots of before, or the
@@ -38,7 +38,7 @@ from repro.models.files.tensor_files import write_tensors
 
 STATE = "state.json"
 SUMS = "SHA256SUMS"
-SCHEMA = 4
+SCHEMA = 5
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSORS = ".safetensors"
 

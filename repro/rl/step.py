@@ -26,14 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from kernels.segments import sent
+from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
-from repro.rl.diagnostics import entropies, mean_of
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
-from repro.rl.rows import Rows
-from repro.rl.single_run.packed import packed_logprobs
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.rl.packed import packed_logprobs
+from repro.rl.rows import Rows, entropies, mean_of
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 
@@ -377,7 +376,7 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
     """Return the metrics of one optimiser step over its own rows."""
     index = output.plan.index
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
-    members = index.tolist()
+    graded = [rollout.graded[row] for row in index.tolist()]
     each = [result.sums for result in output.results] or [torch.zeros(len(SUMS))]
     sums = dict(zip(SUMS, torch.stack(each).sum(0).tolist(), strict=True))
     tokens = sums["tokens"]
@@ -386,11 +385,11 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         return sums[name] / tokens if tokens else 0.0
 
     metrics: dict[str, float | int | None] = {
-        "reward": mean_of([rollout.reward[row] for row in members]),
-        "accuracy": mean_of([rollout.accuracy[row] for row in members]),
-        "format": mean_of([rollout.format[row] for row in members]),
-        "completion_tokens": float(mask.sum(1).double().mean()) if members else None,
-        "truncation_rate": float(truncated.double().mean()) if members else None,
+        "reward": mean_of([one.reward for one in graded]),
+        "accuracy": mean_of([one.accuracy for one in graded]),
+        "format": mean_of([one.format for one in graded]),
+        "completion_tokens": float(mask.sum(1).double().mean()) if graded else None,
+        "truncation_rate": float(truncated.double().mean()) if graded else None,
         "loss": output.loss,
         "clip_fraction_low": share("clipped_low"),
         "clip_fraction_high": share("clipped_high"),

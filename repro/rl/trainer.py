@@ -1,9 +1,7 @@
 """The training loop, top to bottom: rollout under noise, advantages, updates, logs, checkpoints.
 
-This is the only training loop. It works on a list of runs: a single run is a list of one, an
-ensemble a list of many (`repro.rl.policies`). Each iteration adds every run's noise, samples the
-completions of all runs together, computes rewards and advantages per run, updates the policies and
-notes receipts per run. Stacking does not change a run, up to the order of floating-point sums.
+This is the only training loop. Each iteration adds noise, samples completions, computes rewards and
+advantages, updates the policy and notes receipts.
 
 Details that decide whether results are valid, with their sources:
 
@@ -41,50 +39,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from repro.distributed import BatchError
 from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
-from repro.rl.loop import Hooks, StepValues, run_steps
+from repro.rl.learner import Learner, StepInputs
+from repro.rl.loop import Hooks, run_steps
 from repro.rl.noise import NoiseReceipt
-from repro.rl.policies import Policies, StepInputs
 from repro.rl.rollout_receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
-from repro.rl.runs import BatchError, FailedRun, RunStates, TrainResult
-from repro.rl.step import StepOutput, step_metrics
+from repro.rl.step import step_metrics
+from repro.rl.training_state import TrainResult, TrainState
 from repro.spec.config import TrainScale
-
-# `SinglePolicy` or `StackedPolicies`; measurements also use members of the former.
-Trained = TypeVar("Trained", bound=Policies)
-# Per run: the row indices of each optimiser step on its rollout; empty without a rollout.
-Parts = Sequence[Sequence[Tensor]]
-# Per run: (B, T) log-probabilities, or None.
-Logprobs = Sequence[Tensor | None]
 
 
 def train(
-    policies: Policies,
-    sources: Sequence[Prompts],
+    learner: Learner,
+    source: Prompts,
     score: Score,
     hooks: Hooks,
     *,
     folder: Path,
     within: Mapping[str, float] | None = None,
-) -> list[TrainResult | FailedRun]:
-    """Train freshly loaded policies in place, or resume from the last checkpoint in `folder`.
+) -> TrainResult:
+    """Train a freshly loaded policy in place, or resume from the last checkpoint in `folder`.
 
-    `sources` yield the prompts of each run, `score` rewards the completions of all runs, and
-    `within` are totals of seconds inside phases, shown apart (`WallClock`).
-    Returns the result of each run; a `FailedRun` only from policies that freeze failed runs.
+    `source` yields prompts, `score` rewards completions, and `within` are totals of seconds inside
+    phases, shown apart (`WallClock`).
 
-    Raises `ValueError` if the checkpoint belongs to other runs.
+    Raises `ValueError` if the checkpoint belongs to another run.
     """
     clock = WallClock(within)
-    training = replace(prepare(policies, sources, score), hooks=hooks, clock=clock)
-    return run_steps(policies, partial(iterate, training), hooks, folder=folder, clock=clock)
+    training = replace(prepare(learner, source, score), hooks=hooks, clock=clock)
+    return run_steps(learner, partial(iterate, training), hooks, folder=folder, clock=clock)
 
 
 def everything(rows: Rows) -> Tensor:
@@ -93,13 +83,11 @@ def everything(rows: Rows) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Training(Generic[Trained]):
+class Training:
     """The constant inputs of `iterate`.
 
     Attributes
     ----------
-    sources
-        One source of prompts per run.
     taking_part
         Returns the indices of the rows of a rollout that are trained on.
     clock
@@ -108,8 +96,8 @@ class Training(Generic[Trained]):
         Only `on_rollout` and `on_fault` are called.
     """
 
-    policies: Trained
-    sources: Sequence[Prompts]
+    learner: Learner
+    source: Prompts
     score: Score
     taking_part: Callable[[Rows], Tensor] = everything
     clock: Clock = field(default_factory=NoClock)
@@ -117,32 +105,29 @@ class Training(Generic[Trained]):
 
     @property
     def scale(self) -> TrainScale:
-        """The scale, which all runs share."""
-        scale: TrainScale = self.policies.runs[0].scale
+        """The run's scale."""
+        scale: TrainScale = self.learner.run.scale
         return scale
 
 
-def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Training[Trained]:
+def prepare(learner: Learner, source: Prompts, score: Score) -> Training:
     """Return the inputs of `iterate`."""
-    return Training(policies=policies, sources=sources, score=score)
+    return Training(learner=learner, source=source, score=score)
 
 
-def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
-    """Make one rollout of every run and the optimiser steps on it; advance `state` by these steps.
+def iterate(t: Training, state: TrainState) -> list[Values]:
+    """Make one rollout and the optimiser steps on it; advance `state` by these steps.
 
     All tiers train with this function; the systems tier times it.
 
     Returns
     -------
     list
-        The logged values of each step, per run.
+        The logged values of each step.
 
     Raises `BatchError` where a value that is not finite stops the steps before their optimiser.
     """
-    growing = [
-        GrowingRollout(run, source, step=state.step, draws=own.draws)
-        for run, source, own in zip(t.policies.runs, t.sources, state.runs, strict=True)
-    ]
+    growing = GrowingRollout(t.learner.run, t.source, step=state.step, draws=state.draws)
     try:
         return _iterate(t, state, growing)
     except (BatchError, FloatingPointError) as error:
@@ -150,126 +135,76 @@ def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
         raise BatchError(f"{error} (rollout of step {state.step + 1}{kept})") from error
 
 
-def _iterate(
-    t: Training[Trained], state: RunStates, growing: Sequence[GrowingRollout]
-) -> list[StepValues]:
-    step, scale = state.step, t.scale
+def _iterate(t: Training, state: TrainState, growing: GrowingRollout) -> list[Values]:
+    learner, step, scale = t.learner, state.step, t.scale
     started = time.perf_counter()
-    with t.policies.perturbed(step, "rollout") as receipts:
-        # A run whose rollout cannot be sampled or scored has failed.
-        rollouts = collect(growing, state, t.policies.sample, t.score, t.clock)
+    with learner.perturbed(step, "rollout") as receipt:
+        rollout = collect(growing, learner.sample, t.score, t.clock)
     state.count_seconds("rollout_seconds", started)
     if t.hooks.on_rollout is not None:
-        for run, error in (t.hooks.on_rollout(step, rollouts) or {}).items():
-            state.fail(run, error)
-            rollouts[run] = None
+        t.hooks.on_rollout(step, rollout)
 
     started = time.perf_counter()
     updates = min(scale.updates_per_rollout, scale.steps - step)
-    parts = [_parts(t, rollout)[:updates] for rollout in rollouts]
+    parts = t.taking_part(rollout.rows).tensor_split(scale.updates_per_rollout)[:updates]
     t.clock.mark("idle")
-    with t.policies.perturbed(step, "update"):
-        steps, before = _update_all(t, rollouts, parts, state, updates)
-    t.policies.refresh()
+    with learner.perturbed(step, "update"):
+        steps, before = _update_all(t, rollout, parts, state)
+    learner.refresh()
     t.clock.mark("optimizer")
     state.count_seconds("update_seconds", started)
 
-    _note(t, state, rollouts, receipts, parts, steps, before)
-    state.step += updates
+    _note(t, state, rollout, receipt, parts, steps, before)
     t.clock.mark("idle")
     return steps
 
 
-def _parts(t: Training[Trained], rollout: Rollout | None) -> Sequence[Tensor]:
-    """Divide the rows of a rollout among its optimiser steps."""
-    if rollout is None:
-        return ()
-    return t.taking_part(rollout.rows).tensor_split(t.scale.updates_per_rollout)
-
-
 def _update_all(
-    t: Training[Trained],
-    rollouts: Sequence[Rollout | None],
-    parts: Parts,
-    state: RunStates,
-    updates: int,
-) -> tuple[list[StepValues], Logprobs]:
-    """Make all optimiser steps; return their values and the log-probabilities before the first."""
-    before = t.policies.old_logprobs(rollouts, parts, state)
-    reference = t.policies.reference_logprobs(rollouts, state)
+    t: Training, rollout: Rollout, parts: Sequence[Tensor], state: TrainState
+) -> tuple[list[Values], Tensor]:
+    """Make all optimiser steps; return their values and the log-probabilities before the first.
+
+    `parts` are the rows of each step.
+    """
+    learner = t.learner
+    before = learner.old_logprobs(rollout, parts, state)
+    reference = learner.reference_logprobs(rollout, state)
     t.clock.mark("logprobs")
-    steps: list[StepValues] = []
-    for number in range(updates):
+    by_sampler = learner.run.arm.loss.old_policy == "sampler"
+    steps: list[Values] = []
+    for number, index in enumerate(parts):
         step = state.step + number
-        old = [None] * len(rollouts) if number == 0 else before
-        run_parts = state.each(partial(_part, t, rollouts, parts, number, step, old, reference))
-        outputs = t.policies.backward(run_parts, state)
+        # No step precedes the first: its own pass gives its old log-probabilities.
+        old = None if number == 0 else before
+        inputs = StepInputs(
+            step=step,
+            rollout=rollout,
+            index=index,
+            old=rollout.rows.sampled_logprobs if by_sampler else old,
+            reference=reference,
+        )
+        output = learner.backward(inputs, state)
         t.clock.mark("update")
-        moved = t.policies.step(state, step)
+        moved = learner.step(step)
         t.clock.mark("optimizer")
-        steps.append([_values(*one) for one in zip(rollouts, outputs, moved, strict=True)])
+        steps.append(step_metrics(rollout, output) | moved)
         if number == 0:
-            # No step precedes the first: its own pass has given its old log-probabilities.
-            for values, output in zip(before, outputs, strict=True):
-                if values is not None and output is not None:
-                    values[output.plan.index] = output.logprobs[output.plan.index]
+            before[output.plan.index] = output.logprobs[output.plan.index]
     return steps, before
 
 
-def _part(
-    t: Training[Trained],
-    rollouts: Sequence[Rollout | None],
-    parts: Parts,
-    number: int,
-    step: int,
-    old: Logprobs,
-    reference: Logprobs,
-    s: int,
-) -> StepInputs | None:
-    """Return the inputs of run `s` for optimiser step `number` on the rollout."""
-    run, rollout = t.policies.runs[s], rollouts[s]
-    if rollout is None:
-        return None
-    by_sampler = run.arm.loss.old_policy == "sampler"
-    return StepInputs(
-        run=run,
-        step=step,
-        rollout=rollout,
-        index=parts[s][number],
-        old=rollout.rows.sampled_logprobs if by_sampler else old[s],
-        reference=reference[s],
-    )
-
-
-def _values(
-    rollout: Rollout | None, output: StepOutput | None, moved: Values | None
-) -> Values | None:
-    """Return the logged values of one step of a run; None if it made no step."""
-    if rollout is None or output is None or moved is None:
-        return None
-    return step_metrics(rollout, output) | moved
-
-
 def _note(
-    t: Training[Trained],
-    state: RunStates,
-    rollouts: Sequence[Rollout | None],
-    receipts: Sequence[NoiseReceipt],
-    parts: Parts,
-    steps: Sequence[StepValues],
-    before: Logprobs,
+    t: Training,
+    state: TrainState,
+    rollout: Rollout,
+    receipt: NoiseReceipt,
+    parts: Sequence[Tensor],
+    steps: Sequence[Values],
+    before: Tensor,
 ) -> None:
-    """Note the receipts and series of every run with a rollout, up to the step where it failed."""
-    for s, (rollout, logprobs) in enumerate(zip(rollouts, before, strict=True)):
-        if rollout is None or logprobs is None:
-            continue
-        own = state.runs[s]
-        own.draws += rollout.batches
-        done = torch.cat(list(parts[s]))
-        once = note_rollout(t.policies.runs[s], own, rollout, receipts[s], logprobs, done)
-        for step in steps:
-            values = step[s]
-            if values is None:
-                break
-            values |= once
-            note_step(own, values)
+    """Note the receipts and series of a rollout and its steps."""
+    state.draws += rollout.batches
+    once = note_rollout(t.learner.run, state, rollout, receipt, before, torch.cat(list(parts)))
+    for values in steps:
+        values |= once
+        note_step(state, values)

@@ -42,7 +42,7 @@ from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
 from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 
 # Share of the slots that must be free before a prefill may delay running rows.

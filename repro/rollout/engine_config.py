@@ -9,8 +9,8 @@ import torch
 
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
-from repro.spec.arm import require, require_choice
-from repro.spec.byte_sizes import usable_bytes
+from repro.spec.checks import require, require_choice
+from repro.spec.tier import usable_bytes
 
 Products = Literal["own", "bitsandbytes"]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import reference_step
-from repro.rollout.choose import choose
+from repro.rollout.draw import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
@@ -100,7 +100,7 @@ class Primitives:
     Attributes
     ----------
     choose
-        None draws by `repro.rollout.choose`, as sampling with a filter always does.
+        None draws by `repro.rollout.draw.choose`, as sampling with a filter always does.
     """
 
     add_norm: Callable[..., tuple[Tensor, Tensor]]

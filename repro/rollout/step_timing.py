@@ -11,7 +11,7 @@ import torch
 
 from kernels import timing
 from repro.rollout.engine import Engine
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig, derive_seed
 
 

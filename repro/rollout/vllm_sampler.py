@@ -52,7 +52,7 @@ from repro.models.memory_plan import MOST_SLOTS
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy, end_token_ids
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import SamplingConfig
 from repro.spec.hub import user_cache
 

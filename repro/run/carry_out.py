@@ -11,18 +11,18 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment
+from repro.evidence.fact_names import DEVICE, NOT_RUN, SOURCES
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
-from repro.evidence.record import failed_record, find_record, record_of, run_folder
+from repro.evidence.record import failed_record, record_of
 from repro.evidence.steady_clock import steady_now
 from repro.run.analysis_plan import plan_inputs
-from repro.spec.arm import require
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.checks import require
+from repro.spec.config import RunConfig
 from repro.spec.tier import Tier, cuda_devices
 
 _PROCEDURES = {
@@ -88,8 +88,6 @@ def carry_out(
     Of several ranks only the first writes.
     """
     source_at_start()  # before a procedure is imported: what is on the disk now is what will run
-    if is_ensemble(runs[0]):
-        return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
     started = steady_now()
     measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
     measured = measure(
@@ -100,7 +98,7 @@ def carry_out(
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
-        left_out = measurement.facts.get("not_run")
+        left_out = measurement.facts.get(NOT_RUN)
         if left_out and not measurement.metrics:
             reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
             paths.append(failed_record(run, reason, environment, started).write(records))
@@ -117,50 +115,8 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
         require_clean()
     before = device_state()
     measured = _measure(runs, **how)
-    device = {"device": between(before, device_state())}
+    device = {DEVICE: between(before, device_state())}
     return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
-
-
-def is_ensemble(run: RunConfig) -> bool:
-    """Whether the run is carried out as one of many in a batched model."""
-    learns = run.procedure in ("train", "evaluate")
-    return learns and isinstance(run.scale, TrainScale) and run.scale.together
-
-
-def _carry_out_ensemble(
-    runs: Sequence[RunConfig],
-    folder: Path,
-    records: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-    threads: int,
-) -> list[Path]:
-    """Carry out those of the runs that have no record, each recorded as soon as it is done."""
-    from repro.procedures.together import train_together
-    from repro.rl.runs import FailedRun
-
-    started, environment = steady_now(), capture_environment()
-    paths = []
-
-    def done(run: RunConfig, outcome: Measured | FailedRun) -> None:
-        if isinstance(outcome, FailedRun):
-            reason = f"{outcome.reason} (after {outcome.step} steps)"
-            paths.append(failed_record(run, reason, environment, started).write(records))
-        else:
-            paths.append(keep(run, outcome, started, records, environment))
-
-    left = [run for run in runs if find_record(run, records) is None]
-    train_together(
-        left,
-        device="cuda" if cuda_devices() else "cpu",
-        folder=folder,
-        progress=progress,
-        should_stop=should_stop,
-        threads=threads,
-        done=done,
-        folder_of=partial(run_folder, runs=records),
-    )
-    return paths
 
 
 def keep(
@@ -179,7 +135,7 @@ def keep(
         run,
         metrics=measured.metrics,
         series=measured.series,
-        sources=facts.pop("sources", ()),
+        sources=facts.pop(SOURCES, ()),
         facts=facts,
         inputs=measured.inputs | plan_inputs(run),
         environment=environment,

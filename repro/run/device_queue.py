@@ -1,35 +1,27 @@
-"""Which planned runs go together on one device, and on which devices.
+"""In which order planned runs are carried out, and on which devices.
 
-Many small runs are carried out at once as one batched model. A unit of work is an ensemble; the
-queue hands them, longest first, to one worker process per device, which sees only its own device
-(`CUDA_VISIBLE_DEVICES`). Length is counted, not estimated: training steps times rows per step.
-
-A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
-is done, so nothing that finished is done again.
+The queue hands runs, longest first, to one worker process per device, which sees only its own
+device (`CUDA_VISIBLE_DEVICES`). Length is counted, not estimated: training steps times rows per
+step.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from repro.evidence.record import run_folder
-from repro.run.carry_out import carried_together, is_ensemble
+from repro.run.carry_out import carried_together
 from repro.run.worker import Task
-from repro.spec.arm import require
-from repro.spec.config import RunConfig, TrainScale, digest_of
+from repro.spec.checks import require
+from repro.spec.config import RunConfig, TrainScale
 from repro.spec.step_scale import StepScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
-# Without a device, runs are few and small.
-_HOST_BYTES = 64 * 2**30
-# Whose runs, or ensembles, take a device each.
+# Whose runs take a device each.
 SPREAD_TIERS = REAL_CHECKPOINTS
-RunGroup = tuple[RunConfig, ...]
-Grouping = Callable[[Sequence[RunConfig], int], Sequence[RunGroup]]
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
@@ -58,7 +50,7 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
 
 
 def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return the runs or ensembles of a plan, the same on any machine.
+    """Return how many runs of a plan go at once, the same on any machine.
 
     Devices are `named` by number or name and need not be here; None takes those that are. One goes
     on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
@@ -105,29 +97,11 @@ def require_workers(tier: Tier, workers: int, devices: int) -> None:
     )
 
 
-def fitting_memory() -> int:
-    """Return the bytes that an ensemble may fill: the smallest device's, or the host's."""
-    return min((device.memory_bytes for device in cuda_devices()), default=_HOST_BYTES)
-
-
-def tasks_of(
-    pending: Sequence[RunConfig], runs: Path, *, workers: int, grouping: Grouping | None = None
-) -> list[Task]:
-    """Return the tasks of runs without a record, longest first: ensembles, then the other runs.
-
-    `grouping` makes ensembles of runs and of the memory of one; None takes the suite's own.
-    """
-    together = [run for run in pending if is_ensemble(run)]
-    if together and grouping is None:
-        from repro.rl.stacked.grouping import group_runs
-
-        grouping = partial(group_runs, devices=workers)
-    groups = grouping(together, fitting_memory()) if together and grouping else ()
-    groups = sorted(groups, key=lambda group: sum(map(rows_of, group)), reverse=True)
-    alone = sorted((run for run in pending if not is_ensemble(run)), key=_place)
-    return [_task(tuple(group), runs) for group in groups] + [
+def tasks_of(pending: Sequence[RunConfig], runs: Path) -> list[Task]:
+    """Return the tasks of runs without a record, longest first."""
+    return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
-        for group in carried_together(alone)
+        for group in carried_together(sorted(pending, key=_place))
     ]
 
 
@@ -144,9 +118,3 @@ def rows_of(run: RunConfig) -> int:
         return 0
     rows: int = run.scale.steps * run.scale.prompts_per_rollout * run.scale.group_size
     return rows
-
-
-def _task(group: RunGroup, runs: Path) -> Task:
-    name = digest_of([run.digest() for run in group])[:12]
-    folder = runs / group[0].tier / ".ensembles" / name
-    return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

@@ -33,7 +33,6 @@ from repro.run.data_check import data_lines
 from repro.run.device_queue import (
     RETRIES,
     SPREAD_TIERS,
-    Grouping,
     devices_to_fill,
     require_workers,
     tasks_of,
@@ -64,13 +63,13 @@ from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.log_flags import log_options_of
-from repro.spec.arm import all_of, require, tried
+from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 
 if TYPE_CHECKING:
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
@@ -219,7 +218,7 @@ def _carry_out(
     for batch in batches.values():
         plan = list(batch.runs.values())
         if joined is not None and not joined.first:
-            if follow(joined, tasks_of(plan, folder, workers=1), batch.threads):
+            if follow(joined, tasks_of(plan, folder), batch.threads):
                 return INTERRUPTED
             continue
         for path in write_plans(plan, folder):
@@ -252,7 +251,6 @@ def execute(
     threads: int,
     console: Console,
     devices: Sequence[str] = (),
-    grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
     ranks: int = 1,
     stall: float = 600.0,
@@ -267,8 +265,8 @@ def execute(
         Number of worker processes, and threads in each.
     devices : sequence of str
         One per worker; see `repro.run.device_queue`.
-    grouping, carry_out : callable
-        Replacements for the default ones, for tests.
+    carry_out : callable
+        Replacement for the default one, for tests.
     ranks, stall
         Processes of each run, and seconds that they wait for one another.
     joined
@@ -295,7 +293,7 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = tasks_of(pending, runs.absolute(), workers=workers, grouping=grouping)
+    tasks = tasks_of(pending, runs.absolute())
     counts = {"finished": 0, "failed": 0}
     locks = RunLocks(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     grace = _GRACE
@@ -382,7 +380,7 @@ def _conclude(event: Event, counts: dict[str, int]) -> list[str]:
     counts["finished"] += len(standing.recorded)
     counts["failed"] += len(task.every) - len(standing.recorded)
     if event.kind == "failed":
-        # Runs of an ensemble may have been recorded before its worker died: these are done.
+        # Some of a task's runs may have been recorded before its worker died: these are done.
         environment = capture_environment()
         for run in standing.left:
             failed_record(run, event.text, environment).write(task.runs)

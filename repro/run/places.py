@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from repro.evidence.provenance import PACKAGE
-from repro.spec.arm import meant
+from repro.spec.checks import meant
 
 # How many existing folders a message lists when the one named does not exist.
 _NAMED = 4

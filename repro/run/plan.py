@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
+from repro.evidence.fact_names import REPEATS_TOGETHER
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
-from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
 from repro.run.hub_sizes import ask_size
 from repro.run.preflight import (
@@ -222,7 +222,7 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> li
 def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int | None:
     """Return the memory that runs need, `workers` of them at a time, or None if it is not known.
 
-    A run of a published checkpoint has a device for itself; ensembles share what is one's.
+    A run of a published checkpoint has a device for itself.
     """
     planned = [
         memory_of(run.arm, run.scale, ranks)[0]
@@ -231,7 +231,7 @@ def _memory(runs: list[RunConfig], of_one: int, workers: int, ranks: int) -> int
     ]
     if planned:
         return None if None in planned else max(peak or 0 for peak in planned)
-    return of_one if any(map(is_ensemble, runs)) else of_one * max(1, min(workers, len(runs)))
+    return of_one * max(1, min(workers, len(runs)))
 
 
 def _disk_lines(needed: int | None, free: int | None) -> list[str]:
@@ -286,10 +286,8 @@ def _device_here(tier: Tier) -> str | None:
 
 
 def _runs_at_once(record: Record) -> int:
-    """Return how many runs shared the record's time: an ensemble, or seeds on one loaded model."""
-    facts = record.facts
-    together = facts.get("together", {}).get("runs", 1)
-    return int(facts.get("repeats_together", together))
+    """Return how many runs shared the record's time: the seeds on one loaded model."""
+    return int(record.facts.get(REPEATS_TOGETHER, 1))
 
 
 def duration(seconds: float) -> str:

@@ -29,7 +29,8 @@ from repro.reward.custom import load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
 from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
-from repro.spec.arm import Arm, require, tried
+from repro.spec.arm import Arm
+from repro.spec.checks import require, tried
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
@@ -199,9 +200,11 @@ def _sampler_refusal(run: RunConfig) -> str | None:
     arm, scale = run.arm, run.scale
     if scale.sampler == "own":
         return None
-    if run.procedure not in ("train", "evaluate") or scale.together:
-        how = "trained together with others" if scale.together else f"a {run.procedure}"
-        return f"{arm.name} is {how}, by this project's own sampler; sampler is vllm, needed is own"
+    if run.procedure not in ("train", "evaluate"):
+        return (
+            f"{arm.name} is a {run.procedure}, by this project's own sampler; sampler is vllm, "
+            "needed is own"
+        )
     if arm.training == "full":
         return f"{arm.name} trains the base, of which vLLM keeps a copy as it was; it needs own"
     if arm.rounding or scale.permuted:

@@ -17,7 +17,7 @@ from repro.evidence.not_run import needs
 from repro.measure.rollout_plan import not_fitting
 from repro.models.memory_plan import StepShape, plan_memory
 from repro.spec import tier
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepPoint, StepScale

@@ -15,7 +15,7 @@ from repro.data.load import source_named
 from repro.data.own import parse_columns
 from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
-from repro.spec.arm import all_of, require, tried
+from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings

@@ -15,8 +15,8 @@ must not share the folder.
 
 Easy to get wrong: looking for the record before the lock is held; removing the lock's file while
 another process waits for it, after which two hold a lock of that name (so a lock counts only if its
-file is still the one at that path); claiming the runs of one ensemble one by one while another
-start does the same, which mixes them between both (so only one start claims at a time).
+file is still the one at that path); claiming the runs of one task one by one while another start
+does the same, which mixes them between both (so only one start claims at a time).
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ CarryOut = Callable[..., Any]
 class Task:
     """One run, its own folder for checkpoints, and the folder of all records.
 
-    `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`,
-    `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it.
+    `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`):
+    they stop as one. `attempt` counts the workers that died of it.
     """
 
     run: RunConfig

@@ -8,7 +8,7 @@ from repro.runlog.run_logger import (
     LogOptions,
 )
 from repro.runlog.trackers import parse_trackers
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 
 def add_log_flags(parser: argparse.ArgumentParser) -> None:

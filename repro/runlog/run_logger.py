@@ -1,6 +1,6 @@
-"""The log of training in progress, for one run or several at once.
+"""The log of training in progress.
 
-In each run's folder, which lies beside its record and is named by its digest:
+In the run's folder, which lies beside its record and is named by its digest:
 
     metrics.jsonl        one line per step: what the record's series will hold
     evaluations.jsonl    one line per evaluation on the development or test split
@@ -19,13 +19,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from repro.data.prompts import texts_of
 from repro.evidence.procedure import WARNING, Progress
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from repro.rl.collect import Rollout
-    from repro.rl.loop import Hooks, StepValues
+    from repro.rl.loop import Hooks
+    from repro.rl.rollout_receipts import Values
 
 LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
 STOP_IDLE_VARIABLE = "REPRO_STOP_IDLE"
-Values = Mapping[str, float | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,40 +77,34 @@ class LogOptions:
 
 
 class RunLogger:
-    """Writes the steps of runs into their folders and to trackers; to be used as a context manager.
+    """Writes a run's steps into its folder and to trackers; to be used as a context manager.
 
     Trackers are opened before a policy is loaded, so that one that cannot be used says so at once.
 
     Parameters
     ----------
-    runs, folders
-        One folder per run.
     progress
-        Takes warnings; without one they are in the folders alone.
+        Takes warnings; without it they are in the folder alone.
     """
 
     def __init__(
-        self,
-        runs: Sequence[RunConfig],
-        folders: Sequence[Path],
-        options: LogOptions,
-        progress: Progress | None = None,
+        self, run: RunConfig, folder: Path, options: LogOptions, progress: Progress | None = None
     ) -> None:
-        self.runs, self.folders, self.options, self._progress = runs, folders, options, progress
-        self._watches: list[Watch | None] = [None for _ in runs]
-        self._seen: list[dict[str, float | int | None]] = [{} for _ in runs]
-        self._steps = [StepLines(folder / "metrics.jsonl") for folder in folders]
-        self._evaluations = [StepLines(folder / "evaluations.jsonl") for folder in folders]
-        self._trackers: list[list[Tracker]] = [[] for _ in runs]
+        self.run, self.folder, self.options, self._progress = run, folder, options, progress
+        self._watch: Watch | None = None
+        self._seen: dict[str, float | int | None] = {}
+        self._steps = StepLines(folder / "metrics.jsonl")
+        self._evaluations = StepLines(folder / "evaluations.jsonl")
+        self._trackers: list[Tracker] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
+        run = self.run
         with ExitStack() as opening:
-            for number, (run, folder) in enumerate(zip(self.runs, self.folders, strict=True)):
-                for name in self.options.trackers:
-                    tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), folder)
-                    opening.callback(self._close, number, tracker)
-                    self._trackers[number].append(tracker)
+            for name in self.options.trackers:
+                tracker = TRACKERS[name](name_of(run), run.digest(), run.resolved(), self.folder)
+                opening.callback(self._close, tracker)
+                self._trackers.append(tracker)
             self._open = opening.pop_all()
         return self
 
@@ -125,119 +119,92 @@ class RunLogger:
     def around(self, hooks: Hooks, tokenizer: PreTrainedTokenizerBase) -> Hooks:
         """Return a training's hooks with what is kept before each of them."""
 
-        def on_step(step: int, values: StepValues) -> None:
-            self.steps(step, values)
+        def on_step(step: int, values: Values) -> None:
+            self.step(step, values)
             if hooks.on_step is not None:
                 hooks.on_step(step, values)
 
-        def evaluate(step: int, alive: Sequence[bool]) -> Sequence[float | None]:
-            accuracies = cast(Any, hooks.evaluate)(step, alive)
-            self.evaluations(step, accuracies)
-            return accuracies
+        def evaluate(step: int) -> float:
+            assert hooks.evaluate is not None
+            accuracy = hooks.evaluate(step)
+            self.evaluation(step, {"evaluation_accuracy": accuracy})
+            return accuracy
 
-        def test(step: int, alive: Sequence[bool]) -> Sequence[Mapping[str, float] | None]:
-            every = cast(Any, hooks.test)(step, alive)
-            named = [own and {f"test_{name}": own[name] for name in own} for own in every]
-            self._take(self._evaluations, step, named)
-            return every
+        def test(step: int) -> Mapping[str, float]:
+            assert hooks.test is not None
+            tested = hooks.test(step)
+            self.evaluation(step, {f"test_{name}": value for name, value in tested.items()})
+            return tested
 
         return dataclasses.replace(
             hooks,
             test=None if hooks.test is None else test,
             evaluate=None if hooks.evaluate is None else evaluate,
             on_step=on_step,
-            on_rollout=lambda step, rollouts: self.rollouts(step, rollouts, tokenizer),
+            on_rollout=lambda step, rollout: self.rollout(step, rollout, tokenizer),
         )
 
-    def steps(self, step: int, values: Sequence[Values | None]) -> None:
-        """Take the values of every run's step, counted from 1; None for those without."""
-        every = [
-            None if own is None else {**own, **seen}
-            for own, seen in zip(values, self._seen, strict=True)
-        ]
+    def step(self, step: int, values: Values) -> None:
+        """Take the values of a step, counted from 1."""
+        every = {**values, **self._seen}
         self._take(self._steps, step, every)
-        for number, (watch, own) in enumerate(zip(self._watches, every, strict=True)):
-            if watch is not None and own is not None:
-                self._warn(number, watch.step(own))
+        if self._watch is not None:
+            self._warn(self._watch.step(every))
 
-    def evaluations(self, step: int, accuracies: Sequence[float | None]) -> None:
-        """Take every run's accuracy on the development split after `step` steps, percent."""
-        values = [None if a is None else {"evaluation_accuracy": a} for a in accuracies]
+    def evaluation(self, step: int, values: Values) -> None:
+        """Take what the development or test split gave after `step` steps, percent."""
         self._take(self._evaluations, step, values)
 
-    def rollouts(
-        self, step: int, rollouts: Sequence[Rollout | None], tokenizer: PreTrainedTokenizerBase
-    ) -> dict[int, Exception]:
-        """Take every run's rollout after `step` steps, and write it where completions are kept.
+    def rollout(self, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Take the rollout after `step` steps, and write it where completions are kept.
 
-        Returns the runs that are to fail here, since they learn nothing, each with its error.
+        Raises `ValueError` where the run is to end here since it learns nothing.
         """
-        idle: dict[int, Exception] = {}
-        for number, rollout in enumerate(rollouts):
-            if rollout is None:
-                continue
-            if self.options.completions:
-                from repro.runlog.completions import write_completions
+        if self.options.completions:
+            from repro.runlog.completions import write_completions
 
-                folder = self.folders[number] / "completions"
-                write_completions(folder, self.runs[number], step, rollout, tokenizer)
-            self._seen[number] = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
-            texts = texts_of(rollout.examples, tokenizer)
-            try:
-                sentence = self._watch(number, step).rollout(
-                    rollout, self.runs[number].scale.updates_per_rollout, texts
-                )
-            except ValueError as error:
-                idle[number], sentence = error, None
-            self._warn(number, sentence)
-        return idle
-
-    def _watch(self, number: int, step: int) -> Watch:
-        """Return a run's watch, which goes on from its lines up to `step`."""
-        watch = self._watches[number]
-        if watch is None:
-            lines = read_lines(self._steps[number].path) if step else []
+            write_completions(self.folder / "completions", self.run, step, rollout, tokenizer)
+        self._seen = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
+        texts = texts_of(rollout.examples, tokenizer)
+        scale = self.run.scale
+        if self._watch is None:  # it goes on from the run's lines up to `step`
+            lines = read_lines(self._steps.path) if step else []
             earlier = [line for line in lines if line["step"] <= step]
-            steps = self.runs[number].scale.steps
-            watch = self._watches[number] = Watch(self.options.stop_idle, earlier, steps)
-        return watch
+            self._watch = Watch(self.options.stop_idle, earlier, scale.steps)
+        self._warn(self._watch.rollout(rollout, scale.updates_per_rollout, texts))
 
-    def _warn(self, number: int, sentence: str | None) -> None:
-        """Say something of a run, in its folder and where progress is shown."""
+    def _warn(self, sentence: str | None) -> None:
+        """Say something of the run, in its folder and where progress is shown."""
         if sentence is None:
             return
-        text = f"{name_of(self.runs[number])}: {sentence}"
-        self.folders[number].mkdir(parents=True, exist_ok=True)
-        with (self.folders[number] / "warnings.txt").open("a", encoding="utf-8") as file:
+        text = f"{name_of(self.run)}: {sentence}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "warnings.txt").open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")
         if self._progress is not None:
             self._progress(text, {WARNING: 1.0})
 
-    def _take(self, files: Sequence[StepLines], step: int, values: Sequence[Values | None]) -> None:
-        for number, (file, own) in enumerate(zip(files, values, strict=True)):
-            if own is None:
-                continue
-            file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **own})
-            for tracker in list(self._trackers[number]) if step > file.last_before else ():
-                self._log(number, tracker, step, _finite(own))
+    def _take(self, file: StepLines, step: int, values: Values) -> None:
+        file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **values})
+        for tracker in list(self._trackers) if step > file.last_before else ():
+            self._log(tracker, step, _finite(values))
 
-    def _close(self, number: int, tracker: Tracker) -> None:
+    def _close(self, tracker: Tracker) -> None:
         """Let a tracker hand over what is left; the run is done, so that a failure is a warning."""
         try:
             tracker.close()
         except Exception as error:  # noqa: BLE001 - as in `_log`
             name = type(tracker).__name__.strip("_")
             failed = f"{name} failed at its end ({type(error).__name__}: {error})"
-            self._warn(number, f"{failed}; the run's numbers are in metrics.jsonl")
+            self._warn(f"{failed}; the run's numbers are in metrics.jsonl")
 
-    def _log(self, number: int, tracker: Tracker, step: int, values: dict[str, float]) -> None:
+    def _log(self, tracker: Tracker, step: int, values: dict[str, float]) -> None:
         """Hand a step to a tracker; one that fails is left, for the numbers are in the files."""
         try:
             tracker.log(step, values)
         except Exception as error:  # noqa: BLE001 - a tracker's library raises what it likes
-            self._trackers[number].remove(tracker)
+            self._trackers.remove(tracker)
             self._warn(
-                number,
                 f"{type(tracker).__name__.strip('_')} failed at step {step} "
                 f"({type(error).__name__}: {error}); training goes on, with metrics.jsonl",
             )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro.evidence.record import Record
-from repro.spec.arm import require, unknown
+from repro.spec.checks import require, unknown
 from repro.spec.config import RunConfig
 
 

@@ -111,13 +111,14 @@ class Watch:
 
 
 def _idle_sentence(steps: int, rollout: Rollout) -> str:
-    if not rollout.reward:
+    rewards = [one.reward for one in rollout.graded]
+    if not rewards:
         why = "dynamic sampling kept no group"
-    elif set(rollout.reward) == {None}:
+    elif set(rewards) == {None}:
         why = "no completion has a reward"
     elif rollout.all_cut_off:
         why = "every completion is cut at the length limit, and overlong filtering leaves those out"
-    elif any(rollout.reward):
+    elif any(rewards):
         why = "no reward differs from the others of its group"
     else:
         why = "every reward is 0"

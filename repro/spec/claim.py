@@ -5,6 +5,10 @@ scale, and the side of a bound on which it lies. `{a: 1, b: -1}` above 0 says th
 b; above -1.5, that it is no worse by more than that; on a logarithmic scale above 2, that it has
 more than twice as much; `{a: 1}` below 15, that a's own value stays small. What numbers should be
 is an expectation's business (`repro.evidence.verdicts.expectation`).
+
+How large an effect the paper has, and the smallest that matters, are declared with a claim, before
+the runs. A claim without a size can only be shown or not shown: "not shown" then covers *far
+smaller than the paper's* and *too noisy to say* alike.
 """
 
 from __future__ import annotations
@@ -15,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from repro.spec.arm import require, require_choice
-from repro.spec.effect import Effect
+from repro.spec.checks import require, require_choice
 from repro.spec.resolve import plain_values
 from repro.spec.tier import Tier
 
@@ -24,6 +27,7 @@ Side = Literal["above", "below", "within"]
 Test = Literal["t", "tost", "sign_flip", "page"]
 Secondary = Literal["iqm", "improvement"]
 Better = Literal["lower", "higher", "neither"]
+Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
 
 # Units of what belongs to the machine, and which way is better.
 BETTER_OF_UNIT: dict[str, Better] = {
@@ -31,6 +35,11 @@ BETTER_OF_UNIT: dict[str, Better] = {
     "bytes": "lower",
     "tokens per second": "higher",
 }
+# The metric whose mean is the gain in `of gain`.
+GAIN = "gain_greedy"
+# Level of all decisions about one target.
+ALPHA = 0.05
+_TENTH = 0.1
 # A contrast's weights sum to zero, but for the rounding of floats.
 _ROUNDING = 1e-9
 # Fields that say nothing of how a claim is judged.
@@ -82,6 +91,50 @@ class Metric:
     def direction(self) -> Better | None:
         """Return which way is better; None where neither the metric nor its unit says."""
         return self.better or BETTER_OF_UNIT.get(self.unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """The size of a claimed effect, in a measure that carries over to another model.
+
+    A point of accuracy means something else for a policy that gains 12 points and for one that
+    gains 50. So sizes are shares, of what the baseline arm (of a difference the second one, of an
+    order the lowest) shows in the same runs.
+
+    Attributes
+    ----------
+    paper
+        The paper's own effect, positive in the claimed direction; None where it has none.
+    smallest
+        The smallest effect that matters; a tenth of the paper's where it is not given.
+    measure
+        `units`: the metric's own; `of baseline`: share of the baseline's mean; `of gain`: share of
+        what the baseline gains by training (`GAIN`); `of shortfall`: share of what the baseline
+        leaves below the metric's ceiling, which for an area under a curve that saturates is the
+        share of the time that is saved; `ratio`: the quotient of two arms, tenths of its logarithm.
+    because
+        Why no smaller effect matters, where `smallest` is given.
+    """
+
+    paper: float | None = None
+    smallest: float | None = None
+    measure: Measure
+    place: str = ""
+    because: str = ""
+
+    @property
+    def tenth(self) -> float | None:
+        """A tenth of the paper's size, of a ratio by logarithms."""
+        if self.paper is None:
+            return None
+        return self.paper**_TENTH if self.measure == "ratio" else _TENTH * self.paper
+
+    @property
+    def matters(self) -> float:
+        """The smallest effect that matters."""
+        size = self.tenth if self.smallest is None else self.smallest
+        assert size is not None
+        return size
 
 
 @dataclass(frozen=True, slots=True)

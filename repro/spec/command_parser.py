@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from repro.spec.arm import meant
+from repro.spec.checks import meant
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from (.*)\)", re.DOTALL)
 

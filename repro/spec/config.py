@@ -17,8 +17,15 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from repro.spec.arm import Arm, OptimizerName, require
-from repro.spec.bounds import Bound, Count, Natural, check_fields, check_value
+from repro.spec.arm import Arm, OptimizerName
+from repro.spec.checks import (
+    Bound,
+    Count,
+    Natural,
+    check_fields,
+    check_value,
+    require,
+)
 from repro.spec.resolve import OMIT_AT_DEFAULT, plain_values
 
 Seeds = tuple[Natural, ...]
@@ -250,9 +257,6 @@ class TrainScale:
         of every rounding.
     sampler
         What samples rollouts and answers to questions: `own` engine, or `vllm` (docs/scale.md).
-    together
-        Whether runs of like shape train and answer many at once, as one batched model
-        (`repro.rl.stacked`): each is the run that it would be alone, but for the order of sums.
     """
 
     checkpoint: str
@@ -275,7 +279,6 @@ class TrainScale:
     accuracy_over: Literal["split", "sets"] = field(default="split", metadata=OMIT_AT_DEFAULT)
     permuted: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     sampler: Literal["own", "vllm"] = field(default="own", metadata=OMIT_AT_DEFAULT)
-    together: bool = field(default=False, metadata=OMIT_AT_DEFAULT)
     seeds: Seeds = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:

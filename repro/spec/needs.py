@@ -31,8 +31,7 @@ class Needs:
     Attributes
     ----------
     memory_bytes
-        Peak memory of a run (device memory where the tier has a device), or what an ensemble of
-        runs may fill of a device.
+        Peak memory of a run (device memory where the tier has a device).
     disk_bytes
         Disk for what one run leaves, where it is not counted from shapes (`repro.run.preflight`).
     downloads

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from repro.spec.arm import all_of, require, unknown
-from repro.spec.bounds import check_value, field_types, shown
+from repro.spec.checks import all_of, check_value, field_types, require, shown, unknown
 
 T = TypeVar("T")
 

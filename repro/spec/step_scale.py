@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from repro.spec.arm import Arm, OptimizerName, WeightFormat, require
-from repro.spec.bounds import Count, Natural, check_fields
+from repro.spec.arm import Arm, OptimizerName, WeightFormat
+from repro.spec.checks import Count, Natural, check_fields, require
 from repro.spec.config import Seeds, derive_seed
 from repro.spec.resolve import OMIT_AT_DEFAULT
 from repro.spec.shapes import shape_named

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from repro.spec.arm import Arm, require, unknown
+from repro.spec.arm import Arm
+from repro.spec.checks import require, unknown
 from repro.spec.claim import Claim, Metric
 from repro.spec.config import RunConfig
 from repro.spec.needs import Needs, needs_of_checkpoint

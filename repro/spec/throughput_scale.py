@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from repro.spec.arm import require
-from repro.spec.bounds import Count, Natural, check_fields
+from repro.spec.checks import Count, Natural, check_fields, require
 from repro.spec.config import Seeds
 from repro.spec.resolve import OMIT_AT_DEFAULT
 

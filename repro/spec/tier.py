@@ -5,6 +5,9 @@ the report gives it a column of its own and never merges two into one tick.
 
 Nothing here imports torch, so that listing, planning and checking stay quick. The driver library is
 asked through ctypes; a machine without it simply has no CUDA device.
+
+`REPRO_DEVICE_MEMORY=24GB` limits every CUDA device to so many bytes: several runs can share a card,
+and a large card can stand for a smaller one. Records name the variable.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import ctypes.util
 import functools
 import os
 import platform
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.spec.arm import require, unknown
-from repro.spec.byte_sizes import usable_bytes
+from repro.spec.checks import require, unknown
 from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
+MEMORY_VARIABLE = "REPRO_DEVICE_MEMORY"
+_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
 
 # CUdevice_attribute numbers of the CUDA driver interface.
 _COMPUTE_CAPABILITY_MAJOR = 75
@@ -33,7 +38,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 class CudaDevice:
     """One CUDA device, with its (major, minor) compute capability, as the driver reports it.
 
-    `memory_bytes` is what this process may use (`repro.spec.byte_sizes`).
+    `memory_bytes` is what this process may use (`usable_bytes`).
     """
 
     name: str
@@ -190,3 +195,23 @@ class Download:
             return True
         folders = snapshots(self.kind, self.name)
         return any(map(is_whole, folders)) if self.kind == "model" else bool(folders)
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Return the bytes of `80GB`, `40 GiB` or a plain number; `ValueError` for anything else.
+
+    `name` is what the error calls the value, a flag or a variable.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
+        raise ValueError(f"{name} {text}: needs a size such as 80GB or 40GiB")
+    nbytes = int(float(match[1]) * _UNITS[match[2]])
+    if nbytes <= 0:
+        raise ValueError(f"{name} {text}: needs more than nothing")
+    return nbytes
+
+
+def usable_bytes(total: int) -> int:
+    """Return how many of a device's `total` bytes this process may use."""
+    limit = os.environ.get(MEMORY_VARIABLE)
+    return min(total, parse_bytes(limit, MEMORY_VARIABLE)) if limit else total

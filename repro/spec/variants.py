@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from repro.spec.arm import Arm, RewardFunction, all_of, require
+from repro.spec.arm import Arm, RewardFunction
+from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, TrainScale, digest_of
 from repro.spec.settings import with_settings
 from repro.spec.target import Target

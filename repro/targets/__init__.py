@@ -5,7 +5,7 @@ Nothing here knows a machine: a target says what is compared and how large each 
 
 from __future__ import annotations
 
-from repro.spec.arm import unknown
+from repro.spec.checks import unknown
 from repro.spec.target import Target
 from repro.targets import (
     ablations,

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm, NoiseConfig, PlantedRounding
-from repro.spec.claim import Claim, Dose
+from repro.spec.claim import Claim, Dose, Effect
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -34,7 +34,6 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.effect import Effect
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1

@@ -8,7 +8,7 @@ holds those of tables; *plot* was read off a curve.
 
 from __future__ import annotations
 
-from repro.spec.effect import Effect
+from repro.spec.claim import Effect
 
 _LORA_GAINS = "of 88.1 - 76.3, what 16-bit LoRA gains"
 

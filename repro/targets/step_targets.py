@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from repro.spec.arm import Arm
-from repro.spec.claim import Better
-from repro.spec.effect import Effect
+from repro.spec.claim import Better, Effect
 from repro.spec.needs import Needs
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
 from repro.spec.target import Claim, Metric, Target

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from repro.spec.arm import Arm
-from repro.spec.claim import Better, Claim, Metric, slope
-from repro.spec.effect import Effect
+from repro.spec.claim import Better, Claim, Effect, Metric, slope
 
 
 class Named(Protocol):

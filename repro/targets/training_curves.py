@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import DAPO
-from repro.spec.effect import Effect
+from repro.spec.claim import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier

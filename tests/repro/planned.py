@@ -18,6 +18,7 @@ from unittest import mock
 import repro.targets
 from repro.run import analysis_plan
 from repro.spec.arm import NoiseConfig
+from repro.spec.claim import Effect
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -26,7 +27,6 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -110,8 +110,6 @@ SWEEP = Target(
     scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(100, 101))},
     headline="heldout_last",
 )
-# Its runs train many at once; it is no target that the suite knows.
-TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
 PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP)
 
 _LATE_IMPORTS = (

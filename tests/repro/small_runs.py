@@ -14,17 +14,16 @@ from torch import Tensor
 from repro.data.problem import Problem
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
-from repro.rl.collect import GradingRequest, PromptSource, Score
+from repro.rl.collect import GradingRequest, PromptSource
+from repro.rl.learner import learner_of
 from repro.rl.loop import Hooks
-from repro.rl.rollout_receipts import Values
-from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single_run.single_policy import single_policy
 from repro.rl.trainer import train
+from repro.rl.training_state import TrainResult
 from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
-# Of the texts, golds and seeds of one run's completions.
+# Of the texts, golds and seeds of completions.
 ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
 
 
@@ -76,15 +75,6 @@ def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:
     )
 
 
-def run_by_run(score: ScoreOfRun) -> Score:
-    """Return a function that scores each run's completions by `score`."""
-
-    def rewards(asked: Sequence[GradingRequest | None]) -> list[Rewards | None]:
-        return [None if one is None else score(*one[:3]) for one in asked]
-
-    return rewards
-
-
 def train_alone(
     run: RunConfig,
     policy: Policy,
@@ -95,30 +85,12 @@ def train_alone(
     folder: Path,
     **hooks: Any,
 ) -> TrainResult:
-    """Train one policy on its own; `hooks` are of one run, not of a list of one."""
-    policies = single_policy(run, policy, sampler)
+    """Train a policy; `hooks` are fields of `Hooks`."""
     assert policy.tokenizer is not None
-    sources = [PromptSource(problems, policy.tokenizer, run)]
-    return _only(train(policies, sources, run_by_run(score), hooks_of_run(**hooks), folder=folder))
+    source = PromptSource(problems, policy.tokenizer, run)
 
+    def scored(request: GradingRequest) -> Rewards:
+        return score(request.texts, request.golds, request.seeds)
 
-def hooks_of_run(
-    *,
-    evaluate: Callable[[int], float] | None = None,
-    on_step: Callable[[int, Values | None], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    on_fault: Callable[..., str] | None = None,
-) -> Hooks:
-    """Return hooks for a list of one run."""
-    return Hooks(
-        on_step=None if on_step is None else lambda step, values: on_step(step, values[0]),
-        evaluate=None if evaluate is None else lambda step, alive: [evaluate(step)],
-        should_stop=should_stop,
-        on_fault=on_fault,
-    )
-
-
-def _only(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
-    (result,) = results
-    assert isinstance(result, TrainResult)
-    return result
+    learner = learner_of(run, policy, sampler)
+    return train(learner, source, scored, Hooks(**hooks), folder=folder)

@@ -39,8 +39,7 @@ from repro.evidence.verdicts.verdict import (
     Status,
     Verdict,
 )
-from repro.spec.claim import Claim, Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, Claim, Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from repro.evidence.estimate import Interval, mean_interval, t_quantile
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.secondary import secondary
 from repro.evidence.verdicts.sizes import Values
-from repro.spec.claim import Claim, Dose, Test
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, Claim, Dose, Test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

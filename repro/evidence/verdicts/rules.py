@@ -17,8 +17,7 @@ from typing import Any
 from repro.evidence.derived import derive
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.verdict import Verdict
-from repro.spec.claim import Claim, Dose, Metric, slope
-from repro.spec.effect import Effect
+from repro.spec.claim import Claim, Dose, Effect, Metric, slope
 
 # Values of eight seeds, in percent, and what each arm adds to them.
 _SEEDS = (70.0, 71.0, 70.5, 72.5, 71.0, 69.0, 70.2, 71.7)

@@ -1,6 +1,6 @@
 """A claim's sizes in the units of the records at hand, and whether it can be judged on them.
 
-The paper's effect is a share (`repro.spec.effect`); what it would be here follows from the baseline
+The paper's effect is a share (`repro.spec.claim`); what it would be here follows from the baseline
 arm's own mean, gain or shortfall in the same records. Its uncertainty is left out: a mean gain of
 51 points is known to half a point, and sizes decide between words, not by digits.
 """
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from repro.spec.claim import Claim, Metric
-from repro.spec.effect import GAIN, Effect
+from repro.spec.claim import GAIN, Claim, Effect, Metric
 
 # What values of arms are paired by: a seed, or a timed repeat as (seed, repeat).
 Pair: TypeAlias = Any

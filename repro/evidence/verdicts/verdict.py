@@ -35,8 +35,7 @@ from repro.evidence.estimate import mean_interval
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.sizes import MINIMUM_DRAWS, Pair
-from repro.spec.claim import Metric
-from repro.spec.effect import ALPHA
+from repro.spec.claim import ALPHA, Metric
 
 Status = Literal[
     "reproduced",

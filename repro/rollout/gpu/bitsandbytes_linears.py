@@ -25,7 +25,7 @@ from repro.models.lora import base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import Factors
 from repro.rollout.linears import Product
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 
 class BitsandbytesGroup:

@@ -22,7 +22,7 @@ from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fu
 from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 KERNELS = Primitives(
     add_norm=decode_step.add_norm,

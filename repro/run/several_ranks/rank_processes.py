@@ -1,6 +1,6 @@
 """One run on several devices: `--ranks N` starts N processes for it, torchrun brings its own.
 
-Each rank carries out the run by its procedure, whose work `repro.rl.single_run.ranks` divides; only
+Each rank carries out the run by its procedure, whose work `repro.distributed` divides; only
 the first rank writes. `Ranked` runs in a worker that has N devices and starts the ranks; if one
 dies, fails or does not start, it is named and the others are ended. `InPlace` replaces the worker
 pool in the first of torchrun's processes; the others `follow` it.
@@ -28,19 +28,19 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import WARNING, PeerLostError, Progress, Stopped
 from repro.evidence.record import record_path
 from repro.run import carry_out as recording
-from repro.run.carry_out import is_ensemble, launched_ranks
+from repro.run.carry_out import launched_ranks
 from repro.run.worker import STOPPING, CarryOut, EndedError, Event, Task, outcome_of, work
 from repro.run.workers import WorkerPool, ending_of, send, start_process
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 if TYPE_CHECKING:
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
 # How long a rank that lost another waits for the launcher to find and name that one.
 _NAMING_SECONDS = 3.0
-# As `repro.rl.single_run.ranks` reads it, which imports torch.
+# As `repro.distributed` reads it, which imports torch.
 _STALL = "REPRO_STALL_TIMEOUT"
 # Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
 # at all that is left. A signal that reached one of the others alone is their answer.
@@ -66,11 +66,6 @@ def require_ranks(
             run.procedure in _DIVIDED,
             f"--ranks {ranks}: {run.target} {run.arm.name} is a {run.procedure}; needs one of "
             f"{', '.join(_DIVIDED)}",
-        )
-        require(
-            not is_ensemble(run),
-            f"--ranks {ranks}: {run.arm.name} is trained together with others, which go side by "
-            "side; needs 1 (see --devices), or --set together=false",
         )
         prompts = run.scale.prompts_per_rollout
         require(
@@ -326,7 +321,7 @@ def join_torchrun(stall: float) -> Ranks:
     os.environ[_STALL] = str(stall)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = str(local) if device is None else device
-    from repro.rl.single_run.ranks import Ranks
+    from repro.distributed import Ranks
 
     try:
         ranks = Ranks.joined()

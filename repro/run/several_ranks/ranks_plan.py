@@ -15,7 +15,7 @@ from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.models.memory_plan import plan_memory, training_memory
 from repro.run.preflight import among_unlike_devices, smallest_device
-from repro.spec.arm import require
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 from repro.spec.shapes import shape_named, shape_of_checkpoint
 from repro.spec.step_scale import StepPoint

@@ -24,7 +24,7 @@ from repro.run.several_ranks.rank_processes import identity_of, require_alike
 from repro.run.worker import Event, Task
 from repro.run.workers import WorkerPool
 from repro.runlog.stream import read_lines
-from repro.spec.arm import require
+from repro.spec.checks import require
 
 
 def join_cluster(runs: Path, needs: Mapping[str, int]) -> list[tuple[int, int]]:

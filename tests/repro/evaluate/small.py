@@ -15,7 +15,7 @@ def problem(text: str, answer: str, level: int | None = None) -> Problem:
 
 
 class Writer:
-    """A sampler whose completions are given texts, by question; runs of several have the same.
+    """A sampler whose completions are given texts, by question.
 
     Attributes
     ----------
@@ -23,31 +23,28 @@ class Writer:
         The prompts, seeds and sampling of each call.
     """
 
-    def __init__(self, tokenizer: Any, texts: Mapping[str, str], runs: int = 1) -> None:
-        self.tokenizer, self.texts, self.runs = tokenizer, texts, runs
+    def __init__(self, tokenizer: Any, texts: Mapping[str, str]) -> None:
+        self.tokenizer, self.texts = tokenizer, texts
         self.requests: list[tuple[Any, Any, SamplingConfig]] = []
 
-    def prompts_at_once(self, samples: int, longest: int) -> int:
-        """Return a small number, so that several calls are needed."""
-        del samples, longest
-        return 2
+    def refresh(self) -> None:
+        """Do nothing."""
 
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
-        seeds: Sequence[Sequence[int] | None],
         sampling: SamplingConfig,
         *,
         group_size: int,
-    ) -> list[RolloutBatch | None]:
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
         """Return what the texts have behind the prompts."""
         self.requests.append((prompts, seeds, sampling))
-        batch = RolloutBatch(
+        return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
             completions=[self._written(p) for p in prompts for _ in range(group_size)],
             group_size=group_size,
         )
-        return [None if own is None else batch for own in seeds]
 
     def _written(self, prompt: Sequence[int]) -> Completion:
         question, _, begun = self.tokenizer.decode(list(prompt)).partition("\n")

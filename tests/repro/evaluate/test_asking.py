@@ -1,4 +1,4 @@
-"""One or many policies asked by one function: the same questions, seeds and grades."""
+"""Questions that a policy is asked: their parts, seeds and grades."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from repro.evaluate.asking import Evaluator, SingleAsker, StackAsker
+from repro.evaluate.asking import Evaluator
 from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
-from repro.models.policy import Policy, end_token_ids, load_policy
+from repro.models.policy import Policy, load_policy
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.rl.stacked.stack import stack_policies
-from repro.rl.stacked.stacked_sampler import StackedSampler
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 
@@ -35,8 +33,8 @@ def asked(tokenizer: Any, opening: str = "") -> Any:
 
 
 def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPool) -> None:
-    evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, [0])
-    (answers,) = evaluator.ask(asked(tokenizer), GREEDY, samples=1)
+    evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, 0)
+    answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1)
     graded = [group[0] for group in answers.groups]
     assert [one.correct for one in graded] == [True, False, False]
     assert [one.lenient for one in graded] == [1.0, 0.0, 1.0]
@@ -46,43 +44,37 @@ def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPoo
     metrics = answers.estimates()
     assert metrics["accuracy"].value == pytest.approx(100 / 3)
     assert metrics["accuracy"].n == 3
-    assert dict(evaluator.grades[0]) == {"ok": 3, "wrong": 3}
+    assert dict(evaluator.grades) == {"ok": 3, "wrong": 3}
 
 
-def test_questions_are_asked_in_parts_of_the_asker_s_size(tokenizer: Any, pool: GraderPool) -> None:
+def test_questions_are_asked_in_parts_of_the_sampler_s_rows(
+    tokenizer: Any, pool: GraderPool
+) -> None:
     writer = Writer(tokenizer, TEXTS)
-    evaluator, shares = Evaluator(writer, tokenizer, pool, [7]), list[float]()
-    evaluator.on_part = shares.append
+    evaluator, shares = Evaluator(writer, tokenizer, pool, 7), list[float]()
+    evaluator.on_part, evaluator.rows_at_once = shares.append, 4
     evaluator.ask(asked(tokenizer), GREEDY, samples=2)
     assert shares == [2 / 3, 1.0]
     assert [len(prompts) for prompts, _, _ in writer.requests] == [2, 1]
-    seeds = [seed for _, (own,), _ in writer.requests for seed in own]
+    seeds = [seed for _, own, _ in writer.requests for seed in own]
     assert seeds == seeds_of(asked(tokenizer), samples=2, seed=7)
     assert len(set(seeds)) == 6
     assert seeds != seeds_of(asked(tokenizer), samples=2, seed=7, stream="quality")
 
 
 def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(
-    tiny: Policy, tokenizer: Any
+    tiny: Policy, tokenizer: Any, pool: GraderPool
 ) -> None:
-    engine: Any = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
-    assert SingleAsker(engine).prompts_at_once(1, 400) >= 1319
-    assert SingleAsker(TorchSampler(tiny)).prompts_at_once(2, 400) == 128
-
-
-def test_idle_runs_have_no_answers_and_no_grades(tokenizer: Any, pool: GraderPool) -> None:
-    evaluator = Evaluator(Writer(tokenizer, TEXTS, runs=3), tokenizer, pool, [0, 1, 2])
-    alive = [True, False, True]
-    answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1, alive=alive)
-    assert [answer is not None for answer in answers] == alive
-    assert [sum(counts.values()) for counts in evaluator.grades] == [6, 0, 6]
+    engine = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
+    assert Evaluator(engine, tokenizer, pool, 0).rows_at_once >= 1319
+    assert Evaluator(TorchSampler(tiny), tokenizer, pool, 0).rows_at_once == 256
 
 
 def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer: Any, pool: GraderPool) -> None:
     writer = Writer(tokenizer, TEXTS)
     (question, *_) = asked(tokenizer, "<think>\n")
     assert tokenizer.decode(question.prompt) == "1+2?\n<think>\n"
-    (answers,) = Evaluator(writer, tokenizer, pool, [0]).ask([question], GREEDY, samples=1)
+    answers = Evaluator(writer, tokenizer, pool, 0).ask([question], GREEDY, samples=1)
     ((graded,),) = answers.groups
     assert graded.correct
     assert graded.works
@@ -93,7 +85,7 @@ def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: G
     broken = problem("what?", "\\frac{")
     writer = Writer(tokenizer, TEXTS | {"what?": RIGHT.format(n=1)})
     mixed = questions([broken, SUMS[0]], "tiny", tokenizer, max_prompt_tokens=99)
-    (answers,) = Evaluator(writer, tokenizer, pool, [0]).ask(mixed, GREEDY, samples=2)
+    answers = Evaluator(writer, tokenizer, pool, 0).ask(mixed, GREEDY, samples=2)
     assert answers.problems == [SUMS[0]]
     assert answers.dropped == 1
     assert answers.accuracy == [100.0]
@@ -107,22 +99,6 @@ def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
 @pytest.fixture(scope="module")
 def tiny() -> Policy:
     return load_policy("tiny", weight_format="nvfp4")
-
-
-def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: GraderPool) -> None:
-    from repro.data.generator import generate_problems
-
-    problems = generate_problems("test", 20, seed=0)
-    drawn = SamplingConfig(temperature=1.0, max_new_tokens=48)
-    stack = stack_policies([tiny], end_token_ids=end_token_ids(tiny), device="cpu")
-    answers = []
-    stacked = StackAsker(StackedSampler(stack, 400), rows_at_once=16)
-    for asker in (SingleAsker(TorchSampler(tiny)), stacked):
-        evaluator = Evaluator(asker, stack.tokenizer, pool, [5])
-        given = questions(problems, "tiny", stack.tokenizer, max_prompt_tokens=350)
-        answers += evaluator.ask(given, drawn, samples=2)
-    assert answers[0] == answers[1]
-    assert sum(answers[0].accuracy) > 0
 
 
 def test_working_is_what_stands_between_the_first_tags_however_many_there_are() -> None:

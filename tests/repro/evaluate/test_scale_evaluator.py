@@ -1,14 +1,14 @@
-"""What runs of one scale are asked: the same for each, the ceiling for untrained arms alone."""
+"""What a run is asked by its scale: the ceiling for untrained arms alone."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
 from repro.reward.grader import GraderPool
+from repro.rl.collect import GradingRequest
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -43,9 +43,12 @@ TEXTS = {
 }
 
 
-def evaluation(tokenizer: Any, pool: GraderPool, *trainings: str) -> ScaleEvaluator:
-    runs = [small_run(SCALE, seed=n, training=kind) for n, kind in enumerate(trainings)]
-    return ScaleEvaluator(runs, Writer(tokenizer, TEXTS, len(runs)), tokenizer, pool)
+def evaluation(
+    tokenizer: Any, pool: GraderPool, training: str = "lora", **arm: Any
+) -> ScaleEvaluator:
+    procedure = "evaluate" if training == "none" else "train"
+    run = small_run(SCALE, training=training, procedure=procedure, **arm)
+    return ScaleEvaluator(run, Writer(tokenizer, TEXTS), tokenizer, pool)
 
 
 def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: GraderPool) -> None:
@@ -53,27 +56,24 @@ def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: Gr
     assert set(asked) == {
         "accuracy", "accuracy_greedy", "accuracy_hard", "accuracy_forced_working",
     }  # fmt: skip
-    assert set(evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)) == {
+    assert set(evaluation(tokenizer, pool).final(TEST, FURTHER)) == {
         "accuracy", "accuracy_greedy", "accuracy_hard",
     }  # fmt: skip
 
 
-def test_final_answers_are_each_run_s_own(tokenizer: Any, pool: GraderPool) -> None:
-    pair = evaluation(tokenizer, pool, "lora", "lora")
-    asked = pair.final(TEST, FURTHER, [True, False])
-    tallies = final_tallies(asked, 0)
+def test_final_answers_are_tallied_by_set(tokenizer: Any, pool: GraderPool) -> None:
+    tallies = final_tallies(evaluation(tokenizer, pool).final(TEST, FURTHER))
     assert tallies["accuracy"]["right"] == [1, 0, 1]
     assert tallies["accuracy_greedy"]["right"] == [1, 1]
     assert tallies["accuracy_hard"]["right"] == [0, 0, 1]
-    assert final_tallies(asked, 1) == mean_tokens(asked, 1) == {}
 
 
 def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    answers = evaluation(tokenizer, pool, "lora").final(TEST, FURTHER)
+    answers = evaluation(tokenizer, pool).final(TEST, FURTHER)
     own, hard = (
-        answers[name][0].estimates()["completion_tokens_mean"].value  # type: ignore[union-attr]
+        answers[name].estimates()["completion_tokens_mean"].value
         for name in ("accuracy", "accuracy_hard")
     )
     assert mean_tokens(answers)["completion_tokens_mean"].value == own
@@ -84,10 +84,10 @@ def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split
 def test_greedy_and_sampled_questions_have_the_scale_s_limits(
     tokenizer: Any, pool: GraderPool
 ) -> None:
-    one = evaluation(tokenizer, pool, "lora")
+    one = evaluation(tokenizer, pool)
     one.greedy(TEST)
     one.sampled(TEST)
-    writer = one.evaluator.asker
+    writer = one.evaluator.sampler
     assert isinstance(writer, Writer)
     assert [sampling for _, _, sampling in writer.requests] == [
         SamplingConfig(temperature=0.0, max_new_tokens=48),
@@ -95,29 +95,19 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
     ]
 
 
-def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    pair = evaluation(tokenizer, pool, "lora", "lora")
-    pair.runs = [
-        pair.runs[0],
-        dataclasses.replace(
-            pair.runs[1], arm=dataclasses.replace(pair.runs[1].arm, reward="random")
-        ),
-    ]
-    texts = [TEXTS["1+2?"]] * 8
-    answer, chance = pair.score([(texts, ["3"] * 8, range(8), [False] * 8)] * 2)
-    assert answer is not None
-    assert chance is not None
-    assert len(set(answer.total)) == 1
-    assert len(set(chance.total)) > 1
-    assert pair.score([None, (texts, ["3"] * 8, range(8), [False] * 8)])[0] is None
-    assert pair.grades(0)["ok"] < pair.grades(1)["ok"]
+def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer: Any, pool: GraderPool) -> None:
+    answered, drawn = evaluation(tokenizer, pool), evaluation(tokenizer, pool, reward="random")
+    request = GradingRequest(
+        texts=[TEXTS["1+2?"]] * 8, golds=["3"] * 8, seeds=range(8), cut=[False] * 8
+    )
+    assert len(set(answered.score(request).total)) == 1
+    assert len(set(drawn.score(request).total)) > 1
+    assert answered.evaluator.grades["ok"] == drawn.evaluator.grades["ok"] == 16
 
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer: Any, pool: GraderPool) -> None:
     with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
-        ScaleEvaluator([small_run(SCALE)], Writer(tokenizer, TEXTS), None, pool)
+        ScaleEvaluator(small_run(SCALE), Writer(tokenizer, TEXTS), None, pool)
 
 
 def test_an_evaluation_names_no_k_beyond_its_samples() -> None:

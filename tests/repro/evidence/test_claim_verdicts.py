@@ -14,8 +14,7 @@ import pytest
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.verdict import Verdict
-from repro.spec.claim import Dose, slope
-from repro.spec.effect import Effect
+from repro.spec.claim import Dose, Effect, slope
 from repro.spec.target import Claim, Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")

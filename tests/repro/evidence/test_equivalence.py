@@ -13,8 +13,7 @@ from scipy import stats
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.statistics import welch
 from repro.evidence.verdicts.verdict import Verdict
-from repro.spec.claim import Claim, Metric
-from repro.spec.effect import Effect
+from repro.spec.claim import Claim, Effect, Metric
 
 METRICS = {"accuracy": Metric(name="accuracy", unit="percent", title="accuracy")}
 BASE = [30.0, 31.5, 29.0, 33.0, 30.5, 28.5, 31.0, 32.0]

@@ -15,8 +15,7 @@ from repro.evidence.held_out import along, explored
 from repro.evidence.record import Estimate, Record
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.run.select import select
-from repro.spec.claim import Claim, Metric
-from repro.spec.effect import Effect
+from repro.spec.claim import Claim, Effect, Metric
 from tests.repro.made_up import honest_record
 
 END = {

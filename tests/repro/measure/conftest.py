@@ -15,9 +15,8 @@ from repro.measure.step_training import begin, training_of
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.runs import RunStates
-from repro.rl.single_run.single_policy import SinglePolicy
 from repro.rl.trainer import Training
+from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NVFP4
@@ -37,7 +36,7 @@ SHAPE = {
 
 def prepared(
     policy: Policy, pool: GraderPool, point: StepPoint, arm: StepArm = NVFP4
-) -> tuple[Training[SinglePolicy], RunStates, Engine]:
+) -> tuple[Training, TrainState, Engine]:
     """Return a training at a point before its first step, and its engine."""
     scale = StepScale(points=(point,), warm_up=1, steps=3)
     planned = step_shape(point, "nvfp4", 16, scale, 10**10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from repro.__main__ import main
-from repro.spec.byte_sizes import MEMORY_VARIABLE, parse_bytes, usable_bytes
+from repro.spec.tier import MEMORY_VARIABLE, parse_bytes, usable_bytes
 
 COMMAND = ["plan", "memory", "--model", "32b", "--format", "nvfp4", "--rank", "32"]
 BATCH = ["--prompts", "16", "--group", "8", "--prompt-tokens", "256", "--completion-tokens", "2048"]

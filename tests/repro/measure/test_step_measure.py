@@ -20,7 +20,7 @@ from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
-from repro.rl.single_run import single_policy as single
+from repro.rl import learner as learner_module
 from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NF4, NVFP4, RELEASED
@@ -100,8 +100,8 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
         seen.append([len(piece) for piece in output.plan.pieces])
         return output, tokens
 
-    accumulate_step = single.accumulate_step
-    monkeypatch.setattr(single, "accumulate_step", counted)
+    accumulate_step = learner_module.accumulate_step
+    monkeypatch.setattr(learner_module, "accumulate_step", counted)
     point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
     entry = measured_at(bench_of(StepScale(points=(point,)), pool), NVFP4, point, policy)
     assert seen == [[3, 2]]  # two micro-batches of at most 100 tokens, a prompt once in each

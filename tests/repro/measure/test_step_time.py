@@ -19,8 +19,8 @@ from repro.measure.step_training import (
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
+from repro.rl import learner as learner_module
 from repro.rl.clock import PHASES
-from repro.rl.single_run import single_policy as single
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
@@ -76,7 +76,7 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[int] = []
-    plain = single.accumulate_step
+    plain = learner_module.accumulate_step
 
     def watched(*args: Any, **settings: Any) -> Any:
         output, tokens = plain(*args, **settings)
@@ -85,8 +85,8 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
         assert settings["old_logprobs"] is None
         return output, tokens
 
-    monkeypatch.setattr(single, "accumulate_step", watched)
-    monkeypatch.setattr(single, "evaluate_rows", None)
+    monkeypatch.setattr(learner_module, "accumulate_step", watched)
+    monkeypatch.setattr(learner_module, "evaluate_rows", None)
     t, state, _ = prepared(policy, pool, WHOLE)
     timed_step(t, state)
     assert sum(passes) == 4
@@ -121,16 +121,16 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[list[int]] = []
-    plain = single.accumulate_step
+    plain = learner_module.accumulate_step
 
     def watched(policy: Any, rollout: Any, index: Any, *args: Any, **settings: Any) -> Any:
         lengths.append(rollout.rows.lengths()[index].tolist())
         return plain(policy, rollout, index, *args, **settings)
 
-    monkeypatch.setattr(single, "accumulate_step", watched)
+    monkeypatch.setattr(learner_module, "accumulate_step", watched)
     t, state, engine = prepared(policy, pool, POINT)
-    policies = dataclasses.replace(t.policies, micro_tokens=100)
-    warm_up(dataclasses.replace(t, policies=policies), state, 4)
+    learner = dataclasses.replace(t.learner, micro_tokens=100)
+    warm_up(dataclasses.replace(t, learner=learner), state, 4)
     assert engine.statistics.generated_tokens == 4 * 4
     assert lengths == [[24, 24]]  # one micro-batch
     assert state.step == 1

@@ -20,8 +20,8 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl.optimizers import gradient_step, optimizer_tensors, restore_optimizer
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.optimizers import gradient_step, optimizer_tensors, restore_optimizer
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
@@ -106,8 +106,8 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
         )
     accumulate_step(
         policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
-        torch.arange(len(rows)), t.policies.run, old_logprobs=None, ref_logprobs=None,
-        parameters=t.policies.parameters, micro_tokens=MICRO_TOKENS,
+        torch.arange(len(rows)), t.learner.run, old_logprobs=None, ref_logprobs=None,
+        parameters=t.learner.parameters, micro_tokens=MICRO_TOKENS,
     )  # fmt: skip
     engine.close()
     return {
@@ -169,16 +169,16 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
     parameters = trainable_parameters(policy)
     assert {p.dtype for p in parameters.values()} == {torch.float32}
     assert float((parameter_image(policy) - before).norm()) > 0
-    moments = {name: t.policies.optimizer.state[p]["state1"] for name, p in parameters.items()}
+    moments = {name: t.learner.optimizer.state[p]["state1"] for name, p in parameters.items()}
     # Tensors of fewer than 4,096 values keep float32 moments: bitsandbytes' own rule.
     assert {name: moment.dtype for name, moment in moments.items()} == {
         name: torch.uint8 if p.numel() >= 4096 else torch.float32 for name, p in parameters.items()
     }
     assert torch.uint8 in {moment.dtype for moment in moments.values()}
     restore_optimizer(
-        fresh.policies.optimizer, parameters, *optimizer_tensors(t.policies.optimizer, parameters)
+        fresh.learner.optimizer, parameters, *optimizer_tensors(t.learner.optimizer, parameters)
     )
     for name, parameter in parameters.items():
-        assert torch.equal(fresh.policies.optimizer.state[parameter]["state1"], moments[name])
+        assert torch.equal(fresh.learner.optimizer.state[parameter]["state1"], moments[name])
         parameter.grad = torch.ones_like(parameter)
-    assert gradient_step(fresh.policies.optimizer, parameters, max_grad_norm=1.0) > 0
+    assert gradient_step(fresh.learner.optimizer, parameters, max_grad_norm=1.0) > 0

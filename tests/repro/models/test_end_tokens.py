@@ -11,7 +11,7 @@ import pytest
 
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
-from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rollout.torch_sampler import TorchSampler
 from tests.repro.models.conftest import random_model
 
 

@@ -19,10 +19,10 @@ from repro.models.checkpoint import (
 )
 from repro.models.policy import load_policy
 from repro.procedures import tally as module
-from repro.procedures.loaded_runs import ProblemSets
+from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
 from repro.spec.config import RunConfig
-from tests.repro.procedures.test_together import SCALE, make_run, silent
+from tests.repro.procedures.conftest import SCALE, make_run, silent
 
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 

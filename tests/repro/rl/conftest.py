@@ -20,9 +20,9 @@ from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rl.rows import Rows
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import draw, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import Arm
 from repro.spec.config import (
     DataConfig,

@@ -10,10 +10,10 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.rl.single_run.for_policy import CopySampler, sampler_for
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.for_policy import CopySampler, sampler_for
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.rl.conftest import score_by_text
 from tests.repro.small_runs import train_alone

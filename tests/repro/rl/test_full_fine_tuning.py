@@ -31,9 +31,10 @@ from repro.measure.step_training import PointSampler, begin, training_of
 from repro.models.memory_plan import CONTEXT_BYTES, StepShape, padded, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.for_policy import CopySampler
-from repro.rl.single_run.ranks import Ranks, SharedSampler
+from repro.rl.divide import shard
+from repro.rollout.for_policy import CopySampler
+from repro.rollout.sampler import SharedSampler
+from repro.distributed import Ranks
 from repro.rl.trainer import iterate
 from repro.rollout.engine import Engine
 from repro.spec.shapes import shape_named
@@ -69,8 +70,8 @@ def body(runs, folder, records, progress, should_stop, threads):
                         micro_tokens=shape.micro_tokens)
         shared = SharedSampler(PointSampler(inner=sampler, point=own), ranks)
         abreast = dataclasses.replace(ranks, abreast=True)
-        policies = dataclasses.replace(t.policies, sampler=shared, ranks=abreast)
-        t = dataclasses.replace(t, policies=policies)
+        learner = dataclasses.replace(t.learner, sampler=shared, ranks=abreast)
+        t = dataclasses.replace(t, learner=learner)
         state = begin(t)
         while len(seconds) < {STEPS}:
             began = time.perf_counter()
@@ -84,7 +85,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         found = {{"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
                  "seconds": seconds, "reserved_bytes": reserved, "planned_bytes": planned,
                  "largest_pass_tokens": tokens,
-                 "grad_norm": list(state.runs[0].series["grad_norm"])}}
+                 "grad_norm": list(state.series["grad_norm"])}}
         (records / "full.json").write_text(json.dumps(found))
 """
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.rl.single_run.optimizers import (
+from repro.rl.optimizers import (
     build_optimizer,
     gradient_step,
     optimizer_tensors,

@@ -16,8 +16,8 @@ from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
+from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows, make_rows
-from repro.rl.single_run.packed import packed_logprobs
 from tests.repro.rl.conftest import make_completion, nudge
 from tests.repro.rl.uneven_rows import (
     LENGTHS,

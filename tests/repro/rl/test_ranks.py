@@ -16,16 +16,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from repro import distributed as ranks_module
 from repro.data.load import load_problems
-from repro.evaluate.asking import SingleAsker
+from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
+from repro.evaluate.asking import Evaluator
 from repro.models.policy import Policy
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
-from repro.rl.collect import GrowingRollout, PromptSource
-from repro.rl.single_run import ranks as ranks_module
-from repro.rl.single_run.ranks import ALONE, EXCHANGE, MEETING, Ranks, SharedSampler
-from repro.rl.single_run.torch_sampler import TorchSampler
+from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
 from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
+from repro.rollout.sampler import SharedSampler
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -234,21 +235,22 @@ def test_rewards_that_differ_between_ranks_are_refused() -> None:
 
         any = staticmethod(bool)
 
-    def score(asked: Any) -> list[Any]:
-        return [Rewards(accuracy=[1.0], format=[1.0], total=[asked], lenient_accuracy=[1.0],
-                        statuses=["ok"])]  # fmt: skip
+    def score(request: GradingRequest) -> Rewards:
+        return Rewards(accuracy=[1.0], format=[1.0], total=[0.5], lenient_accuracy=[1.0],
+                       statuses=["ok"])  # fmt: skip
 
+    request = GradingRequest(texts=["1"], golds=["1"], seeds=[0], cut=[False])
     same = True
-    assert _alike_on_ranks(score, OtherPays(0, 2))([None])[0].total == [[None]]
+    assert _alike_on_ranks(score, OtherPays(0, 2))(request) == score(request)
     same = False
     with pytest.raises(ValueError, match="rank 1 rewards the same completions otherwise"):
-        _alike_on_ranks(score, OtherPays(0, 2))([None])
+        _alike_on_ranks(score, OtherPays(0, 2))(request)
 
 
 def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step: Any) -> None:
-    sampler = TorchSampler(step[0])
-    alone = SingleAsker(sampler).prompts_at_once(2, 400)
-    assert SingleAsker(sampler, Ranks(0, 4)).prompts_at_once(2, 400) == 4 * alone
+    sampler, how = TorchSampler(step[0]), (step[0].tokenizer, None, 0)
+    alone, of_four = Evaluator(sampler, *how), Evaluator(sampler, *how, ranks=Ranks(0, 4))
+    assert of_four.rows_at_once == 4 * alone.rows_at_once
 
 
 def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all() -> None:

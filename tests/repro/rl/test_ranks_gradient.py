@@ -32,8 +32,9 @@ from repro.models.policy import trainable_parameters
 from repro.procedures.train import load_arm
 from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.noise import perturbed
-from repro.rl.single_run.for_policy import sampler_for
-from repro.rl.single_run.ranks import ALONE, Ranks, shared
+from repro.rollout.for_policy import sampler_for
+from repro.rollout.sampler import shared
+from repro.distributed import ALONE, Ranks
 from repro.rl.step import accumulate_step, zero_missing_gradients
 from tests.repro.small_runs import rewards_of
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from repro.rl.single_run.divide import shard
-from repro.rl.single_run.ranks import ALONE, Ranks
+from repro.distributed import ALONE, Ranks
+from repro.rl.divide import shard
 from repro.run.several_ranks.rank_processes import Ranked
 from repro.targets import find
 from tests.planted import planted
@@ -27,16 +27,15 @@ import json, os
 from pathlib import Path
 import torch
 from repro.models.policy import load_policy, trainable_parameters
-from repro.rl.single_run.divide import shard
-from repro.rl.policies import StepInputs
-from repro.rl.runs import fresh_states
-from repro.rl.single_run.single_policy import single_policy
-from repro.rl.single_run.ranks import Ranks
+from repro.rl.divide import shard
+from repro.rl.training_state import fresh_state
+from repro.rl.learner import StepInputs, learner_of
+from repro.distributed import Ranks
 from tests.repro.rl.uneven_rows import exact_head, exact_norm
 
 def body(runs, folder, records, progress, should_stop, threads):
     import kernels.dispatch, kernels.reference
-    import repro.rl.single_run.single_policy as single
+    import repro.rl.learner as module
 
     asked = json.loads((records / "asked.json").read_text())
     rollout, run = torch.load(records / "step.pt", weights_only=False)
@@ -51,25 +50,25 @@ def body(runs, folder, records, progress, should_stop, threads):
     if ranks.world > 1:
         shard(policy, ranks.devices, asked["optimizer"])
     else:
-        single.trainable_parameters = lambda policy: dict(policy.model.named_parameters())
-    policies = single_policy(run, policy, None, micro_tokens=60, ranks=ranks)
+        module.trainable_parameters = lambda policy: dict(policy.model.named_parameters())
+    learner = learner_of(run, policy, None, micro_tokens=60, ranks=ranks)
     if asked["optimizer"] == "adamw_8bit":
         import dataclasses, bitsandbytes
-        by_blocks = bitsandbytes.optim.AdamW8bit(policies.parameters.values(), betas=(0.9, 0.95))
-        policies = dataclasses.replace(policies, optimizer=by_blocks)
-    state = policies.load(folder) or fresh_states([run], freeze=False)
+        by_blocks = bitsandbytes.optim.AdamW8bit(learner.parameters.values(), betas=(0.9, 0.95))
+        learner = dataclasses.replace(learner, optimizer=by_blocks)
+    state = learner.load(folder) or fresh_state(run)
     values = []
     for step in range(state.step, asked["until"]):
         rows = torch.tensor([[*range(15)], [7, 13]][step])
-        part = StepInputs(run=run, step=step, rollout=rollout, index=rows, old=None, reference=None)
-        (output,) = policies.backward([part], state)
-        (moved,) = policies.step(state, step)
+        part = StepInputs(step=step, rollout=rollout, index=rows, old=None, reference=None)
+        output = learner.backward(part, state)
+        moved = learner.step(step)
         values.append([output.loss, moved["grad_norm"]])
         state.step += 1
-    moments = policies.optimizer.state
+    moments = learner.optimizer.state
     for kept in moments.values():  # on a CPU all share one table of codes, as on no GPU
         kept.update({key: value.clone() for key, value in kept.items() if key.startswith("qmap")})
-    policies.save(folder, state)
+    learner.save(folder, state)
     (records / f"rank{ranks.rank}.json").write_text(json.dumps({
         "values": values,
         "in_all": counted,

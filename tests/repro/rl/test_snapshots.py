@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from repro.rl import training_checkpoint
-from repro.rl.runs import RunStates, TrainState
+from repro.rl import training_state
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from repro.rl.training_state import TrainState
 
 ROOT = Path(__file__).parents[3]
 
@@ -181,14 +181,13 @@ def test_a_checkpoint_says_on_how_many_other_ranks_its_steps_were_done(
     optimizer = torch.optim.SGD(parameters.values(), momentum=0.9)
     parameters["w"].sum().backward()
     optimizer.step()
-    run = TrainState(digest="d", step=1, draws=2, series={}, facts={})
-    state = RunStates(step=1, runs=[run], failures=[None])
+    state = TrainState(digest="d", step=1, draws=2, series={}, facts={})
     seen = []
     for world in (2, 2, 1, 4):
-        monkeypatch.setattr(training_checkpoint, "_world", lambda world=world: world)
-        loaded = training_checkpoint.load_checkpoint(tmp_path, ["d"], parameters, optimizer)
+        monkeypatch.setattr(training_state, "_world", lambda world=world: world)
+        loaded = training_state.load_checkpoint(tmp_path, "d", parameters, optimizer)
         state = loaded or state
-        seen.append(state.runs[0].facts.get("ranks_before"))
+        seen.append(state.facts.get("ranks_before"))
         state.step += 1
-        training_checkpoint.save_checkpoint(tmp_path, state, parameters, optimizer)
+        training_state.save_checkpoint(tmp_path, state, parameters, optimizer)
     assert seen == [None, None, [2], [1, 2]]

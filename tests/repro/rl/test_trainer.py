@@ -12,13 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from repro.distributed import ALONE, BatchError
 from repro.models.norms import block_norms
 from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
-from repro.rl.runs import BatchError
-from repro.rl.single_run.ranks import ALONE
-from repro.rl.single_run.torch_sampler import TorchSampler
-from repro.runlog.kept_batch import keep_batches
+from repro.rollout.torch_sampler import TorchSampler
+from repro.runlog.kept_batch import keep_batch
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
 from tests.repro.rl.conftest import score_by_text
@@ -287,7 +286,7 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, f
             rewards.total[0] = math.nan
         return rewards
 
-    call = {"on_fault": partial(keep_batches, tmp_path / "run", ALONE)}
+    call = {"on_fault": partial(keep_batch, tmp_path / "run", ALONE)}
     with pytest.raises(BatchError, match=r"not finite.*\(rollout of step 2, kept in "):
         go(prepare=prepare, score=score, call=call)
     (path,) = (tmp_path / "run").iterdir()

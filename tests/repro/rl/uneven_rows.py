@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.advantage import Advantages
-from repro.rl.collect import Rollout
+from repro.rl.collect import Graded, Rollout
 from repro.rl.rows import Rows, make_rows, spread
 from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig
@@ -48,9 +48,7 @@ def rollout_of(rows: Rows, advantages: Sequence[float] = ADVANTAGES) -> Rollout:
             groups=len(rows.prompts),
             zero_variance_groups=0,
         ),
-        reward=list(advantages),
-        accuracy=[0.0] * len(rows),
-        format=[0.0] * len(rows),
+        graded=[Graded(accuracy=0.0, reward=value) for value in advantages],
         batches=1,
         groups_drawn=len(rows.prompts),
         tokens_sampled=int(rows.mask.sum()),

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from repro.models.memory_plan import FILTERED_ROWS
-from repro.rollout.choose import choose
-from repro.rollout.draw import draw
+from repro.rollout.draw import choose, draw
 from repro.rollout.state import FAULTY, RowState
 from repro.spec.config import SamplingConfig
 

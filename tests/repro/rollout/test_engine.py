@@ -10,8 +10,8 @@ import torch
 
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout.conftest import prompts_of, require_alike, small, tokens_of

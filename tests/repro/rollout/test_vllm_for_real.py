@@ -28,9 +28,9 @@ from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.models.random_policy import random_policy
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.draw import sampling_logprobs
 from repro.rollout.sampler import RolloutBatch
+from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig

@@ -27,8 +27,8 @@ from repro.models.memory_plan import training_memory
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.procedures.train import train_and_evaluate
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.sampler import Completion
+from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler, served_folder
 from repro.run.preflight import refusal
 from repro.spec.arm import PlantedRounding
@@ -242,7 +242,6 @@ def test_a_cache_that_is_not_reset_is_an_error(
     [
         ("nvfp4_lora", {}, r"importance_cap is None; .* --set arm.loss.importance_cap=2"),
         ("bf16_full", {"arm": CAPPED}, "bf16_full trains the base"),
-        ("nvfp4_lora", {"arm": CAPPED, "together": True}, "trained together with others"),
         ("nvfp4_lora", {"arm": CAPPED, "permuted": True}, "changes the weights on loading"),
     ],
 )

@@ -14,19 +14,14 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import Record, find_record, iterate_records, read_record
-from repro.run.device_queue import (
-    fitting_memory,
-    rows_of,
-    tasks_of,
-    visible_devices,
-)
+from repro.run.device_queue import rows_of, tasks_of, visible_devices
 from repro.run.execute import RunCounts, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
-from repro.spec.tier import CudaDevice, Tier
+from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
-from tests.repro.planned import TOGETHER
+from tests.repro.planned import STUDY
 
 # Carries out runs by writing records at once; dies or fails where files in the folder say so.
 FAKE = """
@@ -56,6 +51,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
             continue
         name = f"{run.arm.name}-{run.seed}"
         deaths = records / f"die-{name}"
+        (folder / "checkpoint" / "step-000001").mkdir(parents=True, exist_ok=True)
         if deaths.exists() and int(deaths.read_text()):
             deaths.write_text(str(int(deaths.read_text()) - 1))
             os._exit(9)
@@ -70,7 +66,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return planted("fake_ensembles", FAKE, tmp_path, monkeypatch)
+    return planted("fake_runs", FAKE, tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -82,12 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def runs_of(seeds: int = 2) -> list[RunConfig]:
-    return plan(TOGETHER, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
-
-
-def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
-    del memory_bytes
-    return [tuple(runs[place : place + 2]) for place in range(0, len(runs), 2)]
+    return plan(STUDY, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
 
 def go(
@@ -104,7 +95,6 @@ def go(
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
-        grouping=in_pairs,
         carry_out=fake.carry_out,
     )
 
@@ -130,20 +120,19 @@ def test_every_run_is_carried_out_once_on_one_of_the_devices(folder: Path, fake:
     assert sorted(carried) == sorted(run.digest() for run in runs), text
     again = go(runs, folder, fake, devices=2)
     assert (again.before, again.finished) == (6, 0)
-    assert len(calls(folder)) == 3
+    assert len(calls(folder)) == 6
 
 
-def test_a_dying_worker_gives_its_runs_back_once(folder: Path, fake: Any) -> None:
+def test_a_dying_worker_gives_its_run_back_once(folder: Path, fake: Any) -> None:
     runs = runs_of()
-    # Dies in the second run of its pair; the first is recorded and not done again.
     (folder / "die-bf16_lora-0").write_text("1", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=1)
     assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
-    assert len(calls(folder)) == 4
+    assert len(calls(folder)) == 7
     assert all(find_record(run, folder) for run in runs)
 
 
-def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(folder: Path, fake: Any) -> None:
+def test_a_run_that_kills_its_worker_twice_is_recorded_as_failed(folder: Path, fake: Any) -> None:
     runs = runs_of()
     (folder / "die-bf16_lora-0").write_text("2", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=2)
@@ -158,7 +147,7 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
     folder: Path, fake: Any, cause: str, workers: int
 ) -> None:
     runs = runs_of()
-    (folder / f"{cause}-bf16-1").touch()  # in the second pair of three
+    (folder / f"{cause}-bf16-1").touch()
     outcome = go(runs, folder, fake, devices=1)
     assert (outcome.finished, outcome.failed, outcome.left) == (5, 1, 0)
     assert len(set((folder / "workers").read_text().split())) == workers
@@ -168,29 +157,20 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
 
 
 def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
-    few = tuple(plan(TOGETHER, Tier.MINI, 2, ["bf16_lora"]))
-    untrained = tuple(plan(TOGETHER, Tier.MINI, 9, ["bf16"]))
-    scale = few[0].scale
-    steps = dataclasses.replace(few[0], scale=dataclasses.replace(scale, steps=scale.steps + 1))
-    rows = dataclasses.replace(few[0], scale=dataclasses.replace(scale, group_size=17))
-    every = [untrained, (steps,), few, (rows,)]
-    tasks = tasks_of(
-        [run for group in every for run in group], tmp_path, workers=1, grouping=lambda *_: every
-    )
-    assert [task.every for task in tasks] == [(rows,), few, (steps,), untrained]
-    assert rows_of(few[0]) == scale.steps * scale.prompts_per_rollout * scale.group_size
-    assert rows_of(untrained[0]) == 0
-    apart = [
-        dataclasses.replace(run, scale=dataclasses.replace(run.scale, together=False))
-        for run in (untrained[0], few[0], steps)
-    ]
-    tasks = tasks_of(apart, tmp_path, workers=1)
-    assert [task.run for task in tasks] == apart[::-1]
+    (few,) = plan(STUDY, Tier.MINI, 1, ["bf16_lora"])
+    (untrained,) = plan(STUDY, Tier.MINI, 1, ["bf16"])
+    scale = few.scale
+    steps = dataclasses.replace(few, scale=dataclasses.replace(scale, steps=scale.steps + 1))
+    rows = dataclasses.replace(few, scale=dataclasses.replace(scale, group_size=17))
+    tasks = tasks_of([untrained, few, steps, rows], tmp_path)
+    assert [task.every for task in tasks] == [(rows,), (steps,), (few,), (untrained,)]
+    assert rows_of(few) == scale.steps * scale.prompts_per_rollout * scale.group_size
+    assert rows_of(untrained) == 0
 
 
 def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
     runs = plan(find("table3_arms"), Tier.SYSTEMS)
-    tasks = tasks_of(runs, tmp_path, workers=1)
+    tasks = tasks_of(runs, tmp_path)
     assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
     assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
 
@@ -203,12 +183,3 @@ def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyP
     for wrong in ("4", "0,5", "all"):
         with pytest.raises(ValueError, match="--devices"):
             visible_devices(wrong)
-
-
-def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes = (80, 24)
-    devices = [CudaDevice(name="d", capability=(9, 0), memory_bytes=size) for size in sizes]
-    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: tuple(devices))
-    assert fitting_memory() == 24

@@ -20,8 +20,10 @@ from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
+from repro.spec.tier import Tier
 from tests.planted import planted
-from tests.repro.rl.stacked.conftest import SCALE, make_run
+from tests.repro.procedures.conftest import SCALE
+from tests.repro.small_runs import small_run
 
 DEVICES = torch.cuda.device_count()
 pytestmark = [
@@ -54,17 +56,18 @@ def spoiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
-    """Return small runs that go together."""
-    scale = dataclasses.replace(SCALE, steps=steps, together=True)
-    return [make_run(seed=seed, scale=scale) for seed in range(seeds)]
+    """Return small runs of a tier that trains on a device."""
+    scale = dataclasses.replace(SCALE, steps=steps)
+    runs = [small_run(scale, seed=seed) for seed in range(seeds)]
+    return [dataclasses.replace(run, tier=Tier.MINI.value) for run in runs]
 
 
 @pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices; found {DEVICES}")
 def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> None:
     runs = runs_of(6, steps=40)
     tasks = [
-        Task(run=pair[0], folder=tmp_path / f"work-{place}", runs=tmp_path, also=(pair[1],))
-        for place, pair in enumerate(zip(runs[::2], runs[1::2], strict=True))
+        Task(run=run, folder=tmp_path / f"work-{place}", runs=tmp_path)
+        for place, run in enumerate(runs)
     ]
     events, killed = [], False
     pool = WorkerPool(
@@ -86,7 +89,7 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> N
     returned = [event for event in events if event.kind == "returned"]
     assert len(returned) == 1
     assert "SIGKILL" in returned[0].text
-    assert len([event for event in events if event.kind == "finished"]) == 3
+    assert len([event for event in events if event.kind == "finished"]) == len(runs)
     records = [read_record(find_record(run, tmp_path) or tmp_path) for run in runs]
     assert all(record.ok for record in records)
     used = [record.environment["gpu"] for record in records]
@@ -103,7 +106,6 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
         threads=1,
         console=Console(file=said, width=200),
         devices=devices,
-        grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
         **({"workers": len(devices)} | how),
     )
     assert (outcome.finished, outcome.failed, outcome.left) == (len(runs), 0, 0), said.getvalue()

@@ -52,7 +52,7 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
     shutil.copytree(expected_folder(None) / "paper", expected / "paper")
     for seconds, run in enumerate(plan(STUDY, Tier.MINI, None, ["bf16", "nvfp4_lora_aqn"])):
         record = having_taken(planned_record(run), 40.0 + seconds, 1.0)
-        facts = record.facts | {"together": {"runs": 20}}
+        facts = record.facts | {"repeats_together": 20}
         records.append(dataclasses.replace(record, facts=facts))
     metrics = [metric.name for metric in STUDY.metrics]
     write_stored(stored_path(expected, "mini", STUDY.name, "nvidia_h200"), metrics, records)

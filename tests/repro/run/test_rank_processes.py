@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from repro.__main__ import build_parser, main
+from repro.distributed import ALONE
 from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record, record_path, run_folder
-from repro.rl.single_run.ranks import ALONE
 from repro.run.carry_out import launched_ranks
 from repro.run.execute import execute, main_run
 from repro.run.several_ranks import rank_processes
@@ -52,7 +52,7 @@ def body(runs, folder, records, progress, should_stop, threads):
     import repro.reward.score as scoring
     import repro.rl.snapshots as snapshots
     import repro.rl.step as step
-    import repro.rl.training_checkpoint as checkpoint
+    import repro.rl.training_state as checkpoint
 
     rank, fault = int(os.environ.get("RANK", 0)), os.environ.get("FAULT")
     whole, idle, put, counted = step.carry_out, step._evaluated, snapshots._put, [0]
@@ -243,7 +243,7 @@ def test_a_stalled_rank_is_named_in_bounded_time(with_fault):
 # The second of three ranks waits longest, and the third does not come, or does not even join.
 LATE = """
 import os, time
-from repro.rl.single_run.ranks import Ranks
+from repro.distributed import Ranks
 
 def body(runs, folder, records, progress, should_stop, threads):
     if "OUTSIDE" in os.environ and os.environ["RANK"] == "2":

@@ -56,7 +56,7 @@ def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path:
     assert not list(tmp_path.rglob("*.lock"))
 
 
-def test_of_an_ensemble_a_start_takes_what_is_free(
+def test_of_a_task_s_runs_a_start_takes_what_is_free(
     tmp_path: Path, made_up_record: Callable[[RunConfig], Record]
 ) -> None:
     runs = runs_of()

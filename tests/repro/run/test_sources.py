@@ -15,8 +15,7 @@ from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.record import Record, read_record
-from repro.rl.runs import RunStates, TrainState
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -130,18 +129,16 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["a"].grad = torch.ones(2)
     optimizer.step()
-    runs = [TrainState(digest=d, step=1, draws=1, series={}, facts={}) for d in ("a", "b")]
-    state = RunStates(step=1, runs=runs, failures=[None, None])
+    state = TrainState(digest="a", step=1, draws=1, series={}, facts={})
     save_checkpoint(tmp_path / "steps", state, parameters, optimizer)
     checkout.loss.write_text(WRONG)
     second = checkout.commit()
     forget()
 
     def going_on() -> dict[str, Any]:
-        state = load_checkpoint(tmp_path / "steps", ["a", "b"], parameters, optimizer)
+        state = load_checkpoint(tmp_path / "steps", "a", parameters, optimizer)
         assert state is not None
-        assert state.runs[0].facts == state.runs[1].facts
-        return state.runs[1].facts
+        return state.facts
 
     record = carried(going_on)
     assert [state["commit"] for state in record.sources] == [first, second]

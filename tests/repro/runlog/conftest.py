@@ -1,4 +1,4 @@
-"""Short runs of a target's smoke tier."""
+"""A short run of a target's smoke tier."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 
 
-def small_runs(target: Target, arm: str = "nvfp4_lora", seeds: int = 1) -> list[RunConfig]:
-    """Return an arm's runs, which ask few questions; those of several seeds train together."""
-    small = []
-    for run in plan(target, Tier.SMOKE, seeds, [arm]):
-        data = dataclasses.replace(run.scale.data, test_problems=8, development_problems=6)
-        evaluation = dataclasses.replace(run.scale.evaluation, every=2)
-        scale = dataclasses.replace(
-            run.scale,
-            data=data,
-            evaluation=evaluation,
-            checkpoint_every=1,
-            prompts_per_rollout=4,
-            together=seeds > 1,
-        )
-        small.append(dataclasses.replace(run, scale=scale))
-    return small
+def small_of(target: Target, arm: str = "nvfp4_lora") -> RunConfig:
+    """Return an arm's run of seed 0, which asks few questions."""
+    (run,) = plan(target, Tier.SMOKE, 1, [arm])
+    scale = dataclasses.replace(
+        run.scale,
+        data=dataclasses.replace(run.scale.data, test_problems=8, development_problems=6),
+        evaluation=dataclasses.replace(run.scale.evaluation, every=2),
+        checkpoint_every=1,
+        prompts_per_rollout=4,
+    )
+    return dataclasses.replace(run, scale=scale)

@@ -1,4 +1,4 @@
-"""What training leaves behind while it goes on, alone and side by side, and to trackers."""
+"""What training leaves behind while it goes on, in its folder and in trackers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from repro.runlog.trackers import TRACKERS, name_of
 from repro.spec.config import RunConfig
 from repro.spec.variants import with_steps
 from repro.targets import find
-from tests.repro.runlog.conftest import small_runs
+from tests.repro.runlog.conftest import small_of
 
 TARGET = with_steps(find("table1"), 3)
 
@@ -35,16 +35,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "")
 
 
-def carried_out(runs: list[RunConfig], records: Path, stop_at: int = 99) -> None:
-    """Carry out runs, stopping after so many steps; alone in the run's own folder."""
+def carried_out(run: RunConfig, records: Path, stop_at: int = 99) -> None:
+    """Carry out a run, stopping after so many steps."""
     seen = []
 
     def progress(text: str, values: Mapping[str, float]) -> None:
         if text == "training":
             seen.append(values["step"])
 
-    folder = run_folder(runs[0], records)
-    carry_out(runs, folder, records, progress, lambda: len(seen) >= stop_at, 1)
+    folder = run_folder(run, records)
+    carry_out([run], folder, records, progress, lambda: len(seen) >= stop_at, 1)
 
 
 class Notebook:
@@ -79,8 +79,8 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
 ) -> None:
     from pyarrow import parquet
 
-    (run,) = small_runs(TARGET, "nvfp4_lora_aqn")
-    carried_out([run], tmp_path)
+    run = small_of(TARGET, "nvfp4_lora_aqn")
+    carried_out(run, tmp_path)
     folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
     lines = read_lines(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -94,7 +94,7 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
     assert not (folder / "completions").exists()
 
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    carried_out([run], tmp_path / "with")
+    carried_out(run, tmp_path / "with")
     again = read_record(record_path(run, tmp_path / "with"))
     assert (again.series, again.digest) == (record.series, record.digest)
     kept = run_folder(run, tmp_path / "with") / "completions"
@@ -124,10 +124,10 @@ def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
 ) -> None:
     from repro.evidence.procedure import Stopped
 
-    (run,) = small_runs(TARGET)
+    run = small_of(TARGET)
     with pytest.raises(Stopped):
-        carried_out([run], tmp_path, stop_at=2)
-    carried_out([run], tmp_path)
+        carried_out(run, tmp_path, stop_at=2)
+    carried_out(run, tmp_path)
     lines = read_lines(run_folder(run, tmp_path) / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     logged = notebook[name_of(run)]
@@ -136,28 +136,14 @@ def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
     assert [step for step, _ in logged].count(-1) == 2
 
 
-def test_runs_side_by_side_keep_each_its_own(
-    tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    runs = small_runs(TARGET, seeds=2)
-    carried_out(runs, tmp_path)
-    for run in runs:
-        folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
-        lines = read_lines(folder / "metrics.jsonl")
-        assert [line["reward"] for line in lines] == record.series["reward"]
-        assert len(list((folder / "completions").glob("*.parquet"))) == 3
-        assert [step for step, values in notebook[name_of(run)] if "reward" in values] == [1, 2, 3]
-
-
 def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    runs = small_runs(TARGET)
-    with RunLogger(runs, [tmp_path], LogOptions(trackers=("tensorboard",))) as logger:
+    run = small_of(TARGET)
+    with RunLogger(run, tmp_path, LogOptions(trackers=("tensorboard",))) as logger:
         for step in (1, 2):
-            logger.steps(step, [{"reward": step / 4, "kl": None}])
+            logger.step(step, {"reward": step / 4, "kl": None})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["reward"]
     scalars = [(event.step, event.value) for event in events.Scalars("reward")]
@@ -169,12 +155,12 @@ def test_wandb_is_opened_by_its_own_library(
 ) -> None:
     library = mock.Mock()
     monkeypatch.setitem(sys.modules, "wandb", library)
-    runs = small_runs(TARGET)
-    with RunLogger(runs, [tmp_path], LogOptions(trackers=("wandb",))) as logger:
-        logger.steps(1, [{"reward": 0.5}])
+    run = small_of(TARGET)
+    with RunLogger(run, tmp_path, LogOptions(trackers=("wandb",))) as logger:
+        logger.step(1, {"reward": 0.5})
     ((_, how),) = library.init.call_args_list
     assert how["name"].startswith("table1_in_3_steps/nvfp4_lora/seed-0")
-    assert how["config"] == runs[0].resolved()
+    assert how["config"] == run.resolved()
     assert (how["project"], how["resume"]) == ("qerl-repro", "allow")
     opened = library.init.return_value
     opened.log.assert_called_once_with({"reward": 0.5}, step=1)
@@ -187,8 +173,8 @@ def test_a_tracker_that_fails_at_its_end_is_a_warning(
     library = mock.Mock()
     library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
     monkeypatch.setitem(sys.modules, "wandb", library)
-    with RunLogger(small_runs(TARGET), [tmp_path], LogOptions(trackers=("wandb",))) as logger:
-        logger.steps(1, [{"reward": 0.5}])
+    with RunLogger(small_of(TARGET), tmp_path, LogOptions(trackers=("wandb",))) as logger:
+        logger.step(1, {"reward": 0.5})
     warning = (tmp_path / "warnings.txt").read_text()
     assert "RuntimeError: the network is gone" in warning
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from repro.evidence.procedure import WARNING
-from repro.evidence.record import find_record, read_record, run_folder
+from repro.evidence.record import find_record, run_folder
 from repro.reward.custom import reward_named
 from repro.run.carry_out import carry_out
 from repro.runlog.run_logger import STOP_IDLE_VARIABLE, LogOptions, RunLogger
@@ -20,7 +20,7 @@ from repro.runlog.trackers import TRACKERS, name_of
 from repro.runlog.watch import LENIENT, MIXED, Watch
 from repro.spec.variants import with_reward, with_steps
 from repro.targets import find
-from tests.repro.runlog.conftest import small_runs
+from tests.repro.runlog.conftest import small_of
 
 
 def rollout(
@@ -30,7 +30,10 @@ def rollout(
     all_cut_off: bool = False,
 ) -> Any:
     return SimpleNamespace(
-        mixed=mixed, reward=list(reward), lenient_sampled=right, all_cut_off=all_cut_off
+        mixed=mixed,
+        graded=[SimpleNamespace(reward=one) for one in reward],
+        lenient_sampled=right,
+        all_cut_off=all_cut_off,
     )
 
 
@@ -121,37 +124,29 @@ def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:reward"
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
-    seeds: int, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(
+    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = with_reward(with_steps(find("table1"), 6), reward_named(constant))
-    runs, told = small_runs(target, seeds=seeds), []
+    run, told = small_of(target), []
 
     def progress(text: str, values: dict[str, float]) -> None:
         if WARNING in values:
             told.append(text)
 
     def go(records: Path) -> list[Path]:
-        return carry_out(runs, run_folder(runs[0], records), records, progress, lambda: False, 1)
+        return carry_out([run], run_folder(run, records), records, progress, lambda: False, 1)
 
     monkeypatch.setenv(STOP_IDLE_VARIABLE, "")
     go(tmp_path / "on")
-    assert [text.split(":")[0] for text in told] == [name_of(run) for run in runs]
-    for run in runs:
-        folder = run_folder(run, tmp_path / "on")
-        assert "for 5 steps: every reward is 0" in (folder / "warnings.txt").read_text()
-        assert [one[MIXED] for one in read_lines(folder / "metrics.jsonl")] == [0] * 6
-        assert find_record(run, tmp_path / "on") is not None
+    assert [text.split(":")[0] for text in told] == [name_of(run)]
+    folder = run_folder(run, tmp_path / "on")
+    assert "for 5 steps: every reward is 0" in (folder / "warnings.txt").read_text()
+    assert [one[MIXED] for one in read_lines(folder / "metrics.jsonl")] == [0] * 6
+    assert find_record(run, tmp_path / "on") is not None
     monkeypatch.setenv(STOP_IDLE_VARIABLE, "3")
-    if seeds == 1:
-        with pytest.raises(ValueError, match=r"taught nothing for 3 steps.*--stop-idle 3"):
-            go(tmp_path / "off")
-        return
-    for path in go(tmp_path / "off"):
-        failed = read_record(path)
-        assert failed.outcome["status"] == "failed"
-        assert "taught nothing for 3 steps" in failed.outcome["reason"]
+    with pytest.raises(ValueError, match=r"taught nothing for 3 steps.*--stop-idle 3"):
+        go(tmp_path / "off")
 
 
 def test_a_tracker_that_fails_is_left_after_one_warning(
@@ -160,11 +155,12 @@ def test_a_tracker_that_fails_is_left_after_one_warning(
     tracker = mock.Mock()
     tracker.log.side_effect = [None, RuntimeError("connection lost")]
     monkeypatch.setitem(TRACKERS, "failing", lambda *run: tracker)
-    runs, told = small_runs(find("table1")), []
+    told: list[str] = []
     options = LogOptions(trackers=("failing",))
-    with RunLogger(runs, [tmp_path], options, lambda text, values: told.append(text)) as logger:
+    warn = lambda text, values: told.append(text)  # noqa: E731
+    with RunLogger(small_of(find("table1")), tmp_path, options, warn) as logger:
         for step in range(1, 5):
-            logger.steps(step, [{"reward": 0.5}])
+            logger.step(step, {"reward": 0.5})
     assert tracker.log.call_count == 2
     assert [one["step"] for one in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     (text,) = told

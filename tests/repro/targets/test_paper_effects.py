@@ -6,7 +6,7 @@ import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.run.places import expected_folder
-from repro.spec.effect import Effect
+from repro.spec.claim import Effect
 from repro.targets import paper_effects as sizes
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from repro.spec.arm import Arm
-from repro.spec.claim import planned
+from repro.spec.claim import Effect, planned
 from repro.spec.config import TrainScale
-from repro.spec.effect import Effect
 from repro.spec.hub import is_hub_name
 from repro.spec.target import (
     Claim,

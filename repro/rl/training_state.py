@@ -1,11 +1,11 @@
-"""Resumable checkpoints of training: what is trained, the optimiser, and what runs wrote down.
+"""The state of a run in training, its result, and resumable checkpoints of it.
 
 A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
 `parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
-parameter, by its name) and the `RunStates`; of an ensemble the parameters are a row per run. What
-ranks divide is whole here, so that any number of them can go on. No
-random state is stored because none exists: every random stream is derived by name from the run's
-seed and the step, so a resumed run draws what the uninterrupted one would have drawn.
+parameter, by its name) and the `TrainState`. What ranks divide is whole here, so that any number of
+them can go on. No random state is stored because none exists: every random stream is derived by
+name from the run's seed and the step, so a resumed run draws what the uninterrupted one would have
+drawn.
 
 Easy mistakes: forgetting the optimiser's moments and step counter (training goes on, differently);
 keeping the stage of the noise or of the learning rate as state rather than computing it from the
@@ -15,25 +15,81 @@ step; resuming a run whose configuration has changed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from repro.evidence.provenance import note_source
 from repro.models.sharding import Shards
-from repro.rl.runs import RunStates, TrainState
-from repro.rl.single_run.optimizers import optimizer_tensors, restore_optimizer
+from repro.rl.optimizers import optimizer_tensors, restore_optimizer
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from repro.spec.config import RunConfig
 
 PARAMETERS = "parameters.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """The result of a training run.
+
+    Attributes
+    ----------
+    finished
+        False if `should_stop` ended it; the same call resumes from its checkpoint.
+    step
+        Optimiser steps done.
+    series
+        `{name: [one value per step]}`, None where a step has no value; `evaluation_step`,
+        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one per evaluation.
+    """
+
+    finished: bool
+    step: int
+    series: dict[str, list[float | int | None]]
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """The state of a run besides tensors; grows with every step.
+
+    Attributes
+    ----------
+    draws
+        Batches of prompts drawn; more than rollouts where dynamic sampling refills.
+    series
+        `{name: [one value per step]}`.
+    counts
+        Counts of the process for the run when the checkpoint was written; see
+        `repro.rl.rollout_receipts.Tally`.
+    """
+
+    digest: str
+    step: int
+    draws: int
+    series: dict[str, list[float | int | None]]
+    facts: dict[str, Any]
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def count_seconds(self, name: str, started: float) -> None:
+        """Add the seconds since `started` to a named total."""
+        seconds = self.facts.setdefault("seconds", {})
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def fresh_state(run: RunConfig) -> TrainState:
+    """Return the state of a run that has made no step."""
+    return TrainState(digest=run.digest(), step=0, draws=0, series={}, facts={})
+
+
 def save_checkpoint(
     folder: Path,
-    state: RunStates,
+    state: TrainState,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
@@ -41,8 +97,7 @@ def save_checkpoint(
     writes: bool = True,
 ) -> Path | None:
     """Write the checkpoint of `state.step`, or help another rank to; return its folder."""
-    for run in state.runs:
-        note_source(run.facts)
+    note_source(state.facts)
     moments, numbers = optimizer_tensors(optimizer, parameters, shards)
     trained = {
         name: p.detach() if shards is None else shards.written(name, p.detach())
@@ -51,8 +106,7 @@ def save_checkpoint(
     if not writes:
         return None
     content = {
-        "runs": [dataclasses.asdict(run) for run in state.runs],
-        "failures": state.failures,
+        "run": dataclasses.asdict(state),
         "optimizer_numbers": numbers,
         "ranks": _world(),
     }
@@ -61,28 +115,25 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path,
-    digests: Sequence[str],
+    digest: str,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     *,
-    freeze: bool = False,
     shards: Shards | None = None,
     sets_aside: bool = True,
-) -> RunStates | None:
+) -> TrainState | None:
     """Restore the last good checkpoint in place and return its state, or None without any.
 
-    Newer ones that were refused are named in `facts["checkpoints_refused"]` of every run; other
-    numbers of ranks, on which earlier steps were done, in `facts["ranks_before"]`.
+    Newer ones that were refused are named in `facts["checkpoints_refused"]`; other numbers of
+    ranks, on which earlier steps were done, in `facts["ranks_before"]`.
 
-    Raises `ValueError` when every checkpoint is damaged, or of other configurations or parameters;
-    the message names each.
+    Raises `ValueError` when every checkpoint is damaged, or of another configuration or other
+    parameters; the message names each.
 
     Parameters
     ----------
-    digests
-        Of the runs' configurations.
-    freeze
-        As of `RunStates`.
+    digest
+        Of the run's configuration.
     shards
         This rank's, where ranks divide what is trained.
     sets_aside
@@ -90,13 +141,11 @@ def load_checkpoint(
     """
     written_on: list[int] = []
 
-    def restore(snapshot: Snapshot) -> RunStates:
-        runs = [TrainState(**values) for values in snapshot.content["runs"]]
-        stored = [run.digest for run in runs]
-        if stored != list(digests):
+    def restore(snapshot: Snapshot) -> TrainState:
+        state = TrainState(**snapshot.content["run"])
+        if state.digest != digest:
             raise SnapshotError(
-                f"it belongs to configurations {', '.join(stored)}; this training is of "
-                f"{', '.join(digests)}"
+                f"it belongs to configuration {state.digest}; this training is of {digest}"
             )
         trained = snapshot.tensors[PARAMETERS]
         _require_alike(trained, parameters if shards is None else {**parameters, **shards.cut})
@@ -106,19 +155,17 @@ def load_checkpoint(
                 parameter.copy_(whole if shards is None else shards.part(name, whole))
         numbers = snapshot.content["optimizer_numbers"]
         restore_optimizer(optimizer, parameters, snapshot.tensors[OPTIMIZER], numbers, shards)
-        failures = snapshot.content["failures"]
         written_on.append(snapshot.content.get("ranks", 1))
-        return RunStates(step=snapshot.step, runs=runs, failures=failures, freeze=freeze)
+        return state
 
     newest = read_newest(folder, restore, sets_aside=sets_aside)
     if newest is None:
         return None
     state, refused = newest
-    for run in state.runs:
-        if written_on[-1] != _world():
-            run.facts["ranks_before"] = sorted({*run.facts.get("ranks_before", ()), written_on[-1]})
-        if refused:
-            run.facts.setdefault("checkpoints_refused", []).extend(refused)
+    if written_on[-1] != _world():
+        state.facts["ranks_before"] = sorted({*state.facts.get("ranks_before", ()), written_on[-1]})
+    if refused:
+        state.facts.setdefault("checkpoints_refused", []).extend(refused)
     return state
 
 

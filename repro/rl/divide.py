@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from repro.models.policy import Policy
 from repro.models.sharding import BLOCK, FEWEST, Gatherer, Shards
-from repro.spec.arm import OptimizerName, require
+from repro.spec.arm import OptimizerName
+from repro.spec.checks import require
 
 
 def shard(policy: Policy, group: dist.ProcessGroup | None, optimizer: OptimizerName) -> None:
@@ -69,12 +69,3 @@ def _may_be_cut(parameter: nn.Parameter, ranks: int, optimizer: OptimizerName) -
     if optimizer == "adamw_8bit":
         return rows * columns % BLOCK == 0 and last * columns >= FEWEST
     return last > 0
-
-
-def whole_parameters(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies of a fully trained decoder's parameters, whole, by name; all ranks must ask."""
-    shards = policy.shards
-    for name, parameter in policy.decoder.named_parameters():
-        own = parameter if shards is None else shards.parts[name]
-        copied = own.detach().to(dtype, copy=True)
-        yield name, copied if shards is None else shards.whole(name, copied)

@@ -13,23 +13,22 @@ Easy mistakes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.models.loading import build_on_meta
 from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gathered_bytes
 from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl.single_run.divide import whole_parameters
-from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.rollout.state import Statistics
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import OptimizerName
 from repro.spec.config import SamplingConfig
 
@@ -140,6 +139,15 @@ class CopySampler:
             prompts, sampling, group_size=group_size, seeds=seeds, **limits
         )
         return batch
+
+
+def whole_parameters(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield copies of a fully trained decoder's parameters, whole, by name; all ranks must ask."""
+    shards = policy.shards
+    for name, parameter in policy.decoder.named_parameters():
+        own = parameter if shards is None else shards.parts[name]
+        copied = own.detach().to(dtype, copy=True)
+        yield name, copied if shards is None else shards.whole(name, copied)
 
 
 def _copy_of(policy: Policy) -> Policy:

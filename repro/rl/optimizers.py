@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repro.distributed import BatchError
 from repro.models.sharding import Shards
-from repro.rl.runs import BatchError
 from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 

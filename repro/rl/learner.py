@@ -1,7 +1,7 @@
-"""A single policy as `repro.rl.policies.Policies`: a peft module, packed rows, and any sampler.
+"""What the training loop trains: a policy with its sampler, its optimiser and its checkpoints.
 
-All lists have one entry. The sampler and the trainer's passes read the same tensors, so noise on
-the module's norms affects both while it is added.
+The sampler and the trainer's passes read the same tensors, so noise on the module's norms affects
+both while it is added.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from repro.distributed import ALONE, Ranks
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.policies import During, StepInputs, keeps_start
+from repro.rl.optimizers import build_optimizer, scheduled_step
 from repro.rl.rollout_receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
-from repro.rl.runs import RunStates
-from repro.rl.single_run.optimizers import build_optimizer, scheduled_step
-from repro.rl.single_run.ranks import ALONE, Ranks, shared
 from repro.rl.step import (
     StepOutput,
     accumulate_step,
@@ -33,15 +31,39 @@ from repro.rl.step import (
     reference_logprobs,
     zero_missing_gradients,
 )
-from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
-from repro.rollout.sampler import Completion, Sampler
+from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
+from repro.rollout.sampler import Completion, Sampler, shared
 from repro.spec.config import RunConfig, TrainScale
 
-Entry = TypeVar("Entry")
+During = Literal["rollout", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SinglePolicy:
+class StepInputs:
+    """The inputs of an optimiser step: its rows, and log-probabilities for the loss.
+
+    Attributes
+    ----------
+    step
+        The optimiser step, counted from 0.
+    index : Tensor, (b,), int64
+        The rows of the rollout that the step trains on.
+    old : Tensor or None, (B, T)
+        Log-probabilities in the ratio's denominator; None takes those of the step's own forward
+        pass, so that the ratio is exactly 1.
+    reference : Tensor or None, (B, T)
+        Log-probabilities under the reference policy.
+    """
+
+    step: int
+    rollout: Rollout
+    index: Tensor
+    old: Tensor | None
+    reference: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Learner:
     """A policy with its optimiser and its sampler.
 
     Attributes
@@ -67,19 +89,16 @@ class SinglePolicy:
     kept_blocks: int | None = 0
     ranks: Ranks = ALONE
 
-    @property
-    def runs(self) -> tuple[RunConfig]:
-        """The one run."""
-        return (self.run,)
-
-    @property
-    def freeze(self) -> bool:
-        """False: there are no other runs to continue."""
-        return False
-
     @contextmanager
-    def perturbed(self, step: int, during: During) -> Iterator[list[NoiseReceipt]]:
-        """Add the step's noise to the norms; see `Policies.perturbed`."""
+    def perturbed(self, step: int, during: During) -> Iterator[NoiseReceipt]:
+        """Add the noise of a step, counted from 0, to the norms inside a `with` block.
+
+        Parameters
+        ----------
+        during
+            `rollout`: the sampler reads it. `update`: the trainer's passes do, if
+            `NoiseConfig.reach` is "shared"; else there is none.
+        """
         scale: TrainScale = self.run.scale
         noise = self.run.arm.noise
         if during == "update" and noise is not None and noise.reach != "shared":
@@ -87,58 +106,59 @@ class SinglePolicy:
         with perturbed(
             self.policy, noise, seed=self.run.seed, step=step, total_steps=scale.steps
         ) as receipt:
-            yield [receipt]
+            yield receipt
 
-    def sample(self, asked: Sequence[BatchRequest | None]) -> list[Sequence[Completion] | None]:
-        """Sample the one run's completions; see `Policies.sample`."""
-        request, scale = _only(asked), self.run.scale
+    def sample(self, request: BatchRequest) -> Sequence[Completion]:
+        """Return completions of the request's prompts, sampled with the run's settings."""
         batch = self.sampler.sample(
-            request.prompts, self.run.rollout, group_size=scale.group_size, seeds=request.seeds
+            request.prompts,
+            self.run.rollout,
+            group_size=self.run.scale.group_size,
+            seeds=request.seeds,
         )
-        return [batch.completions]
+        return batch.completions
 
     def refresh(self) -> None:
-        """See `Policies.refresh`."""
+        """Let the sampler use the current weights, without noise."""
         self.sampler.refresh()
 
-    def old_logprobs(
-        self,
-        rollouts: Sequence[Rollout | None],
-        parts: Sequence[Sequence[Tensor]],
-        state: RunStates,
-    ) -> list[Tensor | None]:
-        """See `Policies.old_logprobs`."""
-        rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
+    def old_logprobs(self, rollout: Rollout, parts: Sequence[Tensor], state: TrainState) -> Tensor:
+        """Return (B, T) log-probabilities of the rows of all steps but the first, no gradient.
+
+        The first step takes those of its own pass, so that its ratio is exactly 1. `parts` are the
+        rows of each optimiser step.
+        """
+        rows, temperature = rollout.rows, self.run.rollout.temperature
         every = torch.zeros(rows.mask.shape)  # (B, T)
-        for part in _only(parts)[1:]:
+        for part in parts[1:]:
             budget = self._micro_tokens(rows, part, state)
             logprobs, fitting = evaluate_rows(
                 self.policy, rows, part, temperature, micro_tokens=budget, ranks=self.ranks
             )
             every += logprobs
-            note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [every]
+            note_smaller_batches(state, state.step, budget, fitting)
+        return every
 
-    def reference_logprobs(
-        self, rollouts: Sequence[Rollout | None], state: RunStates
-    ) -> list[Tensor | None]:
-        """See `Policies.reference_logprobs`."""
+    def reference_logprobs(self, rollout: Rollout, state: TrainState) -> Tensor | None:
+        """Return (B, T) log-probabilities under the initial weights, for a loss that needs them."""
         if self.run.arm.loss.beta == 0:
-            return [None]
-        rows, temperature = _only(rollouts).rows, self.run.rollout.temperature
+            return None
+        rows, temperature = rollout.rows, self.run.rollout.temperature
         budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
         logprobs, fitting = reference_logprobs(
             self.policy, rows, temperature, self.parameters, self.reference,
             micro_tokens=budget, ranks=self.ranks,
         )  # fmt: skip
-        note_smaller_batches(state.runs[0], state.step, budget, fitting)
-        return [logprobs]
+        note_smaller_batches(state, state.step, budget, fitting)
+        return logprobs
 
-    def backward(
-        self, parts: Sequence[StepInputs | None], state: RunStates
-    ) -> list[StepOutput | None]:
-        """Run the step's passes; the loss stays on their graph. See `Policies.backward`."""
-        part = _only(parts)
+    def backward(self, part: StepInputs, state: TrainState) -> StepOutput:
+        """Run the forward and backward passes of one optimiser step; `step` uses their gradients.
+
+        If memory runs out the passes start over with smaller micro-batches, which receipts note.
+
+        Raises `torch.OutOfMemoryError` if the smallest pass does not fit.
+        """
         budget = self._micro_tokens(part.rollout.rows, part.index, state)
         output, fitting = accumulate_step(
             self.policy,
@@ -152,11 +172,13 @@ class SinglePolicy:
             kept_blocks=self.kept_blocks,
             ranks=self.ranks,
         )
-        note_smaller_batches(state.runs[0], part.step, budget, fitting)
-        return [output]
+        note_smaller_batches(state, part.step, budget, fitting)
+        return output
 
-    def step(self, state: RunStates, step: int) -> list[Values | None]:
-        """Clip and step by the gradients in the parameters; see `Policies.step`.
+    def step(self, step: int) -> Values:
+        """Clip the gradients and make optimiser step `step`, counted from 0.
+
+        Returns `grad_norm` before clipping and `learning_rate`.
 
         Raises `ValueError` when the gradient's norm is not finite, or a rank's gradient is not.
         """
@@ -165,10 +187,10 @@ class SinglePolicy:
             shards.take_gradients()
         zero_missing_gradients(self.parameters)
         self.ranks.add_gradients(self.parameters, step, () if shards is None else shards.cut)
-        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}]
+        return {**scheduled_step(self.run, self.optimizer, self.parameters, step, shards)}
 
-    def save(self, folder: Path, state: RunStates) -> None:
-        """See `Policies.save`."""
+    def save(self, folder: Path, state: TrainState) -> None:
+        """Write a checkpoint into `folder`."""
         shards, first = self.policy.shards, self.ranks.first
         cut = {} if shards is None else shards.cut
         alike = {name: p for name, p in self.parameters.items() if name not in cut}
@@ -178,14 +200,17 @@ class SinglePolicy:
                 folder, state, self.parameters, self.optimizer, shards=shards, writes=first
             )
 
-    def load(self, folder: Path) -> RunStates | None:
-        """See `Policies.load`."""
+    def load(self, folder: Path) -> TrainState | None:
+        """Restore the last checkpoint in `folder`; return None if there is none.
+
+        Raises `ValueError` if the checkpoint belongs to another run or is damaged.
+        """
         # The first rank reads before the others, because it alone renames a damaged snapshot:
         # what another cannot read now may be whole.
         state = None
         for reads in (self.ranks.first, not self.ranks.first):
             if reads:
-                shards, own = self.policy.shards, [self.run.digest()]
+                shards, own = self.policy.shards, self.run.digest()
                 state = load_checkpoint(
                     folder, own, self.parameters, self.optimizer, shards=shards,
                     sets_aside=self.ranks.first,
@@ -199,14 +224,14 @@ class SinglePolicy:
             )
         return state
 
-    def _micro_tokens(self, rows: Rows, index: Tensor, state: RunStates) -> int:
+    def _micro_tokens(self, rows: Rows, index: Tensor, state: TrainState) -> int:
         """Return the packed tokens of a micro-batch of rows `index` to begin with."""
         scale: TrainScale = self.run.scale
         budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
-        return at_most_what_fitted(state.runs[0], self.micro_tokens or budget)
+        return at_most_what_fitted(state, self.micro_tokens or budget)
 
 
-def single_policy(
+def learner_of(
     run: RunConfig,
     policy: Policy,
     sampler: Sampler,
@@ -214,7 +239,7 @@ def single_policy(
     micro_tokens: int | None = None,
     kept_blocks: int | None = 0,
     ranks: Ranks = ALONE,
-) -> SinglePolicy:
+) -> Learner:
     """Return a freshly loaded policy with its optimiser and, if the loss needs it, a reference.
 
     Raises `ValueError` if a module of the policy has dropout.
@@ -222,10 +247,10 @@ def single_policy(
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
     reference: dict[str, Tensor] = {}
-    if keeps_start(run):
+    if run.arm.loss.beta > 0:
         # Copied before a checkpoint is loaded, because the reference is the initial policy.
         reference = {name: p.detach().clone() for name, p in parameters.items()}
-    return SinglePolicy(
+    return Learner(
         run=run,
         policy=policy,
         sampler=shared(sampler, ranks),
@@ -243,11 +268,3 @@ def require_no_dropout(policy: Policy) -> None:
     for name, module in policy.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
-
-
-def _only(entries: Sequence[Entry | None]) -> Entry:
-    """Return the entry of the single run, which is never frozen and so never None."""
-    (entry,) = entries
-    if entry is None:
-        raise ValueError("the one run takes no part in its own step")
-    return entry

@@ -1,6 +1,7 @@
-"""What a setting may be: its type and its bound, which stand with the field, and one check of them.
+"""Checks of values, and sentences on what they refuse.
 
-A bound is part of a field's type (`Annotated[float, Bound(above=0)]`). A class checks its fields in
+What a setting may be, its type and its bound, stands with the field: a bound is part of a field's
+type (`Annotated[float, Bound(above=0)]`). A class checks its fields in
 `__post_init__` (`check_fields`), so TOML, JSON, `--set` and Python meet the same bounds.
 
 A record holds settings as JSON, and its digest is formed of them. So a number is finite, a whole
@@ -11,9 +12,11 @@ float32 arithmetic, so those that it rounds to nothing, or to no number, are ref
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import math
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -140,3 +143,50 @@ def shown(value: Any) -> str:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """Return what each check returns; all that they refuse is said in one `ValueError`."""
+    found, refused = tried(*checks)
+    require(not refused, "; ".join(dict.fromkeys(refused)))
+    return found
+
+
+def tried(*checks: Callable[[], Any]) -> tuple[list[Any], list[str]]:
+    """Return what each check returns, None where it refuses, and what is refused."""
+    found: list[Any] = []
+    refused = []
+    for check in checks:
+        try:
+            found.append(check())
+        except ValueError as error:
+            found.append(None)
+            refused.append(str(error))
+    return found, refused
+
+
+def require_choice(name: str, value: object, choices: object) -> None:
+    """Raise `ValueError` unless `value` is one of the literal type's choices."""
+    allowed = get_args(choices)
+    require(
+        value in allowed, f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
+    )
+
+
+# Most names that a sentence lists whole, and how many of more.
+_LISTED, _NEAR = 16, 3
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """Return a sentence on a name that is not known: the nearest one that is, then all or some."""
+    listed = f"the {what}s are {', '.join(known)}"
+    if len(known) > _LISTED:
+        near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.0)
+        listed = f"the nearest of {len(known)} {what}s are {', '.join(near)}"
+    return f"there is no {what} {name!r}{meant(name, known)}; {listed}"
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return the question whether the nearest known name was meant; empty where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

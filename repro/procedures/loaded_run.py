@@ -1,13 +1,8 @@
-"""Shared by single runs and ensembles: problems, evaluation, training hooks and the result.
-
-A single run (`repro.procedures.train`) is a list of one; an ensemble (`repro.procedures.together`)
-is a list of several runs that are computed as one batched model. Both load problems, evaluate and
-assemble their results with the code of this module, so that their records have the same contents.
-"""
+"""A loaded run: its policy, problems and evaluation, its training hooks and what it measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -16,18 +11,19 @@ from typing import Any
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_inputs
+from repro.distributed import Ranks
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
+from repro.evidence.fact_names import SETS_LEFT_OUT
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy
 from repro.procedures.tally import RunTally
 from repro.rl.collect import order_of_epoch
-from repro.rl.loop import Hooks, StepValues
-from repro.rl.runs import TrainResult
-from repro.rl.stacked.stack import Stack
-from repro.rl.stacked.stacked_sampler import StackedSampler
+from repro.rl.loop import Hooks
+from repro.rl.rollout_receipts import Values
+from repro.rl.training_state import TrainResult
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale, digest_of
@@ -35,9 +31,6 @@ from repro.spec.hub import resolved_revision
 
 # Names of the values that progress shows.
 _SHOWN = ("reward", "entropy")
-Alive = Sequence[bool] | None
-# By metric, each run's answers at the end; see `ScaleEvaluator.final`.
-FinalAnswers = Mapping[str, Sequence[Answers | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +86,12 @@ class ProblemSets:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingOutcome:
-    """The result of training one run.
+    """The result of training.
 
     Attributes
     ----------
     start
-        Its greedy answers before training.
+        Greedy answers before it.
     change_l2
         L2 norm of the change of the trained parameters.
     """
@@ -109,100 +102,81 @@ class TrainingOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LoadedRuns:
-    """Loaded runs of one scale, with everything that their training and evaluation need.
+class LoadedRun:
+    """A run with everything that its training and evaluation need.
 
     Attributes
     ----------
-    loaded
-        The policy of a single run, or the stack of an ensemble.
-    evaluation, tallies
-        For all runs, in their order.
-    facts
-        What loading did, per run: `Policy.facts`.
+    ranks
+        Those that carry the run out together.
     receipts
-        Further facts, the same for every run.
-    during
-        What the process was doing while its peak memory was measured, for the record.
+        Facts beside those of loading and training.
     """
 
-    runs: Sequence[RunConfig]
-    loaded: Policy | Stack
-    sampler: Sampler | StackedSampler
+    run: RunConfig
+    policy: Policy
+    sampler: Sampler
     problems: ProblemSets
     evaluation: ScaleEvaluator
-    tallies: Sequence[RunTally]
-    facts: Sequence[Mapping[str, Any]]
+    ranks: Ranks
+    tally: RunTally
     receipts: Mapping[str, Any] = field(default_factory=dict)
-    during: str = "the run"
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the training hooks: evaluation on held-out problems, progress, stopping."""
 
-        def on_step(step: int, values: StepValues) -> None:
-            numbers = {"step": float(step), "steps": float(self.evaluation.scale.steps)}
-            for name in _SHOWN:
-                of_runs = [own.get(name) for own in values if own is not None]
-                known = [value for value in of_runs if value is not None]
-                if known:
-                    numbers[name] = fmean(known)
-            progress("training", numbers)
+        def on_step(step: int, values: Values) -> None:
+            shown = {name: values.get(name) for name in _SHOWN}
+            numbers = {name: float(value) for name, value in shown.items() if value is not None}
+            steps = float(self.run.scale.steps)
+            progress("training", {"step": float(step), "steps": steps} | numbers)
 
-        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
+        def on_development(step: int) -> float:
             del step
-            answers = self.evaluation.greedy(self.problems.development, alive)
-            return [None if own is None else fmean(own.accuracy) for own in answers]
+            return fmean(self.evaluation.greedy(self.problems.development).accuracy)
 
-        def on_test(step: int, alive: Sequence[bool]) -> list[dict[str, float] | None]:
+        def on_test(step: int) -> dict[str, float]:
             del step
-            answers = self.evaluation.final(self.problems.test, {}, alive)
-            return [
-                {
-                    name: fmean(own.accuracy)
-                    for name, own in zip(answers, of_run, strict=True)
-                    if own
-                }
-                or None
-                for of_run in zip(*answers.values(), strict=True)
-            ]
+            answers = self.evaluation.final(self.problems.test, {})
+            return {name: fmean(own.accuracy) for name, own in answers.items()}
 
         return Hooks(
             test=on_test,
             evaluate=on_development if self.problems.development else None,
             on_step=on_step,
             should_stop=should_stop,
-            tallies=self.tallies,
+            tally=self.tally,
         )
 
-    def final(self, alive: Alive = None) -> FinalAnswers:
-        """Evaluate the runs that are alive; return the answers of each run by metric."""
-        return self.evaluation.final(self.problems.test, self.problems.further, alive)
+    def final(self) -> dict[str, Answers]:
+        """Evaluate the policy at the end of the run; return the answers by metric."""
+        return self.evaluation.final(self.problems.test, self.problems.further)
 
     def outcome(
-        self, number: int, final: FinalAnswers, trained: TrainingOutcome | None = None
+        self, final: Mapping[str, Answers], trained: TrainingOutcome | None = None
     ) -> Measured:
-        """Assemble the measurements of run `number`; `trained` is None for untrained arms."""
-        run, problems, tally = self.runs[number], self.problems, self.tallies[number]
-        metrics = mean_tokens(final, number)
+        """Assemble the run's measurements; `trained` is None for untrained arms."""
+        run, problems, tally = self.run, self.problems, self.tally
+        metrics = mean_tokens(final)
         metrics["peak_bytes"] = Estimate(
             value=float(tally.peak_bytes),
             unit="bytes",
-            method=f"peak of the process during {self.during}",
+            method="peak of the process during the run",
         )
-        facts = {**self.facts[number], **self.receipts}
-        if self.loaded.device.type != "cpu" or run.scale.sampler != "own":
+        facts = {**self.policy.facts, **self.receipts}
+        if self.policy.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
         if isinstance(self.sampler, Engine):
             facts["road"] = self.sampler.road
         facts |= {
-            "test_sets_left_out": [
+            SETS_LEFT_OUT: [
                 item.name for item in run.scale.test_sets if item.name not in problems.further
             ],
             "grades": tally.grades,
             "grader_workers_killed": tally.workers_killed,
         }
-        answers = final_tallies(final, number)
-        inputs = self._inputs(number)
+        answers = final_tallies(final)
+        inputs = self._inputs()
         if trained is None:
             return Measured(metrics=metrics, facts=facts | {"answers": answers}, inputs=inputs)
         facts |= trained.result.facts
@@ -216,14 +190,14 @@ class LoadedRuns:
         series = {name: list(values) for name, values in trained.result.series.items()}
         return Measured(metrics=metrics, series=series, facts=facts, inputs=inputs)
 
-    def _inputs(self, number: int) -> dict[str, str]:
-        """Return the digests of a run's inputs: checkpoint, problems, prompt template."""
-        scale: TrainScale = self.evaluation.scale
+    def _inputs(self) -> dict[str, str]:
+        """Return the digests of the run's inputs: checkpoint, problems, prompt template."""
+        scale: TrainScale = self.run.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
-            **checkpoint_inputs(self.facts[number]),
+            **checkpoint_inputs(self.policy.facts),
             **self.problems.digests,
-            **template_inputs(scale.prompt_template, self.loaded.tokenizer),
+            **template_inputs(scale.prompt_template, self.policy.tokenizer),
         }
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 

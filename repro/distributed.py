@@ -27,18 +27,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.evidence.procedure import PeerLostError
-from repro.rl.runs import BatchError
-from repro.rollout.sampler import Completion, RolloutBatch, Sampler
-from repro.spec.config import SamplingConfig
-
-Item = TypeVar("Item")
 
 # Seconds that a rank waits for the others, and where the ranks of one host meet; written by
 # `repro.run.several_ranks.rank_processes`, which imports no torch.
@@ -47,7 +41,10 @@ STALL_SECONDS = 600.0
 # Seconds of exchanges, as a step's line has them: until all ranks had come, and from there.
 MEETING, EXCHANGE = "seconds_meeting", "seconds_exchange"
 _TEXT_BYTES = 65_536
-_FINISH = ("stop", "length")
+
+
+class BatchError(ValueError):
+    """No step can be made on a batch: something is not finite, or not rewarded; on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,85 +260,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 ALONE = Ranks()
-
-
-class SharedSampler:
-    """A sampler whose prompts are divided among ranks; each rank returns all completions.
-
-    Exact, since a row's tokens depend on its seed, its prompt and the policy alone.
-    """
-
-    def __init__(self, sampler: Sampler, ranks: Ranks) -> None:
-        self.sampler, self.ranks = sampler, ranks
-
-    def refresh(self) -> None:
-        """See `Sampler.refresh`."""
-        self.sampler.refresh()
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        seeds: Sequence[int],
-        limits: Sequence[int] | None = None,
-    ) -> RolloutBatch:
-        """See `Sampler.sample`; `limits` are those of an engine that takes one for each row."""
-        own = self.ranks.mine([1] * len(prompts))
-        rows = [p * group_size + g for p in own for g in range(group_size)]
-        more: dict[str, Any] = {} if limits is None else {"limits": [limits[row] for row in rows]}
-        completions: list[Completion] = []
-        try:
-            if own:
-                completions = self.sampler.sample(
-                    [prompts[p] for p in own],
-                    sampling,
-                    group_size=group_size,
-                    seeds=[seeds[row] for row in rows],
-                    **more,
-                ).completions
-        except FloatingPointError as error:
-            self.ranks.agree(str(error))  # raises
-        self.ranks.agree(None)
-        every = _exchanged(dict(zip(rows, completions, strict=True)), self.ranks)
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[every[row] for row in range(len(prompts) * group_size)],
-            group_size=group_size,
-        )
-
-
-def shared(sampler: Sampler, ranks: Ranks) -> Sampler:
-    """Return a sampler whose prompts are divided among ranks, where there are several."""
-    return sampler if ranks.world == 1 else SharedSampler(sampler, ranks)
-
-
-def _exchanged(own: Mapping[int, Completion], ranks: Ranks) -> dict[int, Completion]:
-    """Return the completions of all ranks, by row."""
-    numbers: list[int] = []
-    logprobs: list[float] = []
-    for row, c in own.items():
-        finish = _FINISH.index(c.finish_reason)
-        numbers += [row, finish, len(c.token_ids), *c.token_ids]
-        logprobs += c.sampled_logprobs
-    # float64 holds each of Python's numbers to the bit.
-    parts = zip(
-        ranks.gathered(torch.tensor(numbers, dtype=torch.int64)),
-        ranks.gathered(torch.tensor(logprobs, dtype=torch.float64)),
-        strict=True,
-    )
-    every: dict[int, Completion] = {}
-    for whole, real in parts:
-        numbers, logprobs, at, begun = whole.tolist(), real.tolist(), 0, 0
-        while at < len(numbers):
-            row, finish, length = numbers[at : at + 3]
-            at += 3 + length
-            fields: dict[str, Any] = {"finish_reason": _FINISH[finish]}
-            every[row] = Completion(
-                token_ids=tuple(numbers[at - length : at]),
-                sampled_logprobs=tuple(logprobs[begun : begun + length]),
-                **fields,
-            )
-            begun += length
-    return every

@@ -1,0 +1,172 @@
+"""The plain sampler against transformers and the trainer's own forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from repro.data.load import load_problems
+from repro.data.prompts import render
+from repro.models.norms import block_norms
+from repro.models.policy import Policy
+from repro.models.policy_weights import policy_weights
+from repro.rl.noise import perturbed
+from repro.rl.rows import make_rows
+from repro.rollout.torch_sampler import Buffers, Decoder, TorchSampler
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import DataConfig, SamplingConfig
+from tests.repro.rl.conftest import PlainSampler
+from tests.repro.rl.uneven_rows import plain_logprobs
+from tests.repro.rollout.conftest import prompts_of, random_policy, require_alike, tokens_of
+from tests.repro.small_runs import fresh_policy
+
+GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
+SAMPLED = SamplingConfig(temperature=0.7, max_new_tokens=40)
+PROMPTS = prompts_of([5, 1, 17])
+NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3)
+
+
+def tiny(weight_format: str = "nvfp4", **how: object) -> tuple[Policy, list[list[int]]]:
+    """Return the packaged policy with an adapter, and prompts of three problems."""
+    policy = fresh_policy(
+        "tiny", weight_format=weight_format, training="lora", lora_rank=4, lora_alpha=8.0, **how
+    )
+    problems = load_problems(DataConfig(source="generated", levels=(1,), train_problems=3), "train")
+    assert policy.tokenizer is not None
+    return policy, [render(problem, "tiny", policy.tokenizer) for problem in problems]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_sampled_logprobs_equal_the_trainers(architecture: str, noisy: bool) -> None:
+    policy = random_policy(architecture, "nvfp4")
+    if noisy:
+        for seed, norm in enumerate(block_norms(policy.model).values()):
+            generator = torch.Generator().manual_seed(seed)
+            norm.noise = 0.2 * torch.randn(norm.weight.shape, generator=generator)
+    batch = TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=3, seeds=range(9))
+    rows = make_rows(PROMPTS, batch.completions, group_size=3)
+    with torch.no_grad():
+        expected, _ = plain_logprobs(policy, rows, SAMPLED.temperature)
+    assert (rows.sampled_logprobs - expected).abs().max() < 2e-4
+    assert expected[rows.mask].std() > 0.3
+
+
+def test_refresh_takes_up_trained_weights_and_nothing_else_does() -> None:
+    policy = random_policy()
+    sampler = TorchSampler(policy)
+
+    def sample(source: TorchSampler = sampler) -> list[tuple[int, ...]]:
+        return tokens_of(source.sample(PROMPTS, SAMPLED, group_size=1, seeds=range(3)))
+
+    before = sample()
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(-3.0)
+    assert sample() == before
+    sampler.refresh()
+    assert sample() == sample(TorchSampler(policy)) != before
+
+
+def test_logits_that_are_not_finite_name_the_layer() -> None:
+    policy = random_policy(rank=0)
+    with torch.no_grad():
+        policy.decoder.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 5] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"after prompt 0 .* model\.layers\.1's"):
+        TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=2, seeds=range(6))
+
+
+def test_a_fault_that_comes_with_a_token_names_its_place() -> None:
+    policy = random_policy(rank=0)
+    sampler = TorchSampler(policy)
+    (tokens,) = tokens_of(sampler.sample([[3, 4]], GREEDY, group_size=1, seeds=[0]))
+    # The first token that is not in the prompt, once it is fed back.
+    place = next(i for i, token in enumerate(tokens) if token not in (3, 4))
+    with torch.no_grad():
+        policy.decoder.get_parameter("model.embed_tokens.weight")[tokens[place]] = torch.inf
+    sampler.refresh()
+    with pytest.raises(FloatingPointError, match=rf"new token {place} are not finite.*embedding"):
+        sampler.sample([[3, 4]], GREEDY, group_size=1, seeds=[0])
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "nf4", "mxfp4"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(max_new_tokens=40),
+        SamplingConfig(temperature=0.0, max_new_tokens=40),
+        SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=40),
+    ],
+    ids=["full", "greedy", "top_p"],
+)
+def test_tokens_of_every_format_under_noise_are_those_of_transformers(
+    weight_format: str, sampling: SamplingConfig
+) -> None:
+    policy, prompts = tiny(weight_format)
+    asked = {"group_size": 4, "seeds": range(12)}
+    with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
+        expected = PlainSampler(policy).sample(prompts, sampling, **asked)
+        drawn = TorchSampler(policy).sample(prompts, sampling, **asked)
+    require_alike(drawn, expected)
+    reasons = [completion.finish_reason for completion in expected.completions]
+    assert [completion.finish_reason for completion in drawn.completions] == reasons
+    assert "stop" in reasons
+
+
+def test_noise_goes_away_with_its_block_and_never_touches_the_weights() -> None:
+    policy, prompts = tiny()
+    sampler, asked = TorchSampler(policy), {"group_size": 4, "seeds": range(12)}
+    before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+    clean = sampler.sample(prompts, SAMPLED, **asked)
+    with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
+        noisy = sampler.sample(prompts, SAMPLED, **asked)
+    assert sampler.sample(prompts, SAMPLED, **asked) == clean != noisy
+    after = policy.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, prompts = tiny()
+    rows: list[int] = []
+    draw = Decoder.draw
+
+    def counted(self: Decoder, buffers: Buffers, number: int, sampling: SamplingConfig) -> None:
+        rows.append(len(buffers.done))
+        draw(self, buffers, number, sampling)
+
+    monkeypatch.setattr(Decoder, "draw", counted)
+    hot = SamplingConfig(temperature=1.5, max_new_tokens=60)
+    expected, drawn = (
+        sampler.sample(prompts, hot, group_size=8, seeds=range(24))
+        for sampler in (PlainSampler(policy), TorchSampler(policy))
+    )
+    require_alike(drawn, expected)
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < rows[0] == 24
+
+
+def test_a_decoder_that_the_pass_does_not_compute_is_refused() -> None:
+    policy = random_policy()
+    policy.decoder.get_submodule("model.layers.0.mlp").act_fn = torch.nn.GELU()
+    with pytest.raises(ValueError, match="activation is GELU; sampling computes SiLU"):
+        policy_weights(policy)
+    policy = random_policy()
+    next(iter(block_norms(policy.model).values())).variance_epsilon = 1e-3
+    with pytest.raises(ValueError, match="different epsilons"):
+        policy_weights(policy)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
+def test_float32_on_a_device_is_float32_on_the_host() -> None:
+    (host, prompts), (device, _) = tiny(device="cpu"), tiny(device="cuda")
+    on_host, on_device = (
+        TorchSampler(policy).sample(prompts, SAMPLED, group_size=4, seeds=range(12))
+        for policy in (host, device)
+    )
+    assert tokens_of(on_device) == tokens_of(on_host)
+    for ours, other in zip(on_device.completions, on_host.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=1e-3)
