@@ -205,7 +205,7 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "dose",
         help="of a checkpoint: AQN's strength beside the formats' rounding, layer by layer",
         description="From the gains of the norms and the weights alone; with --prompts, the KL on "
-        "prompts and on the policy's own completions, too.",
+        "the policy's own completions, too.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"

@@ -41,6 +41,9 @@ class Graded:
         The same when the answer may stand in any usual form.
     format_ok, works, truncated
         Whether it has the strict format, shows working, and hit the length limit.
+    surprisal
+        Minus the sum of its tokens' log-probabilities as sampled, nats; its mean over completions
+        is the entropy of what was sampled.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
     """
@@ -51,6 +54,7 @@ class Graded:
     works: bool
     truncated: bool
     tokens: int
+    surprisal: float
     answer: str | None
     lenient_answer: str | None
 
@@ -86,6 +90,14 @@ class Answers:
     def accuracy(self) -> list[float]:
         """Percent of strictly right completions, per problem."""
         return self._means("accuracy")
+
+    def surprisal(self) -> dict[str, float]:
+        """Return `entropy_sum`, nats, and `tokens`: their quotient is the entropy a token."""
+        every = [one for group in self.groups for one in group]
+        return {
+            "entropy_sum": sum(one.surprisal for one in every),
+            "tokens": sum(one.tokens for one in every),
+        }
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the metrics, each with its 95 % interval over problems."""
@@ -201,6 +213,7 @@ def answers_of(
             works=shows_working(text),
             truncated=completion.finish_reason == "length",
             tokens=len(completion.token_ids),
+            surprisal=-sum(completion.sampled_logprobs),
             answer=_vote(strictly),
             lenient_answer=_vote(leniently),
         )

@@ -74,6 +74,15 @@ class ScaleEvaluator:
             max_prompt_tokens=max_prompt_tokens,
         )
 
+    def explored(self, test: Sequence[Problem]) -> Answers:
+        """Return answers to the first test problems, sampled as rollouts are."""
+        evaluation = self.scale.evaluation
+        return self._ask(
+            test[: evaluation.explored_problems],
+            self.run.rollout,
+            samples=evaluation.explored_samples,
+        )
+
     def final(
         self, test: Sequence[Problem], further: Mapping[str, Sequence[Problem]]
     ) -> dict[str, Answers]:

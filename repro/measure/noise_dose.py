@@ -22,7 +22,7 @@ Easy mistakes
 * Looking at q, k, v, gate and up alone and forgetting that rounding also falls on o and down, which
   AQN does not reach: their error is left out of both sides here, but not of `divergences`.
 * Prompt tokens: a policy never samples them, and its distributions there are not those of its own
-  completions. Both are reported.
+  completions, which alone count here.
 
 `python -m repro dose` prints both, layer by layer (`main_dose`).
 
@@ -33,11 +33,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, cast
 
 import torch
@@ -52,7 +52,7 @@ from repro.data.generator import generate_problems
 from repro.data.prompts import render
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
-from repro.models.divergence import last_hidden, mean_kl
+from repro.models.divergence import compared
 from repro.models.files.tensor_files import CheckpointError, TensorFolder
 from repro.models.loading import (
     ModelDescription,
@@ -64,6 +64,8 @@ from repro.models.loading import (
 )
 from repro.models.policy import Policy, device_named, load_policy
 from repro.rl.noise import perturbed
+from repro.rl.packed import packed_hidden
+from repro.rl.rows import Rows, make_rows
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Completion
 from repro.spec.arm import NoiseConfig, WeightFormat
@@ -71,6 +73,8 @@ from repro.spec.checks import require
 from repro.spec.config import SamplingConfig, derive_seed
 
 _DRAWS = 8
+# Rows of one pass.
+_ROWS = 128
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
 
 
@@ -97,21 +101,12 @@ class NormDose:
     rounding: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """KL(16-bit policy || changed policy), nats per token.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """Completions of each prompt, and the same as rows, in parts of whole prompts."""
 
-    Attributes
-    ----------
-    change
-        A format's name, or `aqn` with its sigma.
-    prompt, completion
-        Mean over the prompts' tokens, and over those of the 16-bit policy's own completions.
-    """
-
-    change: str
-    prompt: float
-    completion: float
+    completions: list[Completion]
+    parts: tuple[Rows, ...]
 
 
 def norm_doses(
@@ -208,8 +203,8 @@ def divergences(
     prompts: int,
     new_tokens: int,
     device: torch.device | str,
-) -> Iterator[Divergence]:
-    """Yield the KL of each sigma of AQN and each format, on prompts and on own completions.
+) -> Iterator[tuple[str, float]]:
+    """Yield KL(16-bit policy || changed policy), nats per token, by sigma of AQN and by format.
 
     Word problems of the project's generator are rendered as the paper's prompt with the
     checkpoint's chat template (the project's own policies with their own), and the 16-bit policy
@@ -217,23 +212,35 @@ def divergences(
     without effect on any token raises.
     """
     policy = _load(checkpoint, "bf16", device)
-    tokens = _rendered(checkpoint, policy, prompts)
-    rows = _own_completions(policy, tokens, new_tokens)
-    clean = last_hidden(policy, rows)
-    by_part = partial(_by_part, policy, clean, prompts=tokens)
+    seeds = [derive_seed(0, "dose", row) for row in range(prompts)]
+    sampling = SamplingConfig(max_new_tokens=new_tokens)
+    with torch.no_grad():
+        own = sampled(policy, _rendered(checkpoint, policy, prompts), sampling, seeds)
+        clean = [packed_hidden(policy, rows) for rows in own.parts]
+
+    @torch.no_grad()
+    def mean_kl(changed: Policy) -> float:
+        tokens = [
+            compared(policy, first, changed, packed_hidden(changed, rows))[0]
+            for first, rows in zip(clean, own.parts, strict=True)
+        ]
+        return float(torch.cat(tokens).double().mean())
+
     for sigma in sigmas:
-        kls = [by_part(policy, _noisy(policy, rows, sigma, draw)) for draw in range(_DRAWS)]
-        yield _divergence(
-            f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))
-        )
+        # Stage 1 of three: its sigma is the first one.
+        noise = NoiseConfig(sigma_start=sigma, sigma_end=sigma, num_stages=3)
+        draws = []
+        for draw in range(_DRAWS):
+            with perturbed(policy, noise, seed=draw, step=1, total_steps=3):
+                draws.append(mean_kl(policy))
+        yield _effective(f"aqn {sigma:g}", fmean(draws))
     for kind in formats:
-        rounded = _load(checkpoint, cast(WeightFormat, kind), device)
-        yield _divergence(kind, *by_part(rounded, last_hidden(rounded, rows)))
+        yield _effective(kind, mean_kl(_load(checkpoint, cast(WeightFormat, kind), device)))
 
 
-def _divergence(change: str, prompt: float, completion: float) -> Divergence:
-    require(completion > 0, f"{change} left every token's distribution as it was")
-    return Divergence(change=change, prompt=prompt, completion=completion)
+def _effective(change: str, kl: float) -> tuple[str, float]:
+    require(kl > 0, f"{change} left every token's distribution as it was")
+    return change, kl
 
 
 def _load(checkpoint: str | Path, kind: WeightFormat, device: torch.device | str) -> Policy:
@@ -254,14 +261,14 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     return [render(problem, template, tokenizer) for problem in problems]
 
 
-def completions_of(
+def sampled(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingConfig,
     seeds: Sequence[int],
     *,
     group_size: int = 1,
-) -> list[Completion]:
+) -> Sampled:
     """Return a group of completions of each prompt, drawn as rollouts are."""
     limit = sampling.max_new_tokens
     sampler = sampler_for(
@@ -274,48 +281,17 @@ def completions_of(
     close = getattr(sampler, "close", None)
     if close is not None:
         close()
-    return list(batch.completions)
-
-
-def _own_completions(
-    policy: Policy, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[list[int]]:
-    """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
-    seeds = [derive_seed(0, "dose", row) for row in range(len(prompts))]
-    sampled = completions_of(policy, prompts, SamplingConfig(max_new_tokens=new_tokens), seeds)
-    return [
-        [*prompt, *completion.token_ids]
-        for prompt, completion in zip(prompts, sampled, strict=True)
-    ]
-
-
-def _noisy(policy: Policy, rows: Sequence[Sequence[int]], sigma: float, draw: int) -> list[Tensor]:
-    # Stage 1 of three: its sigma is the first one.
-    noise = NoiseConfig(sigma_start=sigma, sigma_end=sigma, num_stages=3)
-    with perturbed(policy, noise, seed=draw, step=1, total_steps=3):
-        return last_hidden(policy, rows)
-
-
-def _by_part(
-    policy: Policy,
-    first: Sequence[Tensor],
-    changed: Policy,
-    second: Sequence[Tensor],
-    prompts: Sequence[Sequence[int]],
-) -> tuple[float, float]:
-    """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
-    parts = [slice(0, len(prompt) - 1) for prompt in prompts]
-    rest = [slice(len(prompt) - 1, -1) for prompt in prompts]
-    prompt, completion = (
-        mean_kl(
-            policy,
-            [row[part] for row, part in zip(first, counted, strict=True)],
-            changed,
-            [row[part] for row, part in zip(second, counted, strict=True)],
+    completions = list(batch.completions)
+    at_once = max(1, _ROWS // group_size)
+    parts = tuple(
+        make_rows(
+            prompts[first : first + at_once],
+            completions[first * group_size : (first + at_once) * group_size],
+            group_size=group_size,
         )
-        for counted in (parts, rest)
+        for first in range(0, len(prompts), at_once)
     )
-    return prompt, completion
+    return Sampled(completions=completions, parts=parts)
 
 
 def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
@@ -338,7 +314,7 @@ def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float])
             prompts=prompts, new_tokens=args.new_tokens, device=device,
         )  # fmt: skip
         total = len(formats) + len(sigmas)
-        console.print(_kls(list(track(changes, "divergences", total=total, transient=True))))
+        console.print(_kls(track(changes, "divergences", total=total, transient=True)))
     else:
         console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
     return 0
@@ -375,11 +351,10 @@ def _layers(doses: Sequence[NormDose], sigmas: Sequence[float]) -> Table:
     return table
 
 
-def _kls(kls: Sequence[Divergence]) -> Table:
+def _kls(kls: Iterable[tuple[str, float]]) -> Table:
     table = Table(title="KL from the 16-bit policy, nats per token", title_justify="left")
     table.add_column("change")
-    table.add_column("prompts", justify="right")
     table.add_column("own completions", justify="right")
-    for kl in kls:
-        table.add_row(kl.change, f"{kl.prompt:.3g}", f"{kl.completion:.3g}")
+    for change, kl in kls:
+        table.add_row(change, f"{kl:.3g}")
     return table

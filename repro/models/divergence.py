@@ -1,4 +1,4 @@
-"""How far a changed policy is from another: distributions along rows, and the KL between them.
+"""How far a changed policy is from another, token by token: the KL between their distributions.
 
 Of distributions over the vocabulary a slice of tokens is held at a time; of every token its last
 hidden state.
@@ -6,7 +6,6 @@ hidden state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,27 +14,8 @@ from torch.nn import functional
 
 from repro.models.policy import Policy
 
-# Padded tokens that go forward at once, and tokens that reach the vocabulary at once.
-_FORWARD, _SLICE = 8192, 1024
-
-
-@torch.no_grad()
-def last_hidden(policy: Policy, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return what reaches the vocabulary at every position, (S, H) per row, on the device.
-
-    Rows go forward together, padded on the right, where causal attention never looks.
-    """
-    at_once = max(1, _FORWARD // max(map(len, rows)))
-    states = []
-    for begin in range(0, len(rows), at_once):
-        part = rows[begin : begin + at_once]
-        ids = torch.zeros(len(part), max(map(len, part)), dtype=torch.long)
-        for place, row in enumerate(part):
-            ids[place, : len(row)] = torch.tensor(list(row))
-        decoder: Any = policy.decoder
-        hidden = decoder.model(input_ids=ids.to(policy.device), use_cache=False).last_hidden_state
-        states += [hidden[place, : len(row)].clone() for place, row in enumerate(part)]
-    return states
+# Tokens that reach the vocabulary at once: 150,000 entries each.
+SLICE = 2048
 
 
 def logprobs(policy: Policy, hidden: Tensor, temperature: float = 1.0) -> Tensor:
@@ -45,18 +25,20 @@ def logprobs(policy: Policy, hidden: Tensor, temperature: float = 1.0) -> Tensor
     return (logits.float() / temperature).log_softmax(-1)
 
 
-def mean_kl(
-    clean: Policy, first: Sequence[Tensor], changed: Policy, second: Sequence[Tensor]
-) -> float:
-    """Return the mean over positions of KL(clean || changed), in nats.
+def compared(
+    clean: Policy,
+    first: Tensor,
+    changed: Policy,
+    second: Tensor,
+    temperatures: tuple[float, float] = (1.0, 1.0),
+) -> tuple[Tensor, Tensor]:
+    """Return KL(clean || changed) and the changed policy's entropy, (tokens,) nats each.
 
-    Both are what `last_hidden` returns: (S, H) per row.
+    `first` and `second` are the policies' last hidden states of the same tokens, (tokens, H).
     """
-    total, positions = 0.0, 0
-    for a, b in zip(
-        torch.cat(list(first)).split(_SLICE), torch.cat(list(second)).split(_SLICE), strict=True
-    ):
-        p, q = logprobs(clean, a), logprobs(changed, b)
-        total += float((p.exp() * (p - q)).sum(-1).double().sum())
-        positions += len(a)
-    return total / positions
+    parts = []
+    for a, b in zip(first.split(SLICE), second.split(SLICE), strict=True):
+        p, q = logprobs(clean, a, temperatures[0]), logprobs(changed, b, temperatures[1])
+        parts.append(torch.stack([(p.exp() * (p - q)).sum(-1), -(q.exp() * q).sum(-1)]))
+    kl, entropy = torch.cat(parts, dim=1)
+    return kl, entropy

@@ -50,31 +50,20 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.noise_dose import completions_of
+from repro.measure.noise_dose import Sampled, sampled
 from repro.models.checkpoint import checkpoint_inputs
-from repro.models.divergence import logprobs
+from repro.models.divergence import SLICE, compared, logprobs
 from repro.models.policy import Policy
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.packed import packed_hidden
-from repro.rl.rows import Rows, make_rows
-from repro.rollout.sampler import Completion
+from repro.rl.rows import Rows
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 from repro.spec.tier import cuda_devices
 
-# Rows of one pass, and its tokens that reach the vocabulary at once: 150,000 entries each.
-_ROWS, _TOKENS = 128, 2048
 _PROGRAM = re.compile(r"```|^\s*(?:def |import |print\()", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sampled:
-    """Completions of every question, `group_size` each, and the same as rows, in parts."""
-
-    completions: list[Completion]
-    parts: tuple[Rows, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,8 +169,8 @@ def _common(run: RunConfig) -> Common:
         max_prompt_tokens=scale.max_prompt_tokens,
     )
     with torch.no_grad():
-        sampled = _sampled(policy, asked, scale, run.seed, run.rollout.temperature)
-    return Common(policy=policy, asked=asked, sampled=sampled, temperature=run.rollout.temperature)
+        own = _sampled(policy, asked, scale, run.seed, run.rollout.temperature)
+    return Common(policy=policy, asked=asked, sampled=own, temperature=run.rollout.temperature)
 
 
 def _sampled(
@@ -192,17 +181,7 @@ def _sampled(
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=scale.rollout.max_new_tokens)
     prompts = [question.prompt for question in asked]
     seeds = seeds_of(asked, samples=group, seed=seed, stream="dose")
-    completions = completions_of(policy, prompts, sampling, seeds, group_size=group)
-    at_once = max(1, _ROWS // group)
-    parts = tuple(
-        make_rows(
-            prompts[first : first + at_once],
-            completions[first * group : (first + at_once) * group],
-            group_size=group,
-        )
-        for first in range(0, len(prompts), at_once)
-    )
-    return Sampled(completions=completions, parts=parts)
+    return sampled(policy, prompts, sampling, seeds, group_size=group)
 
 
 def _of_distributions(
@@ -220,9 +199,12 @@ def _of_distributions(
         )
     }
     for rows in common.sampled.parts:
-        kl, entropy = zip(*_compared(common, policy, rows, temperature), strict=True)
-        values["kl_completions"] += _by_prompt(rows, torch.cat(kl))
-        values["entropy_forced"] += _by_prompt(rows, torch.cat(entropy))
+        kl, forced = compared(
+            common.policy, packed_hidden(common.policy, rows), policy, packed_hidden(policy, rows),
+            (common.temperature, temperature),
+        )  # fmt: skip
+        values["kl_completions"] += _by_prompt(rows, kl)
+        values["entropy_forced"] += _by_prompt(rows, forced)
     for rows in own.parts:
         entropy, choice = zip(*_along(policy, rows, temperature), strict=True)
         values["entropy_own"] += _by_prompt(rows, torch.cat(entropy))
@@ -231,25 +213,11 @@ def _of_distributions(
     return values
 
 
-def _compared(
-    common: Common, changed: Policy, rows: Rows, temperature: float
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, slice by slice, KL(BF16 || changed) and the changed policy's entropy per token."""
-    for first, second in zip(
-        packed_hidden(common.policy, rows).split(_TOKENS),
-        packed_hidden(changed, rows).split(_TOKENS),
-        strict=True,
-    ):
-        p = logprobs(common.policy, first, common.temperature)
-        q = logprobs(changed, second, temperature)
-        yield (p.exp() * (p - q)).sum(-1), -(q.exp() * q).sum(-1)
-
-
 def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, slice by slice, the entropy and p (1 - p) of the token that was drawn."""
     drawn = rows.token_ids[rows.mask].to(policy.device)
     for hidden, ids in zip(
-        packed_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
+        packed_hidden(policy, rows).split(SLICE), drawn.split(SLICE), strict=True
     ):
         own = logprobs(policy, hidden, temperature)
         chosen = own.gather(1, ids[:, None])[:, 0].exp()

@@ -31,6 +31,7 @@ from repro.spec.hub import resolved_revision
 
 # Names of the values that progress shows.
 _SHOWN = ("reward", "entropy")
+_EXPLORED = "accuracy_explored"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +58,13 @@ class ProblemSets:
 
     @classmethod
     def of(cls, scale: TrainScale, *, trains: bool, rewarded: bool = False) -> ProblemSets:
-        """Load a scale's problems; the training problems only if `trains`."""
+        """Load a scale's problems; those of training only if `trains`, or for their prompts."""
         further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
         return cls(
-            train=load_problems(scale.data, "train") if trains else [],
+            train=load_problems(scale.data, "train")
+            if trains or scale.evaluation.prompts_of_steps
+            else [],
             development=load_problems(scale.data, "development") if develops else [],
             test=load_problems(scale.data, "test")
             if scale.accuracy_over == "split"
@@ -153,12 +156,21 @@ class LoadedRun:
 
     def final(self) -> dict[str, Answers]:
         """Evaluate the policy at the end of the run; return the answers by metric."""
-        return self.evaluation.final(self.problems.test, self.problems.further)
+        answers = self.evaluation.final(self.problems.test, self.problems.further)
+        if self.run.scale.evaluation.explored_samples:
+            answers[_EXPLORED] = self.evaluation.explored(self.problems.test)
+        return answers
 
     def outcome(
-        self, final: Mapping[str, Answers], trained: TrainingOutcome | None = None
+        self,
+        final: Mapping[str, Answers],
+        trained: TrainingOutcome | None = None,
+        series: Mapping[str, list[float | None]] | None = None,
     ) -> Measured:
-        """Assemble the run's measurements; `trained` is None for untrained arms."""
+        """Assemble the run's measurements.
+
+        Untrained arms have no `trained`, and may have `series` of the prompts that they sampled.
+        """
         run, problems, tally = self.run, self.problems, self.tally
         metrics = mean_tokens(final)
         metrics["peak_bytes"] = Estimate(
@@ -180,18 +192,21 @@ class LoadedRun:
         }
         answers = final_tallies(final)
         inputs = self._inputs()
+        if _EXPLORED in final:
+            facts["explored"] = final[_EXPLORED].surprisal()
+        if problems.train:
+            order = order_of_epoch(run.seed, 0, len(problems.train))
+            inputs["train_problems"] = problems.train_digest
+            inputs["order_of_problems"] = digest_of([problems.train[place].id for place in order])
         if trained is None:
-            return Measured(metrics=metrics, facts=facts | {"answers": answers}, inputs=inputs)
+            facts["answers"] = answers
+            return Measured(metrics=metrics, series=dict(series or {}), facts=facts, inputs=inputs)
         facts |= trained.result.facts
         facts["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
         facts["trained_change_l2"] = trained.change_l2
         facts["optimizer_steps"] = trained.result.step
-        inputs["train_problems"] = problems.train_digest
-        inputs["order_of_problems"] = digest_of(
-            [problems.train[place].id for place in order_of_epoch(run.seed, 0, len(problems.train))]
-        )
-        series = {name: list(values) for name, values in trained.result.series.items()}
-        return Measured(metrics=metrics, series=series, facts=facts, inputs=inputs)
+        of_steps = {name: list(values) for name, values in trained.result.series.items()}
+        return Measured(metrics=metrics, series=of_steps, facts=facts, inputs=inputs)
 
     def _inputs(self) -> dict[str, str]:
         """Return the digests of the run's inputs: checkpoint, problems, prompt template."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -40,14 +40,23 @@ from repro.procedures.loaded_run import (
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
-from repro.rl.collect import GradingRequest, PromptSource, Score
+from repro.rl.clock import NoClock
+from repro.rl.collect import (
+    BatchRequest,
+    GradingRequest,
+    GrowingRollout,
+    PromptSource,
+    Score,
+    collect,
+)
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
 from repro.rl.loop import Hooks
+from repro.rl.rows import mean_of
 from repro.rl.trainer import train
 from repro.rl.training_state import TrainResult
 from repro.rollout.for_policy import CopySampler, sampler_for
-from repro.rollout.sampler import Sampler
+from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.kept_batch import keep_batch
 from repro.runlog.run_logger import LogOptions, RunLogger
@@ -153,7 +162,42 @@ def evaluate_untrained(
     with loaded(run, ranks, progress, threads) as loaded_run:
         on_part(0.0)
         loaded_run.evaluation.evaluator.on_part = on_part
-        return loaded_run.outcome(loaded_run.final())
+        series = _sampled_prompts(loaded_run, on_part)
+        return loaded_run.outcome(loaded_run.final(), series=series)
+
+
+def _sampled_prompts(
+    loaded_run: LoadedRun, on_part: Callable[[float], None]
+) -> dict[str, list[float | None]]:
+    """Return what the rollouts of the first steps are without an update, one value a step.
+
+    Prompts and seeds are those of a trained arm, so that prompts are no noise between them.
+    """
+    run, evaluation = loaded_run.run, loaded_run.evaluation
+    steps = run.scale.evaluation.prompts_of_steps
+    series: dict[str, list[float | None]] = {}
+    if not steps:
+        return series
+    source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, run)
+
+    def sample(request: BatchRequest) -> Sequence[Completion]:
+        sampler, group = evaluation.evaluator.sampler, run.scale.group_size
+        asked = request.prompts, run.rollout
+        return sampler.sample(*asked, group_size=group, seeds=request.seeds).completions
+
+    draws = 0
+    for step in range(steps):
+        on_part(0.0)  # stops between two rollouts
+        growing = GrowingRollout(run, source, step=step, draws=draws)
+        rollout = collect(growing, sample, evaluation.score, NoClock())
+        draws += rollout.batches
+        for name, value in {
+            "reward": mean_of([one.reward for one in rollout.graded]),
+            "accuracy_sampled": rollout.accuracy_sampled,
+            "informative_groups": rollout.informative,
+        }.items():
+            series.setdefault(name, []).append(value)
+    return series
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:

@@ -86,8 +86,6 @@ BLOCKS = {
                         written=step_table),
     "memory": Block(asks="memory of a GRPO step", written=_bars, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
-    "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
-                        targets=("checkpoint_path",), written=_bars),
 }  # fmt: skip
 KERNELS = "kernels_roofline"
 _OWN_QLORA = "nf4_lora"

@@ -32,7 +32,6 @@ _PROCEDURES = {
     "pretrain": "repro.procedures.pretrain:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",
     "throughput": "repro.measure.throughput:measure_throughput",
-    "checkpoint_path": "repro.measure.checkpoint_path:measure_checkpoint",
     "step_time": "repro.measure.step_time:measure_steps",
 }
 

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 # A selection of a user's own, and what is printed of it.
-Own = tuple[Selection, str]
+Own = tuple[Selection, str] | None
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
@@ -96,7 +96,7 @@ class RunCounts:
         return self.failed == 0 and self.left == 0
 
 
-def main_run(args: argparse.Namespace, own: Own | None = None) -> int:
+def main_run(args: argparse.Namespace, own: Own = None) -> int:
     """Carry out the runs that the command line selects; return the exit status.
 
     It is 0 when every run is recorded, 1 when one failed, 130 when some are left.
@@ -129,17 +129,11 @@ def main_run(args: argparse.Namespace, own: Own | None = None) -> int:
 
 
 def _prepared(
-    args: argparse.Namespace,
-    folder: Path,
-    console: Console,
-    ranks: int,
-    launched: bool,
-    own: Own | None,
+    args: argparse.Namespace, folder: Path, console: Console, ranks: int, launched: bool, own: Own
 ) -> dict[Tier, _Batch]:
     """Print the plan and return its runs; `launched` ranks are torchrun's."""
     expected = expected_folder(args.expected)
-    selected = partial(selections_of, args) if own is None else lambda: [own[0]]
-    options, selections = all_of(partial(log_options_of, args), selected)
+    options, selections = all_of(partial(log_options_of, args), partial(_selected, args, own))
     batches: dict[Tier, _Batch] = {}
     on_hosts = args.executor == "ray"
     for selection in selections:
@@ -183,6 +177,10 @@ def _prepared(
         batch.runs.update({run.digest(): run for run in plan})
     options.pass_on()
     return batches
+
+
+def _selected(args: argparse.Namespace, own: Own) -> list[Selection]:
+    return [own[0]] if own else selections_of(args)
 
 
 def _room_on_cluster(

@@ -93,15 +93,14 @@ class EndedError(Exception):
         self.kind = kind
 
 
-# A step's memory is measured without what a fragmented reserve adds to it, and a published model is
-# trained with the same allocator.
-# The allocator reads its settings when torch is imported, which a task's procedure does first.
-_SEGMENTED = ("step_time", "checkpoint_path")
-
-
 def is_segmented(run: RunConfig) -> bool:
-    """Whether a run's allocator gives segments that grow, in place of blocks of fixed sizes."""
-    return run.procedure in _SEGMENTED or Tier(run.tier) in REAL_CHECKPOINTS
+    """Whether a run's allocator gives segments that grow, in place of blocks of fixed sizes.
+
+    A step's memory is measured without what a fragmented reserve adds to it, and a published model
+    is trained with the same allocator. It reads its settings when torch is imported, which a task's
+    procedure does first.
+    """
+    return run.procedure == "step_time" or Tier(run.tier) in REAL_CHECKPOINTS
 
 
 # What asks a start to stop.

@@ -132,6 +132,12 @@ class EvaluationConfig:
     until
         Percent of right greedy answers to the test split at which training ends, at one of
         `test_at`; these tests are greedy alone. 0 trains all steps.
+    explored_samples, explored_problems
+        Completions of each of so many test problems that the policy samples at the end as in
+        rollouts, for pass@k and its entropy; 0 samples takes none.
+    prompts_of_steps
+        Steps whose prompts an untrained arm samples once, by the seeds with which a trained arm
+        samples them; 0 takes none.
     token_budget
         Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
         none.
@@ -149,6 +155,11 @@ class EvaluationConfig:
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
     test_at: tuple[Count, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     until: Annotated[float, Bound(least=0, most=100)] = field(default=0.0, metadata=OMIT_AT_DEFAULT)
+    explored_samples: Annotated[int, Bound(least=0, most=65_536)] = field(
+        default=0, metadata=OMIT_AT_DEFAULT
+    )
+    explored_problems: Count = field(default=200, metadata=OMIT_AT_DEFAULT)
+    prompts_of_steps: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
     token_budget: Natural = field(default=0, metadata=OMIT_AT_DEFAULT)
     at: tuple[int, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     threshold: Annotated[float, Bound(least=0, most=100)] = field(
@@ -309,8 +320,10 @@ class TrainScale:
             "tested in any case",
         )
         require(
-            not self.evaluation.test_at or self.accuracy_over == "split",
-            "evaluation.test_at answers the test split; accuracy_over must be split",
+            self.accuracy_over == "split"
+            or not (self.evaluation.test_at or self.evaluation.explored_samples),
+            "evaluation.test_at and evaluation.explored_samples answer the test split; "
+            "accuracy_over must be split",
         )
         every, held_out = self.evaluation.every, self.data.development_problems
         require(

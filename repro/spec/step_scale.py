@@ -222,30 +222,3 @@ def alone_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | Non
     one = dataclasses.replace(point, ranks=1)
     weak = dataclasses.replace(one, prompts=point.prompts // point.ranks)
     return (_named(weak, points) or _named(one, points)) if point.ranks > 1 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointScale:
-    """A checkpoint to write, quantise and load, and the one step to make on it.
-
-    Attributes
-    ----------
-    model
-        A size of `repro.spec.shapes`.
-    group, prompt_tokens, completion_tokens
-        Of the step: one prompt with `group` completions of full length.
-    seeds
-        Seeds of a default run.
-    """
-
-    model: str = "7b"
-    group: Count = 8
-    prompt_tokens: Count = 256
-    completion_tokens: Count = 256
-    seeds: Seeds = (0,)
-
-    RETIRED: ClassVar = {"layers": 0}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        shape_named(self.model)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from repro.spec.arm import Arm
-from repro.spec.needs import Needs
-from repro.spec.step_scale import CheckpointScale, StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.target import Target
-from repro.spec.tier import GIB, Tier
+from repro.spec.tier import GIB
 from repro.targets.step_targets import step_metrics, step_target
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
-from repro.targets.table_rows import metric
 
 _CAP = 80 * 10**9
 
@@ -97,33 +95,3 @@ MEMORY_BUDGETS = _target(
     "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
     (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=2, card=32 * GIB,
 )  # fmt: skip
-
-CHECKPOINT_PATH = Target(
-    name="checkpoint_path",
-    title="A 7B checkpoint's way: written, quantised, loaded, stepped (not in the paper)",
-    statement="a 7B checkpoint is quantised in a stream with little memory, and its NVFP4 form "
-    "samples a token within seconds of being loaded",
-    source="not in the paper; the bars are this suite's",
-    procedure="checkpoint_path",
-    timed_repeats=1,
-    arms=(NVFP4_LORA,),
-    scales={Tier.SYSTEMS: CheckpointScale()},
-    needs={Tier.SYSTEMS: Needs(memory_bytes=20 * GIB, disk_bytes=22_000_000_000)},
-    metrics=tuple(
-        metric(name, "seconds" if name.endswith("seconds") else "bytes", title)
-        for name, title in (
-            ("load_seconds", "from disk to the first sampled token"),
-            ("first_load_seconds", "the same, kernels compiled first"),
-            ("build_seconds", "written by transformers"),
-            ("source_bytes", "16-bit checkpoint"),
-            ("quantise_seconds", "quantised in a stream"),
-            ("quantised_bytes", "NVFP4 checkpoint"),
-            ("quantise_host_bytes", "peak host memory of quantising"),
-            ("quantise_device_bytes", "peak device memory of quantising"),
-            ("load_host_bytes", "peak host memory of loading"),
-            ("load_device_bytes", "peak device memory of the step"),
-            ("training_step_seconds", "one of the trainer's steps on the loaded policy"),
-        )
-    ),
-    headline="load_seconds",
-)

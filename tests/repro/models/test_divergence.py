@@ -1,18 +1,21 @@
-"""The KL between two policies over rows: in blocks what it is row by row."""
+"""The KL between two policies: in slices of tokens what it is row by row."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from repro.models import divergence
-from repro.models.divergence import last_hidden, mean_kl
+from repro.models.divergence import compared
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import WeightFormat
+from tests.repro.models.whole_kl import distributions, mean_kl
 
 ROWS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
-PROMPT_TOKENS = 3
+PREDICTING = slice(2, -1)  # behind prompts of three tokens
 
 
 def policy(weight_format: WeightFormat = "bf16", order: int | None = None) -> Policy:
@@ -27,32 +30,29 @@ def policy(weight_format: WeightFormat = "bf16", order: int | None = None) -> Po
     )
 
 
-@torch.no_grad()
-def distributions(of: Policy) -> Tensor:
-    """Return those that predict the completions' tokens, one row at a time by the model's head."""
-    return torch.cat([
-        of.model(input_ids=torch.tensor([row])).logits[0, PROMPT_TOKENS - 1 : -1]
-        .double().log_softmax(-1)
-        for row in ROWS
-    ])  # fmt: skip
-
-
-def predictions(of: Policy) -> list[Tensor]:
-    return [row[PROMPT_TOKENS - 1 : -1] for row in last_hidden(of, ROWS)]
+def hidden(of: Policy) -> Tensor:
+    """Return the last hidden states that predict the completions' tokens."""
+    decoder: Any = of.decoder
+    with torch.no_grad():
+        return torch.cat([
+            decoder.model(input_ids=torch.tensor([row])).last_hidden_state[0, PREDICTING]
+            for row in ROWS
+        ])  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [None, 7])
-def test_the_kl_in_blocks_is_that_of_whole_distributions_row_by_row(
+@torch.no_grad()
+def test_the_kl_in_slices_is_that_of_whole_distributions(
     order: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Blocks as a real model needs them: two rows go forward at once, three tokens to the head.
-    monkeypatch.setattr(divergence, "_FORWARD", 14)
-    monkeypatch.setattr(divergence, "_SLICE", 3)
+    monkeypatch.setattr(divergence, "SLICE", 3)
     clean = policy(order=order)
-    p = distributions(clean)
-    assert mean_kl(clean, predictions(clean), clean, predictions(clean)) == 0
+    p = distributions(clean, ROWS, PREDICTING)
+    assert float(compared(clean, hidden(clean), clean, hidden(clean))[0].abs().max()) == 0
     for changed in (policy("nvfp4", order), policy("mxfp4", order)):
-        kl = mean_kl(clean, predictions(clean), changed, predictions(changed))
-        q = distributions(changed)
-        assert kl == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
-        assert kl > 0
+        q = distributions(changed, ROWS, PREDICTING)
+        kl, entropy = compared(clean, hidden(clean), changed, hidden(changed))
+        assert len(kl) == len(entropy) == len(q)
+        assert float(kl.mean()) == pytest.approx(mean_kl(p, q), rel=1e-3)
+        assert float(entropy.mean()) == pytest.approx(-float((q.exp() * q).sum(-1).mean()))
+        assert float(kl.mean()) > 0

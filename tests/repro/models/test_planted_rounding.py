@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from repro.models.divergence import last_hidden, mean_kl
 from repro.models.files.tensor_files import TensorFolder
 from repro.models.loading import read_description
 from repro.models.permuted_source import PermutedSource
 from repro.models.policy import Policy, load_policy
 from repro.spec.arm import PlantedRounding, WeightFormat
+from tests.repro.models.whole_kl import distributions, mean_kl
 
 PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 
@@ -54,18 +54,18 @@ def test_another_order_of_channels_is_the_same_function(
         assert same == unchanged
 
 
-def predictions(of: Policy) -> tuple[Policy, list[torch.Tensor]]:
-    return of, last_hidden(of, PROMPTS)
+def predictions(of: Policy) -> torch.Tensor:
+    return distributions(of, PROMPTS)
 
 
 def test_another_order_is_another_draw_of_the_rounding() -> None:
     clean, permuted = predictions(policy()), predictions(policy(order=1))
-    assert mean_kl(*clean, *permuted) < 1e-6
+    assert mean_kl(clean, permuted) < 1e-6
     stored, first, again, second = (
         predictions(policy("nvfp4", order)) for order in (None, 1, 1, 2)
     )
-    assert all(torch.equal(a, b) for a, b in zip(first[1], again[1], strict=True))
-    kls = [mean_kl(*clean, *rounded) for rounded in (stored, first, second)]
+    assert torch.equal(first, again)
+    kls = [mean_kl(clean, rounded) for rounded in (stored, first, second)]
     assert len(set(kls)) == 3
     assert max(kls) < 10 * min(kls)
 
@@ -76,10 +76,10 @@ def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
         predictions(policy(rounding=PlantedRounding(format="nvfp4", factor=factor)))
         for factor in (1, 2, 4)
     ]
-    kls = [mean_kl(*clean, *one) for one in planted]
+    kls = [mean_kl(clean, one) for one in planted]
     assert kls[0] < kls[1] < kls[2]
     # What differs at factor 1 is bfloat16's own rounding of the sum.
-    assert mean_kl(*rounded, *planted[0]) < 0.02 * kls[0]
+    assert mean_kl(rounded, planted[0]) < 0.02 * kls[0]
 
 
 def test_a_policy_says_its_rounding_and_order_and_what_cannot_be_rounded_is_named() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from repro.data.load import load_problems
 from repro.evidence.procedure import Measured
-from repro.models.divergence import last_hidden, mean_kl
 from repro.models.policy import load_policy
 from repro.procedures import dose as module
 from repro.run.carry_out import procedure_named
@@ -21,6 +20,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.table1 import SMOKE
+from tests.repro.models.whole_kl import distributions, mean_kl
 
 PROMPTS, GROUP = 5, 4
 
@@ -102,11 +102,9 @@ def test_the_kl_is_that_of_whole_distributions(tmp_path: Path) -> None:
             [*question.prompt, *one.token_ids]
             for one in common.sampled.completions[number * GROUP : (number + 1) * GROUP]
         ]
-        first, second = (
-            [table[len(question.prompt) - 1 : -1] for table in last_hidden(policy, rows)]
-            for policy in (common.policy, changed)
-        )
-        own.append(mean_kl(common.policy, first, changed, second))
+        predicting = slice(len(question.prompt) - 1, -1)
+        own.append(mean_kl(*(distributions(of, rows, predicting)
+                             for of in (common.policy, changed))))  # fmt: skip
     kls = measured("nvfp4_lora", tmp_path).series["kl_completions_by_prompt"]
     assert kls == pytest.approx(own, rel=1e-3)
 

@@ -151,3 +151,43 @@ def test_tests_along_a_run_lie_within_it_and_rise(steps: tuple[int, ...], messag
         dataclasses.replace(
             scale, steps=3, evaluation=dataclasses.replace(scale.evaluation, test_at=steps)
         )
+
+
+def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_path: Path) -> None:
+    arms = {}
+    for name in ("bf16_lora", "bf16"):
+        (run,) = plan(find("table1"), Tier.SMOKE, 1, [name])
+        scale = run.scale
+        evaluation = dataclasses.replace(
+            scale.evaluation, every=0, token_budget=0, threshold=30.0, prompts_of_steps=2,
+            explored_samples=4, explored_problems=3,
+        )  # fmt: skip
+        small = dataclasses.replace(
+            scale,
+            steps=2,
+            data=dataclasses.replace(scale.data, train_problems=64, test_problems=6),
+            optimizer=dataclasses.replace(scale.optimizer, warmup_steps=0),
+            prompts_per_rollout=4,
+            updates_per_rollout=1,
+            evaluation=evaluation,
+        )
+        carry_out = train_and_evaluate if name == "bf16_lora" else evaluate_untrained
+        arms[name] = carry_out(
+            dataclasses.replace(run, scale=small),
+            folder=tmp_path / name,
+            progress=lambda *_: None,
+            should_stop=lambda: False,
+            threads=1,
+        )
+    trained, untrained = arms["bf16_lora"], arms["bf16"]
+    # Before the first update the two policies are one.
+    for series in ("reward", "accuracy_sampled", "informative_groups"):
+        assert len(untrained.series[series]) == 2
+        assert untrained.series[series][0] == pytest.approx(trained.series[series][0])
+    for name in ("train_problems", "order_of_problems"):
+        assert untrained.inputs[name] == trained.inputs[name]
+    for measured in arms.values():
+        assert sum(measured.facts["answers"]["accuracy_explored"]["right"]) == 3
+        assert len(measured.facts["answers"]["accuracy_explored"]["right"]) == 5
+        explored = measured.facts["explored"]
+        assert 0 < explored["entropy_sum"] / explored["tokens"] < 10
