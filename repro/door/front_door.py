@@ -153,7 +153,9 @@ def train(
         ranks=ranks,
         settings=parse_settings([f"{key}={_text(v)}" for key, v in (settings or {}).items()]),
     )
-    status, trained = _carry_out(request, runs and str(runs), out and Path(out))
+    status, trained = _carry_out(
+        request, None if runs is None else str(runs), None if out is None else Path(out)
+    )
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if trained is None:

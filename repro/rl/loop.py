@@ -104,8 +104,9 @@ def run_steps(
 
 def _reached(state: TrainState, scale: TrainScale) -> bool:
     """Return whether the last test along the run has the accuracy at which training ends."""
-    until, tests = scale.evaluation.until, state.series.get("test_accuracy_greedy")
-    return until > 0 and bool(tests) and (tests[-1] or 0.0) >= until
+    until = scale.evaluation.until
+    last = state.series.get("test_accuracy_greedy", [])[-1:]
+    return until > 0 and any((accuracy or 0.0) >= until for accuracy in last)
 
 
 def _load_or_begin(learner: Learner, hooks: Hooks, folder: Path) -> TrainState:

@@ -124,7 +124,7 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(
 
 @pytest.mark.usefixtures("warm_workers")
 def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
-    line = ["train", *LINE, "--set", "steps=30", "--set", "checkpoint_every=1"]
+    line = ["train", *LINE, "--set", "steps=12", "--set", "checkpoint_every=1"]
     line += ["--runs", str(tmp_path)]
 
     def stop() -> None:
@@ -137,10 +137,10 @@ def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     assert main(line) == 130
     (metrics,) = tmp_path.rglob("metrics.jsonl")
     begun = metrics.read_text()
-    assert 0 < len(begun.splitlines()) < 30
+    assert 0 < len(begun.splitlines()) < 12
     assert main(line) == 0
     assert metrics.read_text().startswith(begun)
-    assert len(metrics.read_text().splitlines()) == 30
+    assert len(metrics.read_text().splitlines()) == 12
 
 
 @pytest.mark.parametrize(
