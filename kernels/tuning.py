@@ -2,10 +2,10 @@
 
 `kernels/tuned/<device>.json` holds, for a set of (N, K) and M, the fastest `Choice` that
 `python -m kernels.tune` found on that device, and the versions used. `adapted` layers have their
-adapter in the same launch. `in_steps` are adapted layers that `python -m repro tune-steps` chose
-by the time of a whole decode step; they apply only to exactly these sizes, and to ranks up to the
-entry's. Nothing is searched at run time: other shapes take the entry of the nearest size, and a
-device without a table takes the H200's, with a warning.
+adapter in the same launch. `in_steps` are adapted layers that
+`python -m repro.measure.tune_steps` chose by the time of a whole decode step; they apply only to
+exactly these sizes, and to ranks up to the entry's. Nothing is searched at run time: other shapes
+take the entry of the nearest size, and a device without a table takes the H200's, with a warning.
 
 Easy to get wrong: an entry for M serves all M down to the next smaller entry, not the nearest M,
 because a narrow kernel covers at most 32 rows.

@@ -112,7 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bundle(commands)
 
     add_commands(commands)
-    _add_tune_steps(commands)
     _add_environment(commands)
     _add_dose(commands)
     return parser
@@ -221,22 +220,6 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
     add_device(parser)
     parser.set_defaults(command=_dose)
-
-
-def _add_tune_steps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "tune-steps",
-        help="on a Hopper GPU: choose its tuned table's launches with an adapter by whole steps",
-        description="Rewrites kernels/tuned/<device>.json, which `python -m kernels.tune` makes. "
-        "What was chosen so before stays, so a start after an interruption goes on.",
-    )
-    parser.add_argument(
-        "--models", default="3b,7b,14b,32b", metavar="NAMES", help="of 3b, 7b, 14b and 32b"
-    )
-    parser.add_argument(
-        "--rows", default="1,8,16", metavar="ROWS", help="rows of a step, of 1, 8 and 16"
-    )
-    parser.set_defaults(command=_tune_steps)
 
 
 def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -544,12 +527,6 @@ def _bundle(args: argparse.Namespace) -> int:
     source = RunsFolder(runs_folder(args.runs))
     print(pack(selection, source, expected, Path(args.file)))
     return FINE
-
-
-def _tune_steps(args: argparse.Namespace) -> int:
-    from repro.measure.tune_steps import main_tune_steps
-
-    return main_tune_steps(args)
 
 
 def _environment(args: argparse.Namespace) -> int:

@@ -1,4 +1,9 @@
-"""`python -m repro tune-steps`: choose layers with an adapter by the time of a whole decode step.
+"""Choose layers with an adapter by the time of a whole decode step, on a Hopper GPU.
+
+    python -m repro.measure.tune_steps --models 3b 7b --rows 1 8
+
+Rewrites `kernels/tuned/<device>.json`, which `python -m kernels.tune` makes. What was chosen so
+before stays, so a start after an interruption goes on.
 
 `kernels.tune` times a layer in isolation. In a step the next launch begins before the layer has
 ended (programmatic dependent launch), with the registers and shared memory that the layer leaves
@@ -16,10 +21,11 @@ Easy to get wrong: a captured step keeps the launches that it was captured with.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,50 +54,34 @@ _STEPS = 48
 _FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
 
 
-def main_tune_steps(args: argparse.Namespace) -> int:
-    """Choose the layers that this device's table lacks for the models and rows; return 0.
+def tune_steps(models: Sequence[str], rows: Sequence[int]) -> None:
+    """Choose the layers that this device's table lacks for the models and rows.
 
-    Raises `ValueError` without a Hopper GPU or a table of it made with these versions, or for
-    unknown names.
+    Raises `ValueError` without a Hopper GPU or a table of it made with these versions.
     """
-    models = _listed(args.models, "--models", MODELS)
-    rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]
     require(
         torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9,
-        "tune-steps needs a CUDA device of compute capability 9.0 (Hopper); found none",
+        "tune_steps needs a CUDA device of compute capability 9.0 (Hopper); found none",
     )
     path = tuning.FOLDER / f"{tuning.device_slug(torch.cuda.get_device_name(0))}.json"
     require(path.is_file(), f"{path} is missing; python -m kernels.tune {path} makes it")
     table = json.loads(path.read_text(encoding="utf-8"))
     check_head(path, table)
-    for model in models:
-        for count in rows:
-            began = time.monotonic()
-            entries = left_to_choose(table, model, count)
-            if not entries:
-                sys.stdout.write(f"{model}, {count} rows: chosen before\n")
-                continue
-            processors = torch.cuda.get_device_properties(0).multi_processor_count
-            tune.compile_ahead(entries, processors, driver.architecture(0))
-            before, after = _choose_on_device(table, model, count, entries)
-            tuning.write(table, path)
-            tuning.forget()
-            sys.stdout.write(
-                f"{model}, {count} rows: {before:.1f} us before, {after:.1f} after, a step of "
-                f"{_LAYERS} layers; {time.monotonic() - began:.0f} s\n"
-            )
-    return 0
-
-
-def _listed(text: str, flag: str, known: Iterable[str]) -> list[str]:
-    known = list(known)
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [name for name in names if name not in known]
-    require(
-        bool(names) and not unknown,
-        f"{flag} {text!r} names {', '.join(unknown) or 'nothing'}; it takes {', '.join(known)}",
-    )
-    return names
+    for model, count in itertools.product(models, rows):
+        began = time.monotonic()
+        entries = left_to_choose(table, model, count)
+        if not entries:
+            sys.stdout.write(f"{model}, {count} rows: chosen before\n")
+            continue
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        tune.compile_ahead(entries, processors, driver.architecture(0))
+        before, after = _choose_on_device(table, model, count, entries)
+        tuning.write(table, path)
+        tuning.forget()
+        sys.stdout.write(
+            f"{model}, {count} rows: {before:.1f} us before, {after:.1f} after, a step of "
+            f"{_LAYERS} layers; {time.monotonic() - began:.0f} s\n"
+        )
 
 
 def check_head(path: Path, table: Mapping[str, Any]) -> None:
@@ -201,3 +191,20 @@ def _timed(clock: Clock, ways: Mapping[Key, Way]) -> float:
     except RuntimeError as error:
         sys.stderr.write(f"{str(error).splitlines()[0]}\n")
         return float("inf")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune as the command line says; what cannot be tuned ends it with a sentence and status 2."""
+    parser = argparse.ArgumentParser(prog="python -m repro.measure.tune_steps")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    rows = tune.ADAPTED_ROWS
+    parser.add_argument("--rows", nargs="+", type=int, choices=rows, default=rows)
+    chosen = parser.parse_args(arguments)
+    try:
+        tune_steps(chosen.models, chosen.rows)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

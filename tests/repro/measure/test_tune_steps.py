@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,14 +14,14 @@ import torch
 from kernels import tune, tuning
 from kernels.cuda.fused_adapter import Joining
 from kernels.cuda.hopper import Choice
-from repro.__main__ import main
 from repro.measure.tune_steps import (
     MODELS,
     Key,
     Way,
     choose_by_steps,
     left_to_choose,
-    main_tune_steps,
+    main,
+    tune_steps,
 )
 
 FIRST, SECOND = (4608, 3584, 1), (3584, 3584, 1)
@@ -94,24 +93,21 @@ def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, An
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--models", "7b,9b"], "names 9b; it takes 3b, 7b, 14b, 32b"),
-        (["--rows", "2"], "names 2; it takes 1, 8, 16"),
-        (["--rows", ","], "names nothing"),
+        (["--models", "7b", "9b"], "invalid choice: '9b'"),
+        (["--rows", "2"], "invalid choice: 2"),
+        ([], "needs a CUDA device of compute capability 9.0"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune-steps", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_without_a_hopper_gpu_there_is_nothing_to_tune(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_tuned_is_refused_with_status_2(
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["tune-steps"]) == 2
-    assert "needs a CUDA device of compute capability 9.0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert sentence in capsys.readouterr().err
 
 
 def _hopper() -> bool:
@@ -143,14 +139,13 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     table.pop("in_steps", None)
     path.write_text(json.dumps(table), encoding="utf-8")
-    asked = argparse.Namespace(models="7b", rows="1")
     import triton
 
     if (table["torch"], table["triton"]) != (torch.__version__, triton.__version__):
         with pytest.raises(ValueError, match="make one here first"):
-            main_tune_steps(asked)
+            tune_steps(["7b"], [1])
         return
-    assert main_tune_steps(asked) == 0
+    tune_steps(["7b"], [1])
     after = json.loads(path.read_text(encoding="utf-8"))
     assert (after["entries"], after["adapted"]) == (table["entries"], table["adapted"])
     chosen = after["in_steps"]
@@ -158,9 +153,9 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
         (N, K, 1) for N, K in tune.LAYERS["7b"].values()
     }
     assert all(0 < entry["step_us"] < 10_000 for entry in chosen)
-    assert main_tune_steps(asked) == 0
+    tune_steps(["7b"], [1])
     assert "chosen before" in capsys.readouterr().out
     assert json.loads(path.read_text(encoding="utf-8")) == after
     path.write_text(json.dumps(after | {"torch": "2.0.0"}), encoding="utf-8")
     with pytest.raises(ValueError, match="make one here first"):
-        main_tune_steps(asked)
+        tune_steps(["7b"], [1])
