@@ -1,9 +1,21 @@
-"""The engine's backend on a GPU: kernels, fused projections, captured steps."""
+"""The engine's backend on a GPU: kernels, fused projections, captured steps.
+
+A step is everything from the embedding to the rows' next tokens, on tensors that stay where they
+are. It is captured once per width and way of drawing, and replayed: the host's part becomes one
+call. Whatever is needed for the first time is run as it is, which compiles kernels and makes
+workspaces (neither may happen under capture), and captured after that for the next time. Captures
+share one memory pool.
+
+Easy to get wrong: each stream has its own workspace, so the first run and the capture use the same
+stream; and captures that share a pool overwrite one another's intermediate results, so they must be
+replayed one after another, on one stream, and leave nothing behind but what they write in place.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,16 +25,16 @@ from kernels import dispatch
 from kernels.triton import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.backend import Backend
+from repro.rollout.backend import Backend, EagerSteps
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.engine_ops import Operations, Primitives
 from repro.rollout.forward import Forward
 from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
-from repro.rollout.gpu.graphs import CapturedSteps, Captures
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.checks import require
+from repro.spec.config import SamplingConfig
 
 KERNELS = Primitives(
     add_norm=decode_step.add_norm,
@@ -46,6 +58,57 @@ def kernel_operations(
     """
     workspace = decode_step.StepWorkspace(slots, *heads, device)
     return Operations(KERNELS, overlap=overlap, workspace=workspace)
+
+
+class Captures:
+    """Work captured as CUDA graphs, by key."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = _capture_stream(device)
+
+    def run(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Replay what was captured under `key`; if nothing was, do `work` and capture it.
+
+        `work` must do the same whenever it has the same key, on tensors that stay where they are.
+        """
+        if key in self._graphs:
+            self._graphs[key].replay()
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        self._graphs[key] = graph
+
+    def clear(self) -> None:
+        """Drop all captures and the memory they hold."""
+        self._graphs.clear()
+        # A pool that lost its last capture takes no new one while anything in it is still held.
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+
+
+class CapturedSteps(EagerSteps):
+    """Runs decode steps from captures, one per width and way of drawing."""
+
+    def __init__(self, forward: Forward, state: RowState, captures: Captures) -> None:
+        super().__init__(forward, state)
+        self._captures = captures
+
+    def __call__(self, width: int, sampling: SamplingConfig) -> None:
+        """Run the step over slots 0 to width - 1."""
+        self._captures.run(_key(width, sampling), partial(super().__call__, width, sampling))
+
+    def close(self) -> None:
+        """Drop all captures and the memory they hold."""
+        self._captures.clear()
 
 
 class GpuBackend(Backend):
@@ -92,3 +155,19 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
     Of high priority, so that its few blocks are not left to the end of a large product's.
     """
     return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream on which work is captured.
+
+    Kernels and cuBLAS keep one workspace per stream: with a stream of its own, each engine would
+    leave one behind.
+    """
+    return torch.cuda.Stream(device)
+
+
+def _key(width: int, sampling: SamplingConfig) -> tuple[int, bool, int, float, float]:
+    if sampling.temperature == 0:
+        return (width, True, 0, 1.0, 0.0)
+    return (width, False, sampling.top_k, sampling.top_p, sampling.min_p)

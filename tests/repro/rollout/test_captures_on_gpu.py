@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from repro.rollout.gpu.graphs import Captures
+from repro.rollout.gpu.cuda_backend import Captures
 
 pytestmark = [
     pytest.mark.gpu,
