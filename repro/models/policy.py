@@ -172,8 +172,9 @@ def load_policy(
     folder = checkpoints.resolve(checkpoint, revision)
     digest = checkpoints.verify(folder)
     base_dtype = torch.float32 if training == "full" else dtype
-    if torch.device(device).type == "cuda":
-        device_bytes(torch.device(device))  # holds the allocator to its limit
+    place = torch.device(device)
+    if place.type == "cuda":
+        device_bytes(place)  # holds the allocator to its limit
     description = read_description(folder)
     require(
         description.stored_format is None or (order is None and rounding is None),
@@ -189,9 +190,7 @@ def load_policy(
         rounding_recipe = default_recipe(folder, rounding.format)
         source = rounded = RoundedSource(source, rounding, device, rounding_recipe)
     recipe = default_recipe(folder, weight_format)
-    model, facts = _load_base(
-        description, source, weight_format, base_dtype, torch.device(device), recipe
-    )
+    model, facts = _load_base(description, source, weight_format, base_dtype, place, recipe)
     if rounded is not None:
         facts["rounding"] = rounded.receipt()
     if order is not None:

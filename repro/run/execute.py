@@ -254,6 +254,15 @@ def _carry_out(
     return worst
 
 
+def _pool_kind(
+    joined: Ranks | None, ray_needs: Mapping[str, int] | None
+) -> Callable[..., WorkerPool]:
+    """Return what makes the pool: workers here, a Ray cluster's, or a rank of torchrun's."""
+    if joined is not None:
+        return partial(InPlace, joined)
+    return partial(RayPool, ray_needs) if ray_needs else WorkerPool
+
+
 def execute(
     plan: Sequence[RunConfig],
     runs: Path,
@@ -311,10 +320,7 @@ def execute(
     if max(ranks, *map(ranks_of, pending)) > 1:
         carry_out = Ranked(ranks=ranks, stall=stall, body=carry_out)
         grace = max(grace, stall)
-    make: Callable[..., WorkerPool] = partial(RayPool, ray_needs) if ray_needs else WorkerPool
-    if joined is not None:
-        make = partial(InPlace, joined)
-    pool = make(
+    pool = _pool_kind(joined, ray_needs)(
         workers,
         runs / "workers.log",
         threads,
