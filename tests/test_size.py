@@ -22,14 +22,14 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 57_859,
-    "lines of tests": 30_000,
-    "words of docs": 31_000,
+    "lines of source": 59_000,
+    "lines of tests": 33_000,
+    "words of docs": 32_500,
     "pictures in docs": 15,
-    "bytes of expected/": 1_190_000,
-    "bytes of CHANGELOG": 12_000,
+    "bytes of expected/": 1_180_000,
+    "bytes of CHANGELOG": 15_200,
 }
-BOUNDS = dict(zip(BUDGET, (58_000, 30_000, 31_000, 30, 1_500_000, 12_000), strict=True))
+BOUNDS = dict(zip(BUDGET, (59_000, 33_000, 32_500, 30, 1_500_000, 15_200), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
