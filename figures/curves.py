@@ -146,7 +146,7 @@ def tested(checked: Checked, title: str) -> Figure | None:
     Sampled as at the end, which is the last point; bands are 95 % t intervals over seeds, and runs
     are thin lines. None where no run was tested along the way.
     """
-    target, found = checked.selection.target, tested_points(checked)
+    target, found = checked.selection.target, heldout_points(checked)
     if not found:
         return None
     looks = styles(target.arms)
@@ -173,7 +173,7 @@ def tested(checked: Checked, title: str) -> Figure | None:
     return figure
 
 
-def tested_points(
+def heldout_points(
     checked: Checked,
 ) -> dict[str, tuple[list[Point], list[list[tuple[float, float]]]]]:
     """Return the means over seeds and the runs' points (step, percent) of each arm tested."""

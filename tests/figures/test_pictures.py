@@ -18,7 +18,7 @@ from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import pictures
-from figures.curves import smooth, tested_points, training_points
+from figures.curves import smooth, heldout_points, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
 from repro.report.systems import BLOCKS
@@ -35,7 +35,7 @@ def learnt(seeds: int, steps: int = 12) -> Any:
     records = {
         seed: SimpleNamespace(
             series={"accuracy": [*rng.uniform(0, 1, steps)]}, target="table1", arm="bf16_lora",
-            seed=seed, environment={}, commit="0" * 40,
+            seed=seed, environment={}, commit="0" * 40, dirty=False, sources=(),
         )
         for seed in range(seeds)
     }  # fmt: skip
@@ -214,7 +214,7 @@ def test_tests_along_training_end_with_the_final_one() -> None:
 
     untested = SimpleNamespace(series={}, metrics={}, facts={})
     records = {"bf16_lora": {0: run(0), 1: run(2)}, "nvfp4_lora": {0: untested}}
-    found = tested_points(SimpleNamespace(evidence=SimpleNamespace(records=records)))  # type: ignore[arg-type]
+    found = heldout_points(SimpleNamespace(evidence=SimpleNamespace(records=records)))  # type: ignore[arg-type]
     assert list(found) == ["bf16_lora"]
     means, runs = found["bf16_lora"]
     assert [(point.place, point.mean) for point in means] == [(50, 31.0), (100, 37.0), (150, 39.0)]
