@@ -18,7 +18,7 @@ from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import pictures
-from figures.curves import smooth, heldout_points, training_points
+from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
 from repro.report.systems import BLOCKS
