@@ -15,6 +15,7 @@ def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> 
         format_ok=True,
         works=True,
         truncated=False,
+        surprisal=1.0,
         tokens=3,
         answer=answer,
         lenient_answer=answer if leniently is None else leniently,
