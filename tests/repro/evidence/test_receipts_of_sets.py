@@ -55,7 +55,7 @@ def share(tally: list[int]) -> float:
 
 def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
     record = over_sets()
-    assert violations(record) == []
+    assert violations(dataclasses.replace(record, metrics=record.metrics | record.derived())) == []
     metrics, answers = record.derived(), record.facts["answers"]
     for metric, part in MEANS.items():
         shares = [share(answers[f"accuracy_{name}"][part]) for name in NAMES]
