@@ -145,7 +145,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, plan, run"),
+        ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, train, plan, run"),
         ("run", "run: the following arguments are required: TARGET"),
         ("run figure1", "figure1: nothing of its own"),
         ("check --jsn", "check: there is no argument --jsn (did you mean --json?)"),
