@@ -216,7 +216,7 @@ def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any
 
 
 def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:
-    with pytest.raises(ValueError, match=r"temperature is 0.005; vLLM samples at 0 or from 0.01"):
+    with pytest.raises(ValueError, match=r"temperature is 0.005; it must be 0, or 0.01 or more"):
         sampler.sample([[1]], SamplingConfig(temperature=0.005), group_size=1, seeds=[3])
     assert sampler.llm.requests == []
 
