@@ -122,7 +122,8 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     if joined is not None:
         refused = [refused_by_any(joined, "; ".join(refused)) or refused_folder(joined, folder)]
     require(not any(refused), "; ".join(refused))
-    status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
+    with log_options_of(args).passed_on():
+        status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
     if joined is not None:
         leave_torchrun()
     return status
@@ -133,7 +134,7 @@ def _prepared(
 ) -> dict[Tier, _Batch]:
     """Print the plan and return its runs; `launched` ranks are torchrun's."""
     expected = expected_folder(args.expected)
-    options, selections = all_of(partial(log_options_of, args), partial(_selected, args, own))
+    _, selections = all_of(partial(log_options_of, args), partial(_selected, args, own))
     batches: dict[Tier, _Batch] = {}
     on_hosts = args.executor == "ray"
     for selection in selections:
@@ -175,7 +176,6 @@ def _prepared(
             _Batch(workers=workers, threads=threads, devices=groups, ray_needs=needs),
         )
         batch.runs.update({run.digest(): run for run in plan})
-    options.pass_on()
     return batches
 
 

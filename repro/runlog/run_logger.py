@@ -16,10 +16,11 @@ worker processes by the environment, as folders do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,12 +74,25 @@ class LogOptions:
             example=bool(os.environ.get(EXAMPLE_VARIABLE)),
         )
 
-    def pass_on(self) -> None:
-        """Let worker processes that start from now on keep this."""
-        os.environ[LOG_VARIABLE] = ",".join(self.trackers)
-        os.environ[COMPLETIONS_VARIABLE] = "1" if self.completions else ""
-        os.environ[STOP_IDLE_VARIABLE] = str(self.stop_idle or "")
-        os.environ[EXAMPLE_VARIABLE] = "1" if self.example else ""
+    @contextlib.contextmanager
+    def passed_on(self) -> Iterator[None]:
+        """Let worker processes that start meanwhile keep this."""
+        given = {
+            LOG_VARIABLE: ",".join(self.trackers),
+            COMPLETIONS_VARIABLE: "1" if self.completions else "",
+            STOP_IDLE_VARIABLE: str(self.stop_idle or ""),
+            EXAMPLE_VARIABLE: "1" if self.example else "",
+        }
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 class RunLogger:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from repro.spec.arm import Arm, OptimizerName
@@ -407,6 +407,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(
+            is_dataclass(self.scale) and not isinstance(self.scale, type),
+            f"scale is {type(self.scale).__name__}; needs the settings of a tier",
+        )
         require(
             self.arm.training == "lora" or not self.arm.norms_trained,
             f"arm {self.arm.name}: norms_trained adds norm gains to LoRA's parameters; training is "

@@ -171,15 +171,10 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
 
 
 # Carries out runs by waiting a little and writing their records; a call to a line.
-SHARING = """
-import json, os, sys, time
-sys.path[:0] = [{root!r}]
+CARRY_OUT = """
+import json, os, time
 from datetime import UTC, datetime
-from pathlib import Path
-from rich.console import Console
-from repro.evidence.record import failed_record, record_of
-from repro.run.execute import execute
-from tests.repro.run.test_shared_work import runs_of
+from repro.evidence.record import record_of
 
 def carry_out(runs, folder, records, progress, should_stop, threads):
     with (records / "calls.jsonl").open("a") as file:
@@ -188,7 +183,16 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
     for run in runs:
         if run.seed == 3:
             raise ValueError("cannot be done")
-        record_of(run, metrics={{}}, environment={{}}, started=datetime.now(UTC)).write(records)
+        record_of(run, metrics={}, environment={}, started=datetime.now(UTC)).write(records)
+"""
+SHARING = """
+import json, sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from rich.console import Console
+from repro.run.execute import execute
+from tests.repro.run.test_shared_work import runs_of
+from waiting import carry_out
 
 if __name__ == "__main__":
     outcome = execute(runs_of(4), Path({folder!r}), workers=1, threads=1, console=Console(),
@@ -200,6 +204,7 @@ if __name__ == "__main__":
 def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path: Path) -> None:
     folder, script = tmp_path / "runs", tmp_path / "sharing.py"
     script.write_text(SHARING.format(root=str(ROOT), folder=str(folder)))
+    (tmp_path / "waiting.py").write_text(CARRY_OUT)
     processes = [
         subprocess.Popen([sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True)

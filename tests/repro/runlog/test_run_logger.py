@@ -223,7 +223,8 @@ def test_flags_come_before_the_environment_and_reach_worker_processes(
     args = build_parser().parse_args([*line, "--log", "csv", "--completions"])
     asked = log_options_of(args)
     assert asked == LogOptions(trackers=("csv",), completions=True)
-    asked.pass_on()
-    assert LogOptions.from_environment() == asked
-    LogOptions().pass_on()
-    assert LogOptions.from_environment() == LogOptions()
+    with asked.passed_on():
+        assert LogOptions.from_environment() == asked
+        with LogOptions().passed_on():
+            assert LogOptions.from_environment() == LogOptions()
+    assert LogOptions.from_environment() == LogOptions(trackers=("json",))
