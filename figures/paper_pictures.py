@@ -245,7 +245,7 @@ def _measured(
 def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interval | None:
     """Return the mean over seeds with its interval, or median and range of timed repeats."""
     if metric.startswith("gain_"):
-        pairs = [pair for pair in comparisons(checked, expected) if pair.fast.arm == arm]
+        pairs = [pair for pair in comparisons(checked, expected) if pair.fast == arm]
         return {f"gain_{pair.model}_{pair.place}": pair.ratio for pair in pairs}.get(metric)
     by_seed = checked.evidence.values(metric).get(arm, {})
     numbers = [*by_seed.values()]

@@ -80,12 +80,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="the paper's tables and figures, what runs where")
-    listing.add_argument("--all", action="store_true", help="every other target, too")
+    listing = commands.add_parser(
+        "list", help="show the paper's tables and figures, and what runs on this machine"
+    )
+    listing.add_argument("--all", action="store_true", help="show every other target too")
     listing.set_defaults(command=_list)
 
     _add_train(commands)
-    _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
+    _add_running(
+        commands, "plan", _plan, "show the runs, and their memory, disk, downloads and time"
+    )
     _add_running(commands, "run", _run, "carry out the runs that have no record yet")
     _add_running(commands, "reproduce", _reproduce, "run, check, draw and report in one go")
 
@@ -93,18 +97,22 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_regress(commands)
 
-    report = commands.add_parser("report", help="write report.md from records alone")
+    report = commands.add_parser(
+        "report", help="write a report from records, without running anything"
+    )
     _add_selection(report, optional=True)
     add_reward(report)
     _add_report(report)
-    report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    report.add_argument(
+        "--readme", metavar="FILE", help="write the generated blocks of this Markdown file again"
+    )
     report.add_argument(
         "--html",
         metavar="FILE",
-        help="write one page to search, of what is blessed or of --runs; opens from disk",
+        help="write one page of all claims to search, from stored records or those in --runs",
     )
     report.add_argument(
-        "--log", metavar="A,B", help="send the curves of the same to trackers: tensorboard, wandb"
+        "--log", metavar="A,B", help="send the training curves to trackers: tensorboard, wandb"
     )
     report.set_defaults(command=_report)
 
@@ -120,63 +128,66 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "train",
-        help="train a model of your own on data of your own, and export the adapter",
-        description="LoRA on 4-bit weights by reinforcement learning, recorded in --runs. The same "
-        "command resumes. Settings fit a 24 GB card; a CPU makes few short steps. Exit status: 0, "
-        "1 when the run failed, 2 with a sentence, 130 when interrupted.",
+        help="train your own model on your own problems, and export the adapter",
+        description="It trains LoRA on 4-bit weights with GRPO and records the run in --runs. The "
+        "same command resumes. A CPU makes few short steps. Exit status: 0, 1 when the run failed, "
+        "2 for bad input, 130 when interrupted.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FOLDER|FILE|NAME",
-        help="a checkpoint: a folder, a GGUF file, the hub's owner/model; tiny is in the package",
+        help="a folder, a GGUF file, a name on the hub, or tiny (comes with the package)",
     )  # fmt: skip
     parser.add_argument(
         "--data", required=True, metavar="FILE|FOLDER|NAME",
-        help="problems with answers: JSONL, JSON, CSV, Parquet, the hub's owner/name, gsm8k, ...",
+        help="problems with answers: JSONL, JSON, CSV, Parquet, a name on the hub, gsm8k, ...",
     )  # fmt: skip
     add_columns(parser)
     parser.add_argument(
         "--reward", metavar="MODULE:FUNCTION",
-        help="default: 1 for a right answer in a completion that ended by itself",
+        help="your reward; default: 1 for a correct answer in a completion that ended by itself",
     )  # fmt: skip
     parser.add_argument("--format", default="nvfp4", choices=("bf16", "nf4", "mxfp4", "nvfp4"))
-    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise to norms in rollouts")
+    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise (AQN) during rollouts")
     parser.add_argument("--algorithm", default="grpo", choices=("grpo", "dapo", "gspo"))
+    parser.add_argument("--template", metavar="NAME|FILE", help="prompt template; default: boxed")
     parser.add_argument(
-        "--template", metavar="NAME|FILE", help="of the prompt; default: boxed (docs/your_own.md)"
+        "--ranks", type=int, default=1, metavar="N", help="how many GPUs the run uses"
     )
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="GPUs of the run")
     parser.add_argument(
-        "--until", type=float, metavar="PERCENT", help="end at this held-out accuracy, greedy"
+        "--until",
+        type=float,
+        metavar="PERCENT",
+        help="end when the held-out greedy accuracy reaches this",
     )
-    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, PEFT's files")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: 150, on a CPU 8")
+    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, in PEFT's format")
+    parser.add_argument("--steps", type=int, metavar="N", help="default: 150; 8 on a CPU")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="any other setting, as `run` takes it"
+        "--set", action="append", metavar="KEY=VALUE", help="any other setting, as for `run`"
     )
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.set_defaults(command=_train)
 
 
 def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bless = commands.add_parser("bless", help="keep records: new ones are compared with them")
+    bless = commands.add_parser(
+        "bless", help="store records, with which new ones are then compared"
+    )
     _add_selection(bless, optional=True)
     bless.add_argument(
         "--device",
         action="store_true",
-        help="every target (or those named) with complete records of this kind of device; the "
-        "others are left out, each with a sentence",
+        help="every target with complete records of this kind of device; the others are named",
     )
     bless.add_argument(
         "--add",
         action="store_true",
-        help="together with what is blessed already: more seeds, or arms that targets share",
+        help="add seeds or arms to what is stored already",
     )
     bless.add_argument(
         "--unfinished",
         action="store_true",
-        help="where learning is planned: the seeds that there are, before the rest is run (then "
-        "--add); claims stay undecided until then",
+        help="store a part of the planned seeds; claims stay undecided until the rest is added",
     )
     bless.set_defaults(command=_bless)
 
@@ -184,17 +195,16 @@ def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "bundle",
-        help="pack a target's records for others; --verify judges such a file from scratch",
+        help="pack a target's records to send them; --verify judges such a file",
     )
-    parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
+    parser.add_argument("file", metavar="FILE", help="the bundle: NAME.jsonl.xz")
     parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
     parser.add_argument("--tier", help=_TIERS)
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="judge FILE, or each in a folder, and carry nothing out; exit status 1 when a record "
-        "is refused",
+        help="judge FILE, or each file of a folder; exit status 1 when a record is refused",
     )
     parser.set_defaults(command=_bundle)
 
@@ -202,9 +212,9 @@ def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "dose",
-        help="of a checkpoint: AQN's strength beside the formats' rounding, layer by layer",
-        description="From the gains of the norms and the weights alone; with --prompts, the KL on "
-        "the policy's own completions, too.",
+        help="compare AQN's noise with the rounding of each format, in a checkpoint",
+        description="It reads norms and weights, layer by layer. With --prompts it also measures "
+        "the KL on the policy's own completions.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"
@@ -215,9 +225,15 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
     )
     parser.add_argument(
-        "--prompts", type=int, metavar="N", help="problems for the KL (default: 16 on a GPU, or 0)"
+        "--prompts", type=int, metavar="N", help="problems for the KL; default: 16 on a GPU, else 0"
     )
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
+    parser.add_argument(
+        "--new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="length of a completion; default: 128",
+    )
     add_device(parser)
     parser.set_defaults(command=_dose)
 
@@ -225,22 +241,21 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "environment",
-        help="print this machine as records name it: driver, packages, container",
-        description="Where REPRO_CONTAINER is set it must name an image with its digest "
-        "(NAME@sha256:DIGEST): a tag alone may name another image tomorrow.",
+        help="print what records say about this machine: driver, packages, container",
+        description="REPRO_CONTAINER, if set, must name an image with its digest "
+        "(NAME@sha256:DIGEST).",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--out", metavar="FILE", help="also write the JSON to this file")
     parser.set_defaults(command=_environment)
 
 
 def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     check = commands.add_parser(
         "check",
-        help="verdicts from records alone",
-        description="Exit status: 1 for a fault of this suite (a refused record, a failed check of "
-        "the machinery) and for what is worse than in the blessed records of the same device (a "
-        "value, or a target of the suite that was met); 2 when there is no record, and for a bad "
-        "command line; else 0, whatever the verdicts on the paper's claims.",
+        help="judge records, without running anything",
+        description="Exit status: 1 when a record is refused, a check of the machinery failed, or "
+        "something is worse than in the stored records of the same device; 2 when there is no "
+        "record, and for bad input; else 0, whatever the verdicts on the paper's claims.",
     )
     _add_selection(check, optional=True)
     add_reward(check)
@@ -251,27 +266,28 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write one row per claim or bar to FILE.csv, one per value to FILE.values.csv; "
-        "without FILE the former are printed; all targets where none is named",
+        help="write a row per claim to FILE.csv and a row per value to FILE.values.csv; without "
+        "FILE the first are printed",
     )
     check.add_argument(
         "--blessed",
         action="store_true",
-        help="the records behind the expectations instead of --runs; needs no device",
+        help="judge the stored records instead of those in --runs",
     )
     check.set_defaults(command=_check)
 
 
 _EXITS = (
     "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
-    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU). "
-    "See docs/regression.md."
+    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU)."
 )
 
 
 def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "compare", help="two sets of records: is the second one worse?", description=_EXITS
+        "compare",
+        help="show whether the second of two sets of records is worse",
+        description=_EXITS,
     )
     parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
     parser.add_argument("new", metavar="B", help="a folder of runs")
@@ -284,7 +300,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "regress",
-        help="on a GPU: measure again and compare with what is blessed on it",
+        help="measure again on a GPU, and compare with its stored records",
         description=_EXITS,
     )
     parser.add_argument(
@@ -296,12 +312,12 @@ def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--runs",
         metavar="FOLDER",
-        help="go on in this folder (default: a new one, runs/regress/<date>-<commit>)",
+        help="continue in this folder (default: a new one, runs/regress/DATE-COMMIT)",
     )
     parser.add_argument(
         "--baseline",
         action="store_true",
-        help="measure all seeds, so that the records can be blessed; as where nothing is",
+        help="measure all seeds, so that the records can be stored",
     )
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.set_defaults(command=_regress)
@@ -316,9 +332,7 @@ def _add_running(
     parser = commands.add_parser(name, help=help_text)
     _add_selection(parser)
     add_reward(parser)
-    parser.add_argument(
-        "--seeds", metavar="N", help="how many of its seeds, or a list such as 0,3,4"
-    )
+    parser.add_argument("--seeds", metavar="N", help="how many seeds, or a list such as 0,3,4")
     parser.add_argument("--arms", metavar="A,B", help="only these arms")
     parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
@@ -326,22 +340,26 @@ def _add_running(
     if name != "plan":
         add_log_flags(parser)
         parser.add_argument(
-            "--ranks", type=int, default=1, metavar="N", help="GPUs of each run (docs/scale.md)"
+            "--ranks",
+            type=int,
+            default=1,
+            metavar="N",
+            help="how many GPUs each run uses (docs/scale.md)",
         )
         parser.add_argument(
             "--stall-timeout",
             type=float,
             default=600.0,
             metavar="SECONDS",
-            help="how long ranks wait for one that does not come; longer than a rollout",
+            help="how long ranks wait for a silent one; default: 600, longer than a rollout",
         )
         parser.add_argument(
             "--executor", choices=("workers", "ray"), default="workers",
-            help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
+            help="run on this machine or on a Ray cluster (docs/scale.md)",
         )  # fmt: skip
     else:
         parser.add_argument(
-            "--ranks", metavar="1,2,4", help="print steps measured on so many GPUs instead"
+            "--ranks", metavar="1,2,4", help="print measured steps on so many GPUs instead"
         )
         parser.add_argument(
             "--show-config", action="store_true", help="print the scale's settings as JSON instead"
@@ -360,39 +378,45 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
     parser.add_argument(
         "--data",
         metavar="FILE|FOLDER|NAME",
-        help="problems of your own instead: JSONL, JSON, CSV, Parquet, the hub's owner/name",
+        help="your own problems instead: JSONL, JSON, CSV, Parquet, or a name on the hub",
     )
     add_columns(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
-    changed = parser.add_argument_group(
-        "other settings (recorded apart from the target's own runs)"
-    )
+    changed = parser.add_argument_group("other settings (recorded under a name of their own)")
     changed.add_argument(
         "--model",
         metavar="FOLDER|FILE|NAME",
-        help="checkpoint: a folder, a GGUF file, the hub's owner/model or owner/model:FILE.gguf",
+        help="another checkpoint: a folder, a GGUF file, owner/model or owner/model:FILE.gguf",
     )
     changed.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub name")
-    changed.add_argument("--config", metavar="FILE", help="TOML or JSON, as plan --show-config has")
+    changed.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings as TOML or JSON, as plan --show-config prints them",
+    )
     changed.add_argument(
         "--set",
         action="append",
         metavar="KEY=VALUE",
-        help="a setting by its dotted key, such as optimizer.max_grad_norm=1 or arm.lora_rank=16",
+        help="change a setting by its dotted key, such as arm.lora_rank=16",
     )
     changed.add_argument(
         "--template",
         metavar="NAME|FILE",
-        help="prompt template: paper, boxed, gsm8k, ..., or your own (docs/your_own.md)",
+        help="prompt template: paper, boxed, gsm8k or a file (docs/train.md)",
     )
-    changed.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of a set")
+    changed.add_argument(
+        "--limit", type=int, metavar="N", help="use at most N problems of a data set"
+    )
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: <runs>/report.md)")
-    parser.add_argument("--figures", metavar="FOLDER", help="figures to link (default: beside it)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write (default: report.md in --runs)"
+    )
+    parser.add_argument("--figures", metavar="FOLDER", help="folder of the figures to link")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -494,7 +518,7 @@ def _report(args: argparse.Namespace) -> int:
 
     require_read(args)
     if not args.log:
-        return main_report(args)
+        return main_report(args, build_parser())
     from repro.run.places import runs_folder
     from repro.runlog.trackers import parse_trackers, send
 
@@ -557,7 +581,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     if status not in (FINE, CONTRADICTED):
         return status
     _draw(_as_for("report", args))
-    main_report(_as_for("report", args))
+    main_report(_as_for("report", args), build_parser())
     return max(status, _check(_as_for("check", args)))
 
 

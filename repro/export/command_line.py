@@ -25,7 +25,7 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reward",
         metavar="MODULE:FUNCTION",
-        help="pay by this function instead (docs/your_own.md); its runs lie apart, unjudged",
+        help="use your own reward function (docs/train.md)",
     )
 
 
@@ -34,23 +34,21 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--columns",
         metavar="ROLE=NAME,..",
-        help="of one's own data, such as question=prompt,answer=solution (docs/your_own.md)",
+        help="columns of your data, such as question=prompt,answer=solution",
     )
 
 
 def add_revision(parser: argparse.ArgumentParser, of: str) -> None:
     """Add the flag that names the revision of a hub name."""
-    parser.add_argument(
-        "--revision", metavar="R", help=f"branch, tag or commit of {of}, where it is a hub name"
-    )
+    parser.add_argument("--revision", metavar="R", help=f"branch, tag or commit of {of} on the hub")
 
 
 def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "quantize",
-        help="write a 16-bit checkpoint as a 4-bit one, compared before it is done",
-        description="Round to nearest, without data. The folder appears when its logits, read "
-        "back, are those of the source quantised in memory. Exit status: 0, or 2 with a sentence.",
+        help="round a 16-bit checkpoint to four bits",
+        description="It rounds to nearest, without data, and writes the folder after its logits, "
+        "read back, agree with the source quantised in memory.",
     )
     parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, GGUF file or hub name")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
@@ -63,9 +61,9 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "export",
-        help="write a trained adapter for other programs, compared with what was trained",
-        description="The folder appears when its logits, as peft or transformers reads it, are "
-        "those of the trained policy. Exit status: 0, or 2 with a sentence.",
+        help="write a trained adapter for other programs",
+        description="It writes the folder after its logits, as peft or transformers reads it, "
+        "agree with the trained policy.",
     )
     parser.add_argument("adapter", metavar="ADAPTER", help="an adapter's folder, or a run's")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
@@ -74,10 +72,10 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
         dest="kind",
         default="adapter",
         choices=("adapter", "merged"),
-        help="PEFT's files with base and revision (default), or a merged 16-bit checkpoint",
+        help="PEFT's files (default), or a merged 16-bit checkpoint",
     )
     parser.add_argument(
-        "--base", metavar="FOLDER", help="name this folder (or a GGUF file's) as the base instead"
+        "--base", metavar="FOLDER", help="name this folder or GGUF file as the base"
     )
     add_revision(parser, "--base")
     add_device(parser)
@@ -87,10 +85,9 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="ask a checkpoint, with an adapter or without, the problems of data sets",
-        description="Strict accuracy (the reading that pays rewards) and lenient accuracy side by "
-        "side, the share of truncated completions, mean@k, pass@k and maj@k. Exit status: 0, or 2 "
-        "with a sentence.",
+        help="measure the accuracy of a checkpoint on data sets",
+        description="It prints strict and lenient accuracy, the share of truncated completions, "
+        "mean@k, pass@k and maj@k.",
     )
     parser.add_argument(
         "checkpoint",

@@ -22,7 +22,7 @@ from repro.evidence.printable import one_line, without_controls
 from repro.judge.bundle import COMMIT, copies, judge_folder, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
-from repro.report.readme import answer_sentence, answers
+from repro.report.readme import answer_lines, answers
 from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdict_words import Kind, counted, of_kind
@@ -74,7 +74,7 @@ def page_text(
         templates()
         .get_template("report.html")
         .render(
-            answer=answer_sentence(answered, ABSENT) if answered else "",
+            answer=answer_lines(answered, ABSENT),
             tiers=by_tier,
             reports=reports,
             count=len(shown),
@@ -86,7 +86,7 @@ def page_text(
             scale=interval_marks,
             strips=seed_marks,
             contradictions=_contradictions(expected),
-            differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),
+            differences=differences_with_code(PACKAGE.parent / "docs" / "background.md"),
             environments=_environments(checks),
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import claims_rows, count_rows
-from repro.report.kernel_tables import kernel_rows
+from repro.report.claims import count_rows
+from repro.report.command_reference import command_rows
 from repro.report.learning import dose_rows, slope_rows, training_rows, untrained_rows
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
@@ -31,7 +32,8 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
     def written(match: re.Match[str]) -> str:
         if match[2] not in writers:
             raise ValueError(f"block {match[2]!r} is unknown; needs one of {sorted(writers)}")
-        return "\n".join([match[1], *writers[match[2]](), "", match[4]])
+        lines = "\n".join(writers[match[2]]()).rstrip("\n")
+        return f"{match[1]}\n{lines}\n\n{match[4]}"
 
     renewed, count = _BLOCK.subn(written, text)
     if not count:
@@ -39,8 +41,8 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
     return renewed
 
 
-def renewed_readme(readme: Path, expected: Path) -> str:
-    """Return a file's text with its blocks written from the blessed records; see `renew_blocks`."""
+def renewed_readme(readme: Path, expected: Path, parser: ArgumentParser) -> str:
+    """Return a file's text with its blocks written anew, that of commands from their parser."""
 
     @cache
     def judged() -> list[Checked]:
@@ -50,7 +52,6 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "claims": lambda: claims_rows(judged(), expected),
         "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
         "doses_1_5b": lambda: dose_rows(judged(), expected, "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
@@ -58,8 +59,8 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "untrained": lambda: untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
-        "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
-        **systems_writers(judged, expected, readme),
+        "commands": lambda: command_rows(parser),
+        **systems_writers(judged, expected),
     }
     try:
         return renew_blocks(readme.read_text(encoding="utf-8"), writers)
@@ -67,7 +68,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         raise ValueError(f"{readme}: {error}") from error
 
 
-def renew_readme(readme: Path, expected: Path) -> None:
+def renew_readme(readme: Path, expected: Path, parser: ArgumentParser) -> None:
     """Write a file's blocks again, from the blessed records, not from whatever was run last."""
-    replace_text(readme, renewed_readme(readme, expected))
+    replace_text(readme, renewed_readme(readme, expected, parser))
     print(f"renewed the results in {readme}")  # noqa: T201

@@ -14,17 +14,17 @@ from repro.spec.checks import require
 def add_log_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags by which training keeps more than metrics.jsonl."""
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
+    group.add_argument("--log", metavar="A,B", help="send metrics to trackers: tensorboard, wandb")
     group.add_argument(
-        "--log", metavar="A,B", help="trackers: tensorboard, wandb (else $REPRO_LOG)"
-    )
-    group.add_argument(
-        "--completions", action="store_true", help="completions, as one Parquet file per rollout"
+        "--completions",
+        action="store_true",
+        help="keep the completions, one Parquet file per rollout",
     )
     group.add_argument(
         "--stop-idle",
         type=int,
         metavar="N",
-        help="end a run as failed after N steps in a row in which no reward differs in a group",
+        help="end a run after N steps in a row in which no reward differs in a group",
     )
 
 
