@@ -22,7 +22,6 @@ from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
 from repro.run.disk import free_bytes, size
-from repro.run.hub_sizes import ask_size
 from repro.run.preflight import (
     among_unlike_devices,
     disk_bytes,
@@ -36,7 +35,7 @@ from repro.run.present_card import kernels_line, points_left_out, torch_refusal
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import HubError
+from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
@@ -319,3 +318,36 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def ask_size(checkpoint: str, revision: str = "") -> int:
+    """Return the bytes of a checkpoint's weights as the hub lists them; fetch its config.
+
+    `HubError` says why the hub cannot tell.
+
+    Parameters
+    ----------
+    checkpoint
+        `owner/model` or `owner/model:FILE.gguf`.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    model, _, file = checkpoint.partition(":")
+    pinned = "main" if not revision or revision.startswith(PINNED_BYTES) else revision
+
+    def ask() -> int:
+        listed = HfApi(endpoint=endpoint()).list_repo_tree(model, revision=pinned, recursive=True)
+        sizes = {item.path: int(getattr(item, "size", 0)) for item in listed}
+        if "config.json" in sizes and not file:
+            hf_hub_download(
+                model,
+                "config.json",
+                revision=pinned,
+                cache_dir=hub_cache(),
+                endpoint=endpoint(),
+                etag_timeout=ANSWER_SECONDS,
+            )
+        wanted = [n for n in sizes if n == file or (not file and n.endswith(".safetensors"))]
+        return sum(sizes[name] for name in wanted)
+
+    return fetch(ask, hub_cache() / f"models--{model.replace('/', '--')}")

@@ -1,9 +1,9 @@
 """The second round on Qwen2.5-Coder: a baseline that learns, then the paper's contrasts on it.
 
-The first round (`repro.targets.coder`) trained with 16 prompts x 8 completions at a constant rate.
-Its 16-bit baseline gained four points, and seeds ended three to six points apart. This round
-chooses its settings by 16-bit LoRA alone, on seeds that no table uses, and fixes its plans before
-the runs of its tables:
+The first round (`repro.targets.coder.first_round`) trained with 16 prompts x 8 completions at a
+constant rate. Its 16-bit baseline gained four points, and seeds ended three to six points apart.
+This round chooses its settings by 16-bit LoRA alone, on seeds that no table uses, and fixes its
+plans before the runs of its tables:
 
 * the gate (`baseline_coder_*`): batch, peak rate and schedule with which 16-bit LoRA learns;
 * `learning_coder_*`: BF16, NVFP4 and NVFP4 + AQN. The claims are whether four bits learn faster
@@ -30,7 +30,15 @@ from repro.spec.config import TrainScale
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import mini, paper_effects, table1
-from repro.targets.coder import AQN, BF16, METRICS, NVFP4, end_effect, finished, scale_of
+from repro.targets.coder.first_round import (
+    AQN,
+    BF16,
+    METRICS,
+    NVFP4,
+    end_effect,
+    finished,
+    scale_of,
+)
 from repro.targets.table_rows import above, gains, metric, times
 
 # The rate with the highest mean of the tests from step 100 on is taken, of two within a point the
