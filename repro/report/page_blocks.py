@@ -52,8 +52,7 @@ def renewed_readme(readme: Path, expected: Path, parser: ArgumentParser) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
-        "doses_1_5b": lambda: dose_rows(judged(), expected, "dose_coder_1_5b"),
+        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(judged(), expected, *untrained),

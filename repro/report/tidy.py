@@ -95,7 +95,7 @@ class Row:
     @property
     def stated_by_paper(self) -> str:
         """The paper's value with its unit, empty where it prints none."""
-        return "" if self.paper is None else _with_unit(f"{self.paper:.3g}", self.unit)
+        return paper_text(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,11 @@ def effect_text(row: Row | Verdict) -> str:
     if row.low is None or row.high is None:
         return text
     return f"{text} ({row.low:{form}} to {row.high:{form}})"
+
+
+def paper_text(row: Row | Verdict) -> str:
+    """Return the paper's value with its unit, empty where it prints none."""
+    return "" if row.paper is None else _with_unit(f"{row.paper:.3g}", row.unit)
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
@@ -309,6 +314,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(cell=in_cell, plain=plain, effect=effect_text, labelled=labelled)
+    environment.filters["paper"] = paper_text
     return environment
 
 

@@ -113,7 +113,8 @@ def word(verdict: Verdict) -> str:
     if kind_of(verdict) is Kind.BAR:
         return _BAR_WORDS[PLAIN[verdict.status]]
     if verdict.status == "no difference":
-        return f"{DOES_NOT}: no difference within {verdict.matters:.2g} {verdict.unit}"
+        unit = "x" if verdict.unit in ("x", "ratio") else f" {verdict.unit}"
+        return f"{DOES_NOT}: no difference within {verdict.matters:.2g}{unit}"
     return CLAIM_WORDS[verdict.status]
 
 
