@@ -337,7 +337,8 @@ def propose(session: nox.Session) -> None:
     session.run("git", "add", "benchmarks", "expected", "docs", *PAGES, external=True)
     session.run("git", "commit", "--message", title, external=True)
     session.run("git", "push", "--set-upstream", "origin", branch, external=True)
-    body = "Written by `nox -s bless-device` from records of one machine; docs/contributing.md says how."
+    how = "docs/contributing.md"
+    body = f"Written by `nox -s bless-device` from records of one machine; {how} says how."
     session.run("gh", "pr", "create", "--title", title, "--body", body, external=True)
 
 

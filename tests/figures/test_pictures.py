@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
-from figures.__main__ import pictures
+from figures.__main__ import SYSTEMS_PICTURES, pictures
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
