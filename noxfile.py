@@ -124,7 +124,8 @@ def add_reproduction(target: Target) -> None:
             session.log(f"{error}{elsewhere}")
             # Of what is stored; what is run draws its own.
             if drawn:
-                panels = ["-m", "figures", "paper", target.name, "--out", "runs/figures/paper"]
+                panels = ["-m", "figures", "paper", target.name, "--every-panel"]
+                panels += ["--out", "runs/figures/paper"]
                 session.run(suite_python(session), *panels, external=True)
             session.error(f"{target.name} was not run")
         words = " ".join(session.posargs).replace("=", " ").split()

@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own = [] if args.blessed else list(_checks(args, expected))
             every = blessed_checks(expected)
             blessed = [c for c in every if args.tier in (None, c.selection.tier.value)]
-            draw_paper(names, paper_pictures.by_target(own, blessed), expected, out, kinds)
+            found = paper_pictures.by_target(own, blessed)
+            draw_paper(names, found, expected, out, kinds, every_panel=args.every_panel)
             return 0
         drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
     except (ValueError, OSError) as error:
@@ -116,6 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", help="kinds of file: png, svg, pdf; of the paper's csv, too")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
     parser.add_argument("--renew", action="store_true", help="only what is in --out already")
+    parser.add_argument(
+        "--every-panel", action="store_true", help="of the paper's, those without measurements too"
+    )
     parser.add_argument("--target", help="only this target's records")
     parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
@@ -130,13 +134,19 @@ def _kinds(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def draw_paper(
-    names: Sequence[str], found: Found, expected: Path, out: Path, kinds: Sequence[str]
+    names: Sequence[str],
+    found: Found,
+    expected: Path,
+    out: Path,
+    kinds: Sequence[str],
+    *,
+    every_panel: bool = False,
 ) -> None:
     """Draw the tables and figures of the paper that are named, or all; `ValueError` for others."""
     for name in names:
         require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
     for name in names or PICTURES:
-        figure, marks = paper_pictures.draw(name, found, expected)
+        figure, marks = paper_pictures.draw(name, found, expected, every_panel=every_panel)
         save(figure, out, name, [kind for kind in kinds if kind != "csv"])
         if "csv" in kinds:
             paper_pictures.write_csv(marks, out / f"{name}.csv")

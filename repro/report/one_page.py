@@ -76,7 +76,9 @@ def page_text(
     answered = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
     measured = {row.tier for row in rows if row.device}
-    order = sorted([*Tier][::-1], key=lambda tier: tier.value not in measured)
+    # The largest first; those without any record last.
+    largest = list(reversed(Tier))
+    order = sorted(largest, key=lambda tier: tier.value not in measured)
     by_tier = {
         tier: grouped_by(tiers[tier.value], lambda row: row.title)
         for tier in order
