@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from repro import __version__
+import repro
 from repro.spec.arm import WEIGHT_FORMATS, OptimizerName
 from repro.spec.checks import require
 from repro.spec.command_parser import SentenceParser
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )
-    parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
+    parser.add_argument("--version", action="version", version=f"qerl-repro {repro.__version__}")
     commands = parser.add_subparsers(
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
