@@ -1,6 +1,5 @@
 """Blessing what was planned: failures kept, shared arms at home, sweeps without expectations."""
 
-import argparse
 import dataclasses
 import json
 import lzma
@@ -9,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from repro.door.command_line import build_parser
 from repro.evidence import origins, provenance
 from repro.evidence.plans import PlanError, keep_plans, read_plans
 from repro.evidence.record import failed_record
@@ -24,19 +24,10 @@ from tests.repro.made_up import at_commit, on_device, source_of
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
-def go(target, runs, expected, **how):
-    args = argparse.Namespace(
-        targets=[target],
-        tier="mini",
-        data=None,
-        steps=None,
-        runs=str(runs),
-        expected=str(expected),
-        add=False,
-        unfinished=False,
-    )
-    vars(args).update(how)
-    assert main_bless(args) == 0
+def go(target, runs, expected, *flags):
+    """Bless a target of the mini tier as a command line does."""
+    where = ["--tier", "mini", "--runs", str(runs), "--expected", str(expected)]
+    assert main_bless(build_parser().parse_args(["bless", target, *where, *flags])) == 0
 
 
 def write(target, runs, maker, **changes):
@@ -81,12 +72,12 @@ def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
         path.rename(later / path.name)
     with pytest.raises(BlessError, match="planned seeds of nvfp4_lora have no record"):
         go("study", runs, expected)
-    go("study", runs, expected, unfinished=True)
+    go("study", runs, expected, "--unfinished")
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "study"]
     touched = [v for v in checked.verdicts if "of nvfp4_lora have no record" in v.sentence]
     assert touched
     assert {v.status for v in touched} == {"inconclusive"}
-    go("study", rest, expected, add=True)
+    go("study", rest, expected, "--add")
     assert len(blessed_records(expected, Tier.MINI, "study")) == whole
 
 

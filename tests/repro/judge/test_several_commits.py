@@ -1,6 +1,5 @@
 """Records of several commits: whole seeds may stand together, arms of one seed may not."""
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -16,12 +15,13 @@ from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import RecordError
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
-from repro.judge.blessing import BlessError, main_bless
+from repro.judge.blessing import BlessError
 from repro.judge.check import check_selection, device_name
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.judge.test_bless_planned import go
 from tests.repro.made_up import at_commit, on_device, planned_record, source_of
 from tests.repro.planned import FIRST, SECOND
 
@@ -48,13 +48,6 @@ def write(target, runs, seeds, commit, change=None):
 def _honest(run, planned):
     """Return a run's record under its plan as it is now, made once."""
     return planned_record(run)
-
-
-def go(target, runs, expected, **more):
-    line = {"data": None, "steps": None, "add": False, "unfinished": False} | more
-    named = argparse.Namespace(targets=[target], tier="mini", runs=str(runs), **line)
-    named.expected = str(expected)
-    assert main_bless(named) == 0
 
 
 def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(tmp_path, expected):
@@ -96,15 +89,15 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
 
 def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study", tmp_path / "new", SECOND, NEW)
-    go("study", tmp_path / "new", expected, add=True)
+    go("study", tmp_path / "new", expected, "--add")
     records = blessed_records(expected, Tier.MINI, "study")
     assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
     assert len(records) == 10 * len(find("study").arms)
     assert len(list((tmp_path / "new" / "mini" / "study" / "bf16_lora").iterdir())) == 5
     # Blessing the same again changes nothing: what is there already is met, not doubled.
-    go("study", tmp_path / "new", expected, add=True)
+    go("study", tmp_path / "new", expected, "--add")
     assert blessed_records(expected, Tier.MINI, "study") == records
     checks = blessed_checks(expected, "study")
     assert [item.sound for item in checks] == [True]
@@ -114,10 +107,10 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
 
 def test_more_seeds_of_another_card_join_where_the_target_is_stored(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     added = SECOND[:2]
     write("study", tmp_path / "new", added, NEW, lambda record: on_device(record, "NVIDIA H100"))
-    go("study", tmp_path / "new", expected, add=True, unfinished=True)
+    go("study", tmp_path / "new", expected, "--add", "--unfinished")
     records = blessed_records(expected, Tier.MINI, "study", "nvidia_h200")
     cards = {record.seed: device_of(record.environment) for record in records}
     assert cards == dict.fromkeys(FIRST, "nvidia_h200") | dict.fromkeys(added, "nvidia_h100")
@@ -190,18 +183,18 @@ def test_an_arm_shared_with_another_target_counts(tmp_path, expected, planned_re
 
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study", tmp_path / "new", [9, 10], NEW)
     with pytest.raises(RecordError, match=r"seed-9.json: recorded at commit a.* again at commit b"):
-        go("study", tmp_path / "new", expected, add=True)
+        go("study", tmp_path / "new", expected, "--add")
 
 
 def test_shared_arms_come_from_the_blessed_records_too(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study_rates", tmp_path / "new", FIRST, OLD)
     shutil.rmtree(tmp_path / "new" / "mini" / "study")
-    go("study_rates", tmp_path / "new", expected, add=True)
+    go("study_rates", tmp_path / "new", expected, "--add")
     records = blessed_records(expected, Tier.MINI, "study_rates")
     assert {record.arm for record in records} == {"lora_3e5"}
 
