@@ -58,6 +58,7 @@ BOTH_WAYS = {
     "repro/models/files",
     "repro/rollout/gpu",
     "repro/run/several_ranks",
+    "repro/targets/coder",
 }
 # Heavy packages, and the folders in which one file each may import them at module level or inside.
 ONE_FILE = {

@@ -170,20 +170,21 @@ def test_a_negative_change_or_divergence_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "metric"),
+    ("tier", "target", "metric"),
     [
-        ("table1_coder_0_5b", "accuracy_lenient"),
-        ("untrained_coder_1_5b", "accuracy"),
-        ("dose_coder_0_5b", "pass_at_16"),
-        ("dose_coder_0_5b", "entropy_own"),
+        (Tier.MINI, "table1_coder_0_5b", "accuracy_lenient"),
+        (Tier.MINI, "untrained_coder_1_5b", "accuracy"),
+        (Tier.MINI, "dose_coder_0_5b", "pass_at_16"),
+        (Tier.MINI, "dose_coder_0_5b", "entropy_own"),
+        (Tier.SYSTEMS, "step_lengths", "step_seconds_7b_spread"),
+        (Tier.SYSTEMS, "table6", "tokens_per_second_7b_8"),
+        (Tier.SYSTEMS, "rollout", "tokens_per_second_32b_64"),
     ],
 )
-def test_a_stored_metric_that_its_tallies_do_not_give_is_no_evidence(
-    target: str, metric: str
+def test_a_stored_metric_that_its_tallies_or_repeats_do_not_give_is_no_evidence(
+    tier: Tier, target: str, metric: str
 ) -> None:
-    record = next(
-        item for item in blessed_records(expected_folder(None), Tier.MINI, target) if item.ok
-    )
+    record = next(item for item in blessed_records(expected_folder(None), tier, target) if item.ok)
     assert violations(record) == []
     stated = record.metrics[metric]
     better = dataclasses.replace(stated, value=1.1 * (stated.value or 0.0))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.device_queue import devices_to_fill, planned_workers, require_workers
 from repro.run.select import Selection, changes_of, check_line, select, selections_of
+from repro.run.several_ranks.room import devices_to_fill, planned_workers, require_workers
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find

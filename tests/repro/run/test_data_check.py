@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
-from repro.__main__ import build_parser, main
+from repro.__main__ import main
 from repro.data.problem import DataError, Problem
 from repro.run.data_check import data_lines
 from repro.run.select import Changes, select
@@ -107,15 +106,14 @@ def test_the_package_s_own_problems_are_not_opened() -> None:
     assert data_lines(selection.plan(1), named=False) == []
 
 
-def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
+def test_plan_refuses_what_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _folder(tmp_path / "set", ["1"] * 16, ["4"])
     with (folder / "test.jsonl").open("a") as stream:
         stream.write('{"id": "x"}\n')
     flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]
     for command in ("plan", "run"):
-        args: argparse.Namespace = build_parser().parse_args([command, *flags])
-        with pytest.raises(ValueError, match=r"test\.jsonl, line 2: `question` is missing"):
-            args.command(args)
+        assert main([command, *flags]) == 2
+        assert "test.jsonl, line 2: `question` is missing" in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/**/*.json"))
 
 

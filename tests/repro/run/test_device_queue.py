@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import Record, find_record, iterate_records, read_record
-from repro.run.device_queue import rows_of, tasks_of, visible_devices
+from repro.run.device_queue import rows_of, tasks_of
 from repro.run.execute import RunCounts, execute
+from repro.run.several_ranks.room import visible_devices
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

@@ -17,7 +17,6 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
-from repro.runlog.log_flags import log_options_of
 from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
@@ -219,9 +218,9 @@ def test_flags_come_before_the_environment_and_reach_worker_processes(
         monkeypatch.setitem(TRACKERS, name, Notebook)
     monkeypatch.setenv(LOG_VARIABLE, "json")
     line = ["run", "table1"]
-    assert log_options_of(build_parser().parse_args(line)) == LogOptions(trackers=("json",))
+    assert LogOptions.of_line(build_parser().parse_args(line)) == LogOptions(trackers=("json",))
     args = build_parser().parse_args([*line, "--log", "csv", "--completions"])
-    asked = log_options_of(args)
+    asked = LogOptions.of_line(args)
     assert asked == LogOptions(trackers=("csv",), completions=True)
     with asked.passed_on():
         assert LogOptions.from_environment() == asked
