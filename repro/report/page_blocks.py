@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from repro.door.command_line import build_parser
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
@@ -41,7 +41,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
     return renewed
 
 
-def renewed_readme(readme: Path, expected: Path, parser: ArgumentParser) -> str:
+def renewed_readme(readme: Path, expected: Path) -> str:
     """Return a file's text with its blocks written anew, that of commands from their parser."""
 
     @cache
@@ -58,7 +58,7 @@ def renewed_readme(readme: Path, expected: Path, parser: ArgumentParser) -> str:
         "untrained": lambda: untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
-        "commands": lambda: command_rows(parser),
+        "commands": lambda: command_rows(build_parser()),
         **systems_writers(judged, expected),
     }
     try:
@@ -67,7 +67,7 @@ def renewed_readme(readme: Path, expected: Path, parser: ArgumentParser) -> str:
         raise ValueError(f"{readme}: {error}") from error
 
 
-def renew_readme(readme: Path, expected: Path, parser: ArgumentParser) -> None:
+def renew_readme(readme: Path, expected: Path) -> None:
     """Write a file's blocks again, from the blessed records, not from whatever was run last."""
-    replace_text(readme, renewed_readme(readme, expected, parser))
+    replace_text(readme, renewed_readme(readme, expected))
     print(f"renewed the results in {readme}")  # noqa: T201

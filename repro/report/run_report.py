@@ -135,14 +135,14 @@ def stored_or_own(args: argparse.Namespace) -> list[Checked]:
     return blessed_of(expected, args.targets, args.tier)
 
 
-def main_report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Carry out `repro report`, whose reference of commands is of `parser`; return the status."""
+def main_report(args: argparse.Namespace) -> int:
+    """Carry out `repro report`; return the exit status."""
     runs = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
         from repro.report.page_blocks import renew_readme
 
-        renew_readme(Path(args.readme), expected, parser)
+        renew_readme(Path(args.readme), expected)
         return 0
     if args.html:
         from repro.report.one_page import REPORTED, page_text, reports

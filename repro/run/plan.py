@@ -7,7 +7,9 @@ such step, it is not timed.
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,7 +23,9 @@ from repro.evidence.fact_names import REPEATS_TOGETHER
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
+from repro.run.data_check import data_lines
 from repro.run.disk import free_bytes, size
+from repro.run.places import expected_folder, runs_folder
 from repro.run.preflight import (
     among_unlike_devices,
     disk_bytes,
@@ -33,11 +37,15 @@ from repro.run.preflight import (
 )
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
-from repro.run.select import Selection
+from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
+from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
+from repro.run.several_ranks.room import planned_workers
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
+from repro.spec.settings import settings_text
 from repro.spec.shapes import shape_of_checkpoint
+from repro.spec.target import other_tiers
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 
@@ -54,6 +62,32 @@ class BlessedTimes:
     peak_bytes: int
     basis: str
     elsewhere: bool = False
+
+
+def main_plan(args: argparse.Namespace) -> int:
+    """Print the plan of what a command line selects; return 0."""
+    folder, expected = runs_folder(args.runs), expected_folder(args.expected)
+    selections = selections_of(args)
+    workers = {
+        item.tier: planned_workers(item.tier, args.devices, args.workers) for item in selections
+    }
+    texts = []
+    for selection in selections:
+        source, tier = selection.source, selection.tier
+        runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        if args.show_config:
+            texts.append(settings_text(source.scales[tier]))
+            continue
+        if args.ranks:
+            head = f"{selection.target.name} at the {tier.value} tier on several GPUs:"
+            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
+            continue
+        others = None if args.tier else other_tiers(source, tier)
+        texts += [others] if others else []
+        text = plan_text(selection, runs, folder, expected, workers[tier])
+        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
+    sys.stdout.write("\n\n".join(texts) + "\n")
+    return 0
 
 
 def plan_text(

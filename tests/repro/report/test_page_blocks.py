@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from repro.__main__ import build_parser
+from repro.door.command_line import build_parser
 from repro.judge.check import Checked
 from repro.report import page_blocks
 from repro.report.command_reference import command_rows
@@ -47,7 +47,7 @@ def test_measured_tables_are_those_of_the_blessed_records(
     if not page.is_file():
         pytest.skip(f"{name} is not part of an installed package")
     monkeypatch.setattr(page_blocks, "blessed_checks", lambda expected, *names: every_blessed)
-    renewed = renewed_readme(page, expected_folder(None), build_parser())
+    renewed = renewed_readme(page, expected_folder(None))
     assert renewed == page.read_text(encoding="utf-8"), (
         f"stale: python -m repro report --readme {name} renews it"
     )
