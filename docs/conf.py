@@ -9,6 +9,8 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["figures/**"]
 templates_path = ["templates"]
 
+# Flags keep their two dashes.
+smartquotes = False
 myst_heading_anchors = 4
 # A link to what only the site has; elsewhere it is shown as text.
 myst_url_schemes = {"http": None, "https": None, "site": "{{path}}"}

@@ -6,16 +6,18 @@ tables that `check --table` writes; here are the ratios that most people ask for
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
+from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
 from repro.report.systems_rates import RANK, against, comparisons, printed_speedups, ratio_span
 from repro.report.tables import NOTHING, by_device, device_of, table
-from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, of_kind
+from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
 from repro.targets.kernel_speed import KERNELS, ratio_name
@@ -30,7 +32,6 @@ QUESTIONS = {
     "rollout by LoRA rank (Fig. 11)": ("figure11",),
     "rollout, batch 1 to 256": ("rollout",),
     "rollout, this engine and vLLM's": ("rollout_vllm",),
-    "rollout, rank up to 128": ("rollout_ranks",),
     "GRPO step (Table 3)": ("table3_3b", "table3", "table3_14b", "table3_32b"),
     "GRPO step, 128 or 256 completions": RL_STEPS,
     "GRPO step, completions of different lengths": (
@@ -43,7 +44,6 @@ _AGAINST = {
     "bf16_lora": "16-bit LoRA",
     _OWN_QLORA: "QLoRA, our kernels",
     "nf4_lora_bitsandbytes": "QLoRA, bitsandbytes",
-    "nvfp4_lora": "another rank",
     "nvfp4_lora_vllm": "vLLM's engine",
 }
 # The paper's card comes first.
@@ -111,15 +111,21 @@ def _ratios_of(items: Sequence[Checked], expected: Path) -> dict[str, tuple[str,
     compared = [pair for item in items for pair in comparisons(item, expected)]
     if not compared:
         paper, measured = step_spans(items, expected)
-        claims = counted(v for item in items for v in of_kind(item, *CLAIMS))
+        claims = _counted_once([v for item in items for v in of_kind(item, *CLAIMS)])
         return {"bf16_lora": (paper, measured, claims)} if measured else {}
     cells = {}
     for slow, pairs in against(compared).items():
         verdicts = [pair.verdict for pair in pairs if pair.verdict is not None]
-        claims = counted(one for one in verdicts if kind_of(one) is not Kind.BAR)
+        claims = _counted_once([one for one in verdicts if kind_of(one) is not Kind.BAR])
         paper = span(pair.paper for pair in pairs)
         cells[slow] = (paper, ratio_span(pairs), claims)
     return cells
+
+
+def _counted_once(verdicts: Sequence[Verdict]) -> str:
+    """Return the counts with the marks behind all of them."""
+    plain = counted(dataclasses.replace(verdict, marks={}) for verdict in verdicts)
+    return f"{plain}{notes_on(verdicts)}"
 
 
 def _rates(checks: Sequence[Checked]) -> list[str]:
