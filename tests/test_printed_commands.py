@@ -100,7 +100,7 @@ def test_commands_are_understood(page: str) -> None:
 
 
 def test_enough_commands_are_found() -> None:
-    assert len(EVERY) > 80
+    assert len(EVERY) > 60
     assert all(printed(page) for page in ("README.md", "docs/reproduce.md", "docs/commands.md"))
 
 

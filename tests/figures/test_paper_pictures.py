@@ -79,7 +79,7 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
 
 def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
     for name, of_paper, of_here in (("table8", 6, 0), ("figure11", 0, 1)):
-        figure, _ = paper_pictures.draw(name, found, EXPECTED)
+        figure, _ = paper_pictures.draw(name, found, EXPECTED, every_panel=True)
         said = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert said.count("61.8 (out of memory)") == bool(of_paper)
         assert sum("(out of memory)" in words for words in said) == of_paper

@@ -14,6 +14,7 @@ import pytest
 from markupsafe import escape
 
 from repro.__main__ import main
+from repro.judge.blessed import untested_checks
 from repro.judge.check import Checked
 from repro.report.one_page import (
     ABSENT,
@@ -76,6 +77,28 @@ def test_the_answer_comes_first_and_of_each_target_the_papers_claims(
     for target in targets:
         kinds = [order.index(kind) for kind in re.findall(r'data-kind="([^"]+)"', target)]
         assert kinds == sorted(kinds)
+
+
+def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(
+    every_blessed: list[Checked],
+) -> None:
+    untested = untested_checks(EXPECTED, every_blessed)
+    known = {(one.selection.target.name, one.selection.tier) for one in every_blessed}
+    assert not known & {(one.selection.target.name, one.selection.tier) for one in untested}
+    rows = [row for row in statements(untested, EXPECTED) if row.kind == Kind.PAPER.value]
+    assert {row.status for row in rows} == {"not run"}
+    assert any(row.name == "nvfp4_lora_aqn.accuracy" and row.target == "table1" for row in rows)
+    text = page_text([], EXPECTED, [], untested)
+    assert text.count('data-status="not run"') == text.count("no run is stored") == len(rows)
+
+
+def test_pictures_have_the_values_of_their_ends(blessed_of: Of) -> None:
+    checked = blessed_of("table6")
+    rows = statements([checked], EXPECTED)
+    (row,) = [r for r in rows if r.kind == Kind.PAPER.value and r.name.endswith("_8")]
+    marks = interval_marks(row)
+    assert (marks["least"], marks["most"]) == (1.0, row.high)
+    assert f"<span>{marks['most']:.3g}</span>" in page_text([checked], EXPECTED)
 
 
 def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
