@@ -46,7 +46,7 @@ _HOW: dict[str, Any] = {
 }
 BATCHES = POINTS[0].batches
 # The 7B at every batch, in the engine of its target; of the 32B one batch.
-CELLS = (POINTS[0], dataclasses.replace(POINTS[2], batches=(8,)))
+CELLS: tuple[ThroughputPoint, ...] = (POINTS[0], dataclasses.replace(POINTS[2], batches=(8,)))
 SPREAD_7B = next(point for point in LENGTH_POINTS if point.name == "7b_spread")
 BITSANDBYTES = named(table1.NF4_LORA, "bitsandbytes", "products by bitsandbytes")
 # Where the adapter of 16-bit weights is folded in for a rollout; None where no arm does it yet.
@@ -77,15 +77,11 @@ def rollouts(name: str) -> dict[str, Values]:
     scale = ThroughputScale(points=points, bitsandbytes=(arm.name,) if foreign else ())
     measured = measure_seeds([_run("throughput", arm, scale, s) for s in _SEEDS], **_HOW)
     release()
-    names = [rate_of(point, batch) for point in points for batch in point.batches]
-    return {
-        metric: {
-            seed: own.metrics[metric].value
-            for seed, own in zip(_SEEDS, measured, strict=True)
-            if metric in own.metrics
-        }
-        for metric in names
-    }
+    rates: dict[str, Values] = {}
+    for metric in (rate_of(point, batch) for point in points for batch in point.batches):
+        found = {s: own.metrics.get(metric) for s, own in zip(_SEEDS, measured, strict=True)}
+        rates[metric] = {s: one.value for s, one in found.items() if one and one.value is not None}
+    return rates
 
 
 @cache

@@ -18,6 +18,10 @@ from benchmarks import claims, history
 from benchmarks import test_claims as rows
 from benchmarks.claim_tables import unit_of
 from benchmarks.device_time import Limits, record_rounds
+from repro.evidence.procedure import Measured
+from repro.evidence.record import Estimate
+from repro.spec.tier import Tier
+from repro.targets import TARGETS
 from repro.targets.table1 import NVFP4_LORA
 
 ROOT = Path(__file__).parents[2]
@@ -153,6 +157,45 @@ def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(
     peak = {f"peak_bytes_{claims.CLAIM.name}": {0: 3.44e10}}
     (row,) = claims.compared("memory", "nvfp4_lora", peak).values()
     assert row.verdict == "unchanged"
+
+
+def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[Any] = []
+
+    def seeds(own: list[Any], **how: Any) -> list[Measured]:
+        runs.extend(own)
+        value = Estimate(value=2.0, unit="tokens per second")
+        # The largest batch does not fit.
+        return [Measured(metrics={f"tokens_per_second_7b_{b}": value for b in (1, 8, 64)})] * 3
+
+    def steps(run: Any, **how: Any) -> Measured:
+        runs.append(run)
+        value = Estimate(value=2.0, unit="seconds")
+        return Measured(metrics={"step_seconds_7b_spread": value, "peak_bytes_7b_spread": value},
+                        series={"step_seconds_7b_spread": [1.0, 2.0, 3.0]})  # fmt: skip
+
+    monkeypatch.setattr(claims, "measure_seeds", seeds)
+    monkeypatch.setattr(claims, "measure_steps", steps)
+    monkeypatch.setattr(claims, "missing_library", lambda name: None)
+    rates_of = claims.rollouts.__wrapped__("NF4 bitsandbytes")
+    assert (rates_of["tokens_per_second_7b_8"], rates_of["tokens_per_second_7b_256"]) == (
+        dict.fromkeys((0, 1, 2), 2.0), {}
+    )  # fmt: skip
+    assert runs[0].scale.products(runs[0].arm.name) == "bitsandbytes"
+    runs.clear()
+    claims.rollouts.__wrapped__("BF16")
+    assert [run.seed for run in runs] == [0, 1, 2]
+    target = next(item for item in TARGETS if item.name == "rollout")
+    assert runs[0].scale.points[0] == target.scales[Tier.SYSTEMS].points[0]
+    assert runs[0].arm in target.arms
+    values = claims.steps.__wrapped__("NVFP4")
+    assert values["step_seconds_7b_spread"] == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert values["peak_bytes_7b_spread"] == {0: 2.0}
+    lengths = next(item for item in TARGETS if item.name == "step_lengths")
+    assert runs[-1].scale.points[0] in lengths.scales[Tier.SYSTEMS].points
+    assert runs[-1].arm in lengths.arms
 
 
 def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(
