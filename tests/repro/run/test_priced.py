@@ -1,15 +1,12 @@
 """Prices of runs that nobody has timed: scaled from measured steps, or none."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
-from repro.evidence.record import Record
 from repro.run.places import expected_folder
 from repro.run.priced import blessed_steps, price, shortest_answer
-from repro.spec.config import DataConfig, RunConfig
+from repro.spec.config import DataConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -18,16 +15,16 @@ H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.fixture(scope="module")
-def steps() -> list[Record]:
+def steps():
     return blessed_steps(expected_folder(None))
 
 
-def run_of(arm: str) -> RunConfig:
+def run_of(arm):
     (run,) = plan(find("table1"), Tier.PAPER, 1, [arm])
     return run
 
 
-def test_a_price_is_a_measured_step_by_rows_tokens_and_rollouts(steps: list[Record]) -> None:
+def test_a_price_is_a_measured_step_by_rows_tokens_and_rollouts(steps):
     found = price(run_of("nvfp4_lora"), steps, H100)
     assert found is not None
     (seconds,) = (
@@ -43,7 +40,7 @@ def test_a_price_is_a_measured_step_by_rows_tokens_and_rollouts(steps: list[Reco
     assert H100 in found.basis
 
 
-def test_steps_of_this_card_and_with_the_run_s_noise_come_first(steps: list[Record]) -> None:
+def test_steps_of_this_card_and_with_the_run_s_noise_come_first(steps):
     on_h200 = price(run_of("nvfp4_lora"), steps, "nvidia_h200")
     elsewhere = price(run_of("nvfp4_lora"), steps, None)
     noisy = price(run_of("nvfp4_lora_aqn"), steps, None)
@@ -54,7 +51,7 @@ def test_steps_of_this_card_and_with_the_run_s_noise_come_first(steps: list[Reco
     assert noisy.seconds > elsewhere.seconds
 
 
-def test_what_nothing_like_it_was_timed_for_has_no_price(steps: list[Record]) -> None:
+def test_what_nothing_like_it_was_timed_for_has_no_price(steps):
     run = run_of("bf16_lora")
     of_others = DataConfig(source="bigmath", levels=(3,))
     other_set = dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=of_others))
@@ -63,7 +60,7 @@ def test_what_nothing_like_it_was_timed_for_has_no_price(steps: list[Record]) ->
     assert price(run_of("bf16"), steps, H100) is None
 
 
-def test_the_shortest_answer_needs_both_arms_of_the_headline(steps: list[Record]) -> None:
+def test_the_shortest_answer_needs_both_arms_of_the_headline(steps):
     prices = {arm: price(run_of(arm), steps, H100) for arm in ("bf16_lora", "nvfp4_lora_aqn")}
     known = {arm: one for arm, one in prices.items() if one is not None}
     expected = expected_folder(None)

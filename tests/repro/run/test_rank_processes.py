@@ -432,10 +432,10 @@ def two_hosts():
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2: hosts of its own are network namespaces")
 
-    def ip(words: str) -> None:
+    def ip(words):
         subprocess.run(["ip", *words.split()], check=True)
 
-    def lose() -> None:
+    def lose():
         for host, other in ((1, 2), (2, 1)):  # sent where nobody listens
             nobody = f"10.77.0.{other} lladdr 02:00:00:00:00:09 dev wire nud permanent"
             ip(f"-n {hosts[host - 1]} neigh replace {nobody}")
