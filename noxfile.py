@@ -295,7 +295,7 @@ def environment(session: nox.Session) -> None:
 
 @nox.session(name="gpu-tests", venv_backend="none", default=False)
 def gpu_tests(session: nox.Session) -> None:
-    """On a GPU: every GPU test and benchmark; JUnit files and their sum in runs/gpu-tests.
+    """On a GPU: every GPU test and benchmark; JUnit files, their sum, timings in runs/gpu-tests.
 
     Tests that need the device to themselves come first. The others spend most of their time
     compiling kernels, so several processes share the device.
@@ -307,16 +307,20 @@ def gpu_tests(session: nox.Session) -> None:
     alone = [path for path in marked if "pytest.mark.alone" in texts[path]]
     together = [path for path in marked if path not in alone]
     processes = max(1, min(12, (os.cpu_count() or 1) // 2))
+    timings = GPU_TESTS / "benchmarks.json"
+    kept = f"--benchmark-json={timings}"
     starts: dict[str, list[str | Path]] = {
         "alone": ["-m", "gpu", *alone],
         "together": ["-m", "gpu", "-n", str(processes), "--dist", "loadgroup", *together],
-        "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare"],
+        "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare", kept],
     }
     for name, arguments in starts.items():
         command = [python, "-m", "pytest", f"--junitxml={GPU_TESTS / name}.xml", *arguments]
         # Whatever it ends with: what failed, the JUnit files say, and the sum of them below.
         session.run(*map(str, command), external=True, success_codes=range(-64, 256))
     session.run(python, "-m", "repro.evidence.gpu_tests", str(GPU_TESTS), external=True)
+    picture = GPU_TESTS / "history.svg"
+    session.run(python, "-m", "benchmarks.history", str(timings), str(picture), external=True)
 
 
 @nox.session(name="bless-device", venv_backend="none", default=False)
