@@ -43,8 +43,8 @@ if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
 
 GPU_TESTS = ROOT / "runs" / "gpu-tests"
-# With blocks that are written from blessed records.
-_DOCS = ("ci", "claims", "learning", "related", "systems")
+# With blocks that are written from blessed records and parsers.
+_DOCS = ("claims", "commands", "contributing", "learning", "systems")
 PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in _DOCS))
 SUITE_GROUPS = ("test", "lint", "types", "build")
 
@@ -122,7 +122,8 @@ def add_reproduction(target: Target) -> None:
             session.log(f"{error}{elsewhere}")
             # Of what is stored; what is run draws its own.
             if drawn:
-                panels = ["-m", "figures", "paper", target.name, "--out", "runs/figures/paper"]
+                panels = ["-m", "figures", "paper", target.name, "--every-panel"]
+                panels += ["--out", "runs/figures/paper"]
                 session.run(suite_python(session), *panels, external=True)
             session.error(f"{target.name} was not run")
         words = " ".join(session.posargs).replace("=", " ").split()
@@ -354,7 +355,8 @@ def propose(session: nox.Session) -> None:
     session.run("git", "add", "benchmarks", "expected", "docs", *PAGES, external=True)
     session.run("git", "commit", "--message", title, external=True)
     session.run("git", "push", "--set-upstream", "origin", branch, external=True)
-    body = "Written by `nox -s bless-device` from records of one machine; docs/ci.md says how."
+    how = "docs/contributing.md"
+    body = f"Written by `nox -s bless-device` from records of one machine; {how} says how."
     session.run("gh", "pr", "create", "--title", title, "--body", body, external=True)
 
 
@@ -415,6 +417,15 @@ def regress(session: nox.Session) -> None:
 def verify(session: nox.Session) -> None:
     """Judge what others report, in reported/ or the folder after `--`; carries nothing out."""
     repro(session, "bundle", "--verify", *(session.posargs or ["reported"]))
+
+
+@nox.session(venv_backend="none", default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site in runs/site: docs/ by Sphinx, warnings as errors, and the page of claims."""
+    repro(session, "report", "--html", "runs/site-pages/claims_page.html")
+    python = group_python(session, "docs")
+    build = ("-W", "--keep-going", "--fresh-env", "--builder", "html")
+    session.run(python, "-m", "sphinx", *build, "docs", "runs/site", external=True)
 
 
 @nox.session(venv_backend="none", default=False)
