@@ -206,6 +206,36 @@ def test_memory_that_does_not_suffice_halves_the_rows(
     assert (tried, measured["median"]) == ([32, 16, 8], 1.0)
 
 
+def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
+    ran: list[tuple[bool, int, int]] = []
+
+    def process(self: Any, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+        rows, steps = row.settings["rows"], len(harness.drawn_rows(Namespace(**request)))
+        ran.append((row.trial, rows, steps))
+        if len(ran) == 2 and stopped:
+            raise KeyboardInterrupt
+        return {"seconds": [rows / 10], "median": rows / 10, "completion_tokens": [100]}
+
+    monkeypatch.setattr(peers.Race, "_process", process)
+    flags = ("--models", "tiny", "--workloads", "equal", "--ways", "peft")
+    flags += ("--folder", f"tiny={folder}")
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        race(monkeypatch, tmp_path / "p.json", *flags)
+    stopped = False
+    entries = race(monkeypatch, tmp_path / "p.json", *flags)
+    # Trials have one timed step after the warm-up; the smaller micro-batch was faster.
+    assert ran == [(True, 128, 2), (True, 32, 2), (True, 32, 2), (False, 32, 6)]
+    assert [(e["trial"], e["settings"]["rows"]) for e in entries] == [
+        (True, 128), (True, 32), (False, 32)
+    ]  # fmt: skip
+    race(monkeypatch, tmp_path / "p.json", *flags)
+    assert len(ran) == 4
+
+
 def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
     folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
