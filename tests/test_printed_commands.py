@@ -161,7 +161,7 @@ def test_last_lines_are_those_of_stored_records(page: str) -> None:
         last = re.findall(r"`([^`]+)`", line.split("|")[-2])
         assert all(part in ending(checks) for part in last), ending(checks)
         quoted += len(last)
-    assert quoted >= 3
+    assert quoted >= 2
 
 
 def test_the_first_command_ends_as_readme_shows() -> None:
