@@ -21,20 +21,14 @@ _NAMED = 0.1
 # Of runs that were stored before their rows had groups.
 _UNGROUPED = "Kernels at the shapes of 7B"
 
-Run = tuple[str, Mapping[str, Any]]
-
-
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return commit and content of pytest-benchmark's files, in their order."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return [(run["commit_info"]["id"][:7], run) for run in runs]
+Run = Mapping[str, Any]
 
 
 def lines_of(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Return, by group and row, (place of the run, median over that of the row's first run)."""
     groups: dict[str, dict[str, list[tuple[int, float]]]] = {}
     first: dict[str, float] = {}
-    for place, (_, run) in enumerate(runs):
+    for place, run in enumerate(runs):
         for row in run["benchmarks"]:
             name, middle = row["name"], row["stats"]["median"]
             over = middle / first.setdefault(name, middle)
@@ -55,7 +49,7 @@ def draw(runs: Sequence[Run], out: Path) -> None:
             if abs(heights[-1] - 1) > _NAMED:
                 axes.annotate(name, (places[-1], heights[-1]), fontsize=6)
         axes.set_title(group, loc="left", fontsize=9)
-        axes.set_xticks(range(len(runs)), [commit for commit, _ in runs])
+        axes.set_xticks(range(len(runs)), [run["commit_info"]["id"][:7] for run in runs])
         axes.set_ylabel("time, over the first")
         tidy(axes)
     figure.savefig(out)
@@ -63,8 +57,8 @@ def draw(runs: Sequence[Run], out: Path) -> None:
 
 def main() -> None:
     """Draw the stored runs of this device, and the one in the file."""
-    stored = sorted((HERE / device_slug()).glob("*/*.json"))
-    draw(read_runs([*stored, Path(sys.argv[1])]), Path(sys.argv[2]))
+    paths = [*sorted((HERE / device_slug()).glob("*/*.json")), Path(sys.argv[1])]
+    draw([json.loads(path.read_text(encoding="utf-8")) for path in paths], Path(sys.argv[2]))
 
 
 if __name__ == "__main__":
