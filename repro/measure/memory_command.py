@@ -16,7 +16,7 @@ from repro.models.memory_plan import (
     fit_slots,
     plan_memory,
 )
-from repro.spec.arm import WEIGHT_FORMATS, OptimizerName
+from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, RolloutAdapter
 from repro.spec.checks import require
 from repro.spec.shapes import SHAPES, shape_named
 from repro.spec.tier import parse_bytes
@@ -32,6 +32,7 @@ _FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion_tokens": (2048, _COUNT),
     "budget": ("80GB", {"metavar": "SIZE"}),
     "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
+    "rollout_adapter": ("apart", {"choices": get_args(RolloutAdapter)}),
 }
 # What a parsed line holds that is no flag.
 _NO_FLAGS = ("targets", "command")

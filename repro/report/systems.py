@@ -58,24 +58,32 @@ def _bars(checked: Checked, expected: Path) -> list[str]:
 
 
 _TABLES = ("table5", "table6", "table7", "table8")
+_FOLDED = ("table6_folded", "table8_folded", "rollout_folded")
 _RL_STEPS = ("table3_rl", "table3_rl_large", "table3_32b_rl")
 _SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
                     picture="tables_5_to_8_throughput"),
+    "final": Block(asks="rollout at 7B, the final abstract", targets=("final_abstract",),
+                   written=rate_table),
     "table9": Block(asks="rollout by LoRA rank, Table 9", targets=("table9",), written=rate_table,
                     picture="table9_ranks"),
     "figure11": Block(asks="rollout by LoRA rank, Fig. 11", targets=("figure11",),
                       written=rate_table, picture="figure11_ranks"),
     "rollout": Block(asks="rollout of up to 256 rows", targets=("rollout",), written=rate_table,
                      picture="rollout_throughput", shown=True),
-    "vllm": Block(asks="rollout of up to 256 rows", targets=("rollout_vllm",), written=rate_table),
+    "folded": Block(asks="rollout, Tables 6 and 8, up to 256 rows", targets=_FOLDED,
+                    written=rate_table),
+    "vllm": Block(asks="rollout of up to 256 rows", targets=("rollout_vllm", "rollout_vllm_16bit"),
+                  written=rate_table),
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps"),
     "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
                       written=step_table),
+    "steps_folded": Block(asks="GRPO step, 16-bit LoRA folded in", written=step_table,
+                          targets=("table3_rl_folded", "step_lengths_folded")),
     "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
                            targets=("step_lengths", "step_lengths_32b", "table3_spread")),
     "steps_ranks": Block(asks="GRPO step on several GPUs", written=scaling_table,
@@ -91,10 +99,14 @@ KERNELS = "kernels_roofline"
 _OWN_QLORA = "nf4_lora"
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
+    "bf16_lora_folded": "QeRL over 16-bit LoRA folded in",
     _OWN_QLORA: "QeRL over QLoRA by this project's kernels",
     "nf4_lora_bitsandbytes": "QeRL over QLoRA by bitsandbytes",
     "nvfp4_lora": "one rank over another",
     "nvfp4_lora_vllm": "QeRL over vLLM's own engine",
+    "bf16_lora_vllm": "QeRL over 16-bit LoRA in vLLM",
+    "bf16_lora_folded_vllm": "QeRL over 16-bit LoRA folded in, in vLLM",
+    "bf16_lora_fp8_vllm": "QeRL over FP8 with LoRA in vLLM",
 }
 
 

@@ -46,8 +46,9 @@ def _arm_names(pairs: Sequence[RatePair], *, several: bool) -> tuple[str, str]:
         return "QeRL", "the other"
     if any(lora_rank_of(item.fast.arm) != lora_rank_of(item.slow.arm) for item in pairs):
         return "the first", "the second"
-    vllm = any(item.slow.arm.endswith("_vllm") for item in pairs)
-    return "QeRL", "vLLM's own engine" if vllm else "16-bit LoRA"
+    names = {"_vllm": "vLLM's own engine", "_folded": "16-bit LoRA folded in"}
+    found = (names[end] for item in pairs for end in names if item.slow.arm.endswith(end))
+    return "QeRL", next(found, "16-bit LoRA")
 
 
 def _alike(items: Sequence[RatePair]) -> list[list[RatePair]]:

@@ -15,10 +15,11 @@ from repro.report.doses import paper_rises
 from repro.report.numbers import span
 from repro.report.readme import answer_rows, answer_sentence, answers, short_word
 from repro.report.systems_rates import comparisons
+from repro.report.systems_tables import rate_table
 from repro.report.tidy import statements
 from repro.run.places import PACKAGE, expected_folder
 from repro.spec.tier import Tier
-from repro.targets import paper_effects
+from repro.targets import find, paper_effects
 
 EXPECTED = expected_folder(None)
 Of = Callable[..., Checked]
@@ -61,9 +62,37 @@ def test_the_rollouts_span_and_statements_are_those_of_the_tables(
 ) -> None:
     pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
     ratios = [pair.ratio.value for pair in pairs]
-    assert rows(blessed)[1][3] == f"H200: {min(ratios):.2f} to {max(ratios):.2f} x"
+    said = f"H200: {min(ratios):.2f} to {max(ratios):.2f} x"
+    assert rows(blessed)[1][3] == f"{said}; folded in: not run"
     (decided,) = answers(blessed, EXPECTED)[0].verdicts.values()
     assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
+
+
+def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(
+    blessed_of: Of,
+) -> None:
+    checked, target = blessed_of("table6"), find("table6_folded")
+    replace, records = dataclasses.replace, checked.evidence.records
+    as_if = replace(checked.verdicts[0], source=target.source, status="contradicted")
+    folded = replace(
+        checked,
+        selection=replace(checked.selection, target=target, source=target),
+        # The numbers of 16-bit LoRA under the folded arm's name.
+        evidence=replace(
+            checked.evidence, records=records | {"bf16_lora_folded": records["bf16_lora"]}
+        ),
+        verdicts=[
+            replace(as_if, name=claim.name, effect=(0.9, 1.4)[number % 2])
+            for number, claim in enumerate(target.claims)
+        ],
+    )
+    row = rows([checked, folded])[1]
+    assert row[3].endswith(" x; folded in: 0.90 to 1.40 x")
+    assert word(row[4]) == "holds"
+    assert "folded" not in answer_sentence(answers([checked, folded], EXPECTED))
+    table = rate_table(folded, EXPECTED)
+    assert "16-bit LoRA folded in, tokens/s" in table[0]
+    assert sum(line.startswith("| 7B |") for line in table) == len(target.claims)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +147,8 @@ def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[C
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
     text = page.read_text(encoding="utf-8")
-    spans = [next(iter(item.measured.values()), "") for item in answers(every_blessed, EXPECTED)]
+    found = answers(every_blessed, EXPECTED)
+    spans = [next(iter(item.measured.values()), "").partition("; ")[0] for item in found]
     ratios = [measured for measured in spans if measured.endswith(" x")]
     assert len(ratios) == 3
     assert all(measured in text for measured in ratios)
