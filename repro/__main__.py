@@ -1,8 +1,7 @@
 """The command line: `python -m repro list | plan | run | check | compare | regress | bless | ...`.
 
-Flags name a target, a tier, seeds and folders; what a run is, is a Python value in
-`repro.targets`. Each command imports what it needs when it is called, so that `list` answers at
-once and checking needs no torch.
+The flags are in `repro.door.command_line`. Each command imports what it needs when it is called, so
+that `list` answers at once and checking needs no torch.
 """
 
 from __future__ import annotations
@@ -16,22 +15,11 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from repro import __version__
-from repro.export.command_line import (
-    add_columns,
-    add_commands,
-    add_device,
-    add_revision,
-    add_reward,
-)
-from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
-from repro.runlog.log_flags import add_log_flags
-from repro.spec.command_parser import SentenceParser
+from repro.door.command_line import build_parser
 
 FINE, CONTRADICTED, USAGE, INTERRUPTED = 0, 1, 2, 130
 # torchrun ends all ranks with the first that ends, so the others leave that one time to speak.
 _SAYING_SECONDS = 3.0
-_TIERS = "smoke, systems, mini or paper"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where it was closed
     try:
         args = build_parser().parse_args(arguments)
-        status: int = args.command(args)
+        status = carried_out(args)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
@@ -71,373 +59,27 @@ def _drop_unprinted() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
-    parser: argparse.ArgumentParser = SentenceParser(
-        prog="python -m repro",
-        description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
-    )
-    parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    listing = commands.add_parser("list", help="the paper's tables and figures, what runs where")
-    listing.add_argument("--all", action="store_true", help="every other target, too")
-    listing.set_defaults(command=_list)
-
-    _add_train(commands)
-    _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
-    _add_running(commands, "run", _run, "carry out the runs that have no record yet")
-    _add_running(commands, "reproduce", _reproduce, "run, check, draw and report in one go")
-
-    _add_check(commands)
-    _add_compare(commands)
-    _add_regress(commands)
-
-    report = commands.add_parser("report", help="write report.md from records alone")
-    _add_selection(report, optional=True)
-    add_reward(report)
-    _add_report(report)
-    report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
-    report.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write one page to search, of what is blessed or of --runs; opens from disk",
-    )
-    report.add_argument(
-        "--log", metavar="A,B", help="send the curves of the same to trackers: tensorboard, wandb"
-    )
-    report.set_defaults(command=_report)
-
-    _add_bless(commands)
-    _add_bundle(commands)
-
-    add_commands(commands)
-    _add_environment(commands)
-    _add_dose(commands)
-    return parser
-
-
-def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "train",
-        help="train a model of your own on data of your own, and export the adapter",
-        description="LoRA on 4-bit weights by reinforcement learning, recorded in --runs. The same "
-        "command resumes. Settings fit a 24 GB card; a CPU makes few short steps. Exit status: 0, "
-        "1 when the run failed, 2 with a sentence, 130 when interrupted.",
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="FOLDER|FILE|NAME",
-        help="a checkpoint: a folder, a GGUF file, the hub's owner/model; tiny is in the package",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", required=True, metavar="FILE|FOLDER|NAME",
-        help="problems with answers: JSONL, JSON, CSV, Parquet, the hub's owner/name, gsm8k, ...",
-    )  # fmt: skip
-    add_columns(parser)
-    parser.add_argument(
-        "--reward", metavar="MODULE:FUNCTION",
-        help="default: 1 for a right answer in a completion that ended by itself",
-    )  # fmt: skip
-    parser.add_argument("--format", default="nvfp4", choices=("bf16", "nf4", "mxfp4", "nvfp4"))
-    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise to norms in rollouts")
-    parser.add_argument("--algorithm", default="grpo", choices=("grpo", "dapo", "gspo"))
-    parser.add_argument(
-        "--template", metavar="NAME|FILE", help="of the prompt; default: boxed (docs/your_own.md)"
-    )
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="GPUs of the run")
-    parser.add_argument(
-        "--until", type=float, metavar="PERCENT", help="end at this held-out accuracy, greedy"
-    )
-    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, PEFT's files")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: 150, on a CPU 8")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    parser.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="any other setting, as `run` takes it"
-    )
-    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.set_defaults(command=_train)
-
-
-def _add_bless(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bless = commands.add_parser("bless", help="keep records: new ones are compared with them")
-    _add_selection(bless, optional=True)
-    bless.add_argument(
-        "--device",
-        action="store_true",
-        help="every target (or those named) with complete records of this kind of device; the "
-        "others are left out, each with a sentence",
-    )
-    bless.add_argument(
-        "--add",
-        action="store_true",
-        help="together with what is blessed already: more seeds, or arms that targets share",
-    )
-    bless.add_argument(
-        "--unfinished",
-        action="store_true",
-        help="where learning is planned: the seeds that there are, before the rest is run (then "
-        "--add); claims stay undecided until then",
-    )
-    bless.set_defaults(command=_bless)
-
-
-def _add_bundle(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "bundle",
-        help="pack a target's records for others; --verify judges such a file from scratch",
-    )
-    parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
-    parser.add_argument("--tier", help=_TIERS)
-    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="judge FILE, or each in a folder, and carry nothing out; exit status 1 when a record "
-        "is refused",
-    )
-    parser.set_defaults(command=_bundle)
-
-
-def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "dose",
-        help="of a checkpoint: AQN's strength beside the formats' rounding, layer by layer",
-        description="From the gains of the norms and the weights alone; with --prompts, the KL on "
-        "the policy's own completions, too.",
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"
-    )
-    add_revision(parser, "--model")
-    parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
-    parser.add_argument(
-        "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
-    )
-    parser.add_argument(
-        "--prompts", type=int, metavar="N", help="problems for the KL (default: 16 on a GPU, or 0)"
-    )
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
-    add_device(parser)
-    parser.set_defaults(command=_dose)
-
-
-def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "environment",
-        help="print this machine as records name it: driver, packages, container",
-        description="Where REPRO_CONTAINER is set it must name an image with its digest "
-        "(NAME@sha256:DIGEST): a tag alone may name another image tomorrow.",
-    )
-    parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
-    parser.set_defaults(command=_environment)
-
-
-def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    check = commands.add_parser(
-        "check",
-        help="verdicts from records alone",
-        description="Exit status: 1 for a fault of this suite (a refused record, a failed check of "
-        "the machinery) and for what is worse than in the blessed records of the same device (a "
-        "value, or a target of the suite that was met); 2 when there is no record, and for a bad "
-        "command line; else 0, whatever the verdicts on the paper's claims.",
-    )
-    _add_selection(check, optional=True)
-    add_reward(check)
-    shown = check.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print JSON")
-    shown.add_argument(
-        "--table",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write one row per claim or bar to FILE.csv, one per value to FILE.values.csv; "
-        "without FILE the former are printed; all targets where none is named",
-    )
-    check.add_argument(
-        "--blessed",
-        action="store_true",
-        help="the records behind the expectations instead of --runs; needs no device",
-    )
-    check.set_defaults(command=_check)
-
-
-_EXITS = (
-    "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
-    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU). "
-    "See docs/regression.md."
-)
-
-
-def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "compare", help="two sets of records: is the second one worse?", description=_EXITS
-    )
-    parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
-    parser.add_argument("new", metavar="B", help="a folder of runs")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
-    parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
-    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.set_defaults(command=_compare)
-
-
-def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "regress",
-        help="on a GPU: measure again and compare with what is blessed on it",
-        description=_EXITS,
-    )
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TARGET",
-        help="default: table6 table3 step_lengths memory_budgets kernels",
-    )
-    parser.add_argument(
-        "--runs",
-        metavar="FOLDER",
-        help="go on in this folder (default: a new one, runs/regress/<date>-<commit>)",
-    )
-    parser.add_argument(
-        "--baseline",
-        action="store_true",
-        help="measure all seeds, so that the records can be blessed; as where nothing is",
-    )
-    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-    parser.set_defaults(command=_regress)
-
-
-def _add_running(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    command: Callable[[argparse.Namespace], int],
-    help_text: str,
-) -> None:
-    parser = commands.add_parser(name, help=help_text)
-    _add_selection(parser)
-    add_reward(parser)
-    parser.add_argument(
-        "--seeds", metavar="N", help="how many of its seeds, or a list such as 0,3,4"
-    )
-    parser.add_argument("--arms", metavar="A,B", help="only these arms")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
-    parser.add_argument("--devices", metavar="N", help="GPUs to fill with runs: how many, or 0,1")
-    if name != "plan":
-        add_log_flags(parser)
-        parser.add_argument(
-            "--ranks", type=int, default=1, metavar="N", help="GPUs of each run (docs/scale.md)"
-        )
-        parser.add_argument(
-            "--stall-timeout",
-            type=float,
-            default=600.0,
-            metavar="SECONDS",
-            help="how long ranks wait for one that does not come; longer than a rollout",
-        )
-        parser.add_argument(
-            "--executor", choices=("workers", "ray"), default="workers",
-            help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
-        )  # fmt: skip
-    else:
-        parser.add_argument(
-            "--ranks", metavar="1,2,4", help="print steps measured on so many GPUs instead"
-        )
-        parser.add_argument(
-            "--show-config", action="store_true", help="print the scale's settings as JSON instead"
-        )
-        add_memory(parser)
-    if name == "reproduce":
-        _add_report(parser)
-    parser.set_defaults(command=command)
-
-
-def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument(
-        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `list`"
-    )
-    parser.add_argument("--tier", help=f"{_TIERS}; default: the smallest that runs here")
-    parser.add_argument(
-        "--data",
-        metavar="FILE|FOLDER|NAME",
-        help="problems of your own instead: JSONL, JSON, CSV, Parquet, the hub's owner/name",
-    )
-    add_columns(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
-    changed = parser.add_argument_group(
-        "other settings (recorded apart from the target's own runs)"
-    )
-    changed.add_argument(
-        "--model",
-        metavar="FOLDER|FILE|NAME",
-        help="checkpoint: a folder, a GGUF file, the hub's owner/model or owner/model:FILE.gguf",
-    )
-    changed.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub name")
-    changed.add_argument("--config", metavar="FILE", help="TOML or JSON, as plan --show-config has")
-    changed.add_argument(
-        "--set",
-        action="append",
-        metavar="KEY=VALUE",
-        help="a setting by its dotted key, such as optimizer.max_grad_norm=1 or arm.lora_rank=16",
-    )
-    changed.add_argument(
-        "--template",
-        metavar="NAME|FILE",
-        help="prompt template: paper, boxed, gsm8k, ..., or your own (docs/your_own.md)",
-    )
-    changed.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of a set")
-    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: <runs>/report.md)")
-    parser.add_argument("--figures", metavar="FOLDER", help="figures to link (default: beside it)")
-
-
-def _list(args: argparse.Namespace) -> int:
-    from repro.run.listing import listing_text
-
-    print(listing_text(args.all))
-    return FINE
+def carried_out(args: argparse.Namespace) -> int:
+    """Carry out the command of a parsed line; return its exit status."""
+    status = 0
+    for step in _COMMANDS[args.command]:
+        if isinstance(step, str):
+            module, name = step.split(":")
+            step = getattr(import_module(module), name)
+        status = step(args)
+    return status
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from repro.run.data_check import data_lines
-    from repro.run.device_queue import planned_workers
-    from repro.run.places import expected_folder, runs_folder
-    from repro.run.plan import plan_text
-    from repro.run.select import parse_arms, parse_seeds, selections_of
-    from repro.spec.settings import settings_text
-    from repro.spec.target import other_tiers
+    from repro.door.command_line import asks_for_bytes
 
     if asks_for_bytes(args):
-        return main_memory(args)
-    folder = runs_folder(args.runs)
-    expected = expected_folder(args.expected)
-    selections = selections_of(args)
-    workers = {
-        item.tier: planned_workers(item.tier, args.devices, args.workers) for item in selections
-    }
-    texts = []
-    for selection in selections:
-        runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
-        if args.show_config:
-            texts.append(settings_text(selection.source.scales[selection.tier]))
-            continue
-        if args.ranks:
-            from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
+        from repro.door.memory_command import main_memory
 
-            head = f"{selection.target.name} at the {selection.tier.value} tier on several GPUs:"
-            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
-            continue
-        others = None if args.tier else other_tiers(selection.source, selection.tier)
-        texts += [others] if others else []
-        text = plan_text(selection, runs, folder, expected, workers[selection.tier])
-        notes = data_lines(runs, args.data is not None)
-        texts.append("\n".join([text, *notes]))
-    print("\n\n".join(texts))
-    return FINE
+        return main_memory(args)
+    from repro.run.plan import main_plan
+
+    return main_plan(args)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -460,18 +102,6 @@ def _carry_out(args: argparse.Namespace) -> int:
 
     status: int = main_run(args)
     return status
-
-
-def _train(args: argparse.Namespace) -> int:
-    from repro.door.front_door import main_train
-
-    return main_train(args)
-
-
-def _check(args: argparse.Namespace) -> int:
-    from repro.report.console import main_check
-
-    return main_check(args)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -505,12 +135,6 @@ def _report(args: argparse.Namespace) -> int:
     return FINE
 
 
-def _bless(args: argparse.Namespace) -> int:
-    from repro.judge.blessing import main_bless, main_bless_device
-
-    return main_bless_device(args) if args.device else main_bless(args)
-
-
 def _bundle(args: argparse.Namespace) -> int:
     from repro.evidence.store import RunsFolder
     from repro.judge.bundle import pack
@@ -526,18 +150,6 @@ def _bundle(args: argparse.Namespace) -> int:
     (selection,) = select([args.target], tier=args.tier)
     source = RunsFolder(runs_folder(args.runs))
     print(pack(selection, source, expected, Path(args.file)))
-    return FINE
-
-
-def _environment(args: argparse.Namespace) -> int:
-    from repro.evidence.environment import environment_text
-
-    text = environment_text()
-    print(text, end="")
-    if args.out:
-        from repro.spec.whole_files import replace_text
-
-        replace_text(Path(args.out), text)
     return FINE
 
 
@@ -558,7 +170,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         return status
     _draw(_as_for("report", args))
     main_report(_as_for("report", args))
-    return max(status, _check(_as_for("check", args)))
+    return max(status, carried_out(_as_for("check", args)))
 
 
 def _draw(args: argparse.Namespace) -> None:
@@ -574,7 +186,32 @@ def _draw(args: argparse.Namespace) -> None:
 def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments of `command` for the same targets: what is given, else its defaults."""
     alone = build_parser().parse_args([command, *args.targets])
-    return argparse.Namespace(**(vars(alone) | vars(args)))
+    return argparse.Namespace(**(vars(alone) | vars(args) | {"command": command}))
+
+
+# What carries out a command: functions of the parsed line, one after another; the last one's result
+# is the exit status. What a line alone has wrong is said before torch is imported (5 to 25 s).
+_COMMANDS: dict[str, Sequence[str | Callable[[argparse.Namespace], int]]] = {
+    "list": ["repro.run.listing:main_list"],
+    "train": ["repro.door.front_door:main_train"],
+    "plan": [_plan],
+    "run": [_run],
+    "reproduce": [_reproduce],
+    "check": ["repro.report.console:main_check"],
+    "compare": [_compare],
+    "regress": [_regress],
+    "report": [_report],
+    "bless": ["repro.judge.blessing:main_bless"],
+    "bundle": [_bundle],
+    "quantize": ["repro.evaluate.flags:require_writing", "repro.export.quantising:main_quantize"],
+    "evaluate": [
+        "repro.evaluate.flags:require_asking",
+        "repro.evaluate.evaluate_command:main_evaluate",
+    ],
+    "export": ["repro.evaluate.flags:require_writing", "repro.export.exporting:main_export"],
+    "environment": ["repro.evidence.environment:main_environment"],
+    "dose": [_dose],
+}
 
 
 if __name__ == "__main__":

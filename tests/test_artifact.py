@@ -38,9 +38,10 @@ def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints() -
 
 
 def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records() -> None:
-    gpu, peers = pinned("gpu.txt"), pinned("peers.txt")
+    gpu = pinned("gpu.txt")
     named = ("torch", "triton", "transformers")
-    assert {name: peers[name] for name in named} == {name: gpu[name] for name in named}
+    for peers in (pinned("peers.txt"), pinned("peers-unsloth.txt")):
+        assert {name: peers[name] for name in named} == {name: gpu[name] for name in named}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     asked = {item.name: item for item in map(Requirement, project["project"]["dependencies"])}
     assert not [name for name, version in gpu.items() if name in asked

@@ -1,7 +1,5 @@
 """The command line as a user meets it, in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SLACK = 3.0
 
 
-def repro(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def repro(*arguments, **variables):
     return subprocess.run(
         [sys.executable, "-m", "repro", *arguments],
         capture_output=True,
@@ -32,7 +30,7 @@ def repro(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def quickest(command: list[str], repeats: int = 5) -> float:
+def quickest(command, repeats=5):
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -41,11 +39,11 @@ def quickest(command: list[str], repeats: int = 5) -> float:
     return min(times)
 
 
-def test_list_answers_at_once() -> None:
+def test_list_answers_at_once():
     assert quickest([sys.executable, "-m", "repro", "list"]) < 0.5 * SLACK
 
 
-def test_importing_the_package_costs_next_to_nothing() -> None:
+def test_importing_the_package_costs_next_to_nothing():
     bare = quickest([sys.executable, "-c", "pass"])
     ours = quickest([sys.executable, "-c", "import repro"])
     assert ours - bare < 0.1
@@ -54,7 +52,7 @@ def test_importing_the_package_costs_next_to_nothing() -> None:
 @pytest.mark.parametrize(
     "command", ["list", "plan table1 --tier smoke", "check table1 --tier smoke"]
 )
-def test_a_command_on_records_needs_no_torch(command: str, tmp_path: Path) -> None:
+def test_a_command_on_records_needs_no_torch(command, tmp_path):
     code = (
         "import sys; from repro.__main__ import main\n"
         f"main({command.split()!r})\n"
@@ -71,7 +69,7 @@ def test_a_command_on_records_needs_no_torch(command: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_list_shows_every_table_and_figure_of_the_paper() -> None:
+def test_list_shows_every_table_and_figure_of_the_paper():
     first, *others = repro("list", "--all").stdout.split("\n\n")
     short = repro("list").stdout
     names = [line.split()[0] for line in short.split("\n\n")[0].splitlines()[1:]]
@@ -82,9 +80,7 @@ def test_list_shows_every_table_and_figure_of_the_paper() -> None:
     assert sum(map(int, counts)) == len(TARGETS) - len(names)
 
 
-def test_plan_says_runs_time_memory_disk_and_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REPRO_RUNS", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     main(["plan", "table1", "--tier", "smoke"])
@@ -101,7 +97,7 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     assert "(bf16_full) of memory" in one_run
 
 
-def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path: Path) -> None:
+def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path):
     done = repro("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
     assert done.returncode == 2
     verdicts = json.loads(done.stdout)[0]["verdicts"]
@@ -110,7 +106,7 @@ def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path
     assert all(verdict["sentence"] for verdict in verdicts)
 
 
-def test_check_ends_with_a_sentence_and_states_the_papers_claims_first() -> None:
+def test_check_ends_with_a_sentence_and_states_the_papers_claims_first():
     done = repro("check", "table1", "--tier", "smoke", "--blessed")
     lines = done.stdout.splitlines()
     count = sum(not claim.mechanism for claim in find("table1").claims)
@@ -120,7 +116,7 @@ def test_check_ends_with_a_sentence_and_states_the_papers_claims_first() -> None
     assert done.stdout.index("not addressed") < done.stdout.index("about the")
 
 
-def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
+def test_a_reader_that_leaves_early_ends_check_quietly():
     line = [sys.executable, "-m", "repro", "check", "table1", "--tier", "smoke", "--blessed"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -130,9 +126,7 @@ def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
     assert process.returncode == 0
 
 
-def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, capsys):
     stopped = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("repro.evidence.environment.environment_text", stopped)
     monkeypatch.setattr("repro.report.console.main_check", stopped)
@@ -143,6 +137,6 @@ def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(
     assert main(["list"]) == 0
 
 
-def test_a_target_without_claims_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_without_claims_says_so(capsys):
     main(["check", "memory_formats", "--tier", "systems", "--blessed"])
     assert "memory_formats states no claim of its own." in capsys.readouterr().out

@@ -1,12 +1,9 @@
 """Imports go down a floor or stay: the floor table of the house, walked over the syntax trees."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ _LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernel
 _RUNS = (*_LEARNING, "repro.evidence", "repro.distributed", "repro.rollout", "repro.rl")
 _VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")
 # Folder -> first-party packages that it may import, besides itself; lower floors first.
-ALLOWED: dict[str, tuple[str, ...]] = {
+ALLOWED = {
     "kernels": (),
     "repro/spec": (),
     "repro/evidence": ("repro.spec",),
@@ -46,7 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # Of models, what checkpoints weigh, which needs no torch.
     "figures": (*_VERDICTS, "repro.judge", "repro.report", "repro.models.memory_plan"),
 }
-FORBIDDEN: dict[str, tuple[str, ...]] = {
+FORBIDDEN = {
     "kernels": ("transformers", "peft", "vllm"),
     "repro/models": ("vllm",),
     "figures": ("torch", "transformers"),
@@ -58,6 +55,7 @@ BOTH_WAYS = {
     "repro/models/files",
     "repro/rollout/gpu",
     "repro/run/several_ranks",
+    "repro/targets/coder",
 }
 # Heavy packages, and the folders in which one file each may import them at module level or inside.
 ONE_FILE = {
@@ -69,8 +67,8 @@ ONE_FILE = {
 
 
 @functools.cache
-def imports_of(path: Path) -> tuple[str, ...]:
-    modules: list[str] = []
+def imports_of(path):
+    modules = []
     # `from package import name` may mean two modules.
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -80,16 +78,16 @@ def imports_of(path: Path) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def python_files(folder: str) -> list[Path]:
+def python_files(folder):
     module = ROOT / f"{folder}.py"
     return [module] if module.is_file() else sorted((ROOT / folder).rglob("*.py"))
 
 
-def is_inside(module: str, package: str) -> bool:
+def is_inside(module, package):
     return module == package or module.startswith(package + ".")
 
 
-def wrong_imports(folder: str, is_allowed: Callable[[str], bool]) -> list[str]:
+def wrong_imports(folder, is_allowed):
     return [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
@@ -99,11 +97,11 @@ def wrong_imports(folder: str, is_allowed: Callable[[str], bool]) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
-def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
+def test_a_floor_imports_only_floors_below_it(folder):
     own = folder.replace("/", ".")
     allowed = (own, *ALLOWED[folder])
 
-    def is_allowed(module: str) -> bool:
+    def is_allowed(module):
         if module.split(".")[0] not in FIRST_PARTY or module == "repro":
             return True
         return any(is_inside(module, package) for package in allowed)
@@ -111,14 +109,14 @@ def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
     assert not wrong_imports(folder, is_allowed)
 
 
-def test_no_record_or_measurement_reaches_a_verdict() -> None:
+def test_no_record_or_measurement_reaches_a_verdict():
     judging = ("evidence/verdicts", "judge", "report", "regression", "run", "__main__.py")
     for path in python_files("repro"):
         verdicts = [name for name in imports_of(path) if is_inside(name, "repro.evidence.verdicts")]
         assert not verdicts or str(path.relative_to(ROOT / "repro")).startswith(judging), path
 
 
-def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction() -> None:
+def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction():
     loose = {path.name for path in (ROOT / "repro").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py", "distributed.py"}
     rooms = {path.parent for path in (ROOT / "repro").glob("*/__init__.py")}
@@ -131,18 +129,18 @@ def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction() -> None
 
 
 @pytest.mark.parametrize("folder", STANDARD_ONLY)
-def test_the_lowest_floors_need_the_standard_library_and_scipy_alone(folder: str) -> None:
+def test_the_lowest_floors_need_the_standard_library_and_scipy_alone(folder):
     known = {*sys.stdlib_module_names, "repro", *(["scipy"] if folder == "repro/evidence" else [])}
     assert not wrong_imports(folder, lambda module: module.split(".")[0] in known)
 
 
 @pytest.mark.parametrize("folder", sorted(FORBIDDEN))
-def test_a_floor_leaves_heavy_packages_alone(folder: str) -> None:
+def test_a_floor_leaves_heavy_packages_alone(folder):
     assert not wrong_imports(folder, lambda name: name.split(".")[0] not in FORBIDDEN[folder])
 
 
 @pytest.mark.parametrize("package", sorted(ONE_FILE))
-def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
+def test_a_heavy_package_is_imported_by_one_file(package):
     files = {
         str(path.relative_to(ROOT))
         for path in [*python_files("repro"), *python_files("kernels")]
@@ -153,7 +151,7 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
 
 
 @functools.cache
-def modules() -> dict[str, Path]:
+def modules():
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for room in ("kernels", "repro", "figures")
@@ -161,26 +159,26 @@ def modules() -> dict[str, Path]:
     }
 
 
-def place_of(module: str) -> str:
+def place_of(module):
     """Return a module's folder; itself, where it lies in no room."""
     path = modules()[module]
     return str((path if path.parent == ROOT / "repro" else path.parent).relative_to(ROOT))
 
 
-def test_folders_import_one_another_in_one_direction_nested_ones_too() -> None:
-    used: dict[str, set[str]] = {place_of(module): set() for module in modules()}
+def test_folders_import_one_another_in_one_direction_nested_ones_too():
+    used = {place_of(module): set() for module in modules()}
     for module, path in modules().items():
         used[place_of(module)] |= {place_of(m) for m in imports_of(path) if m in modules()}
     both = {one for one in used if any(one in used[other] for other in used[one] - {one})}
     assert {one for one in both if str(Path(one).parent) in both} == BOTH_WAYS
     # As parts of their own folder these leave no circle.
     whole = {one: str(Path(one).parent) if one in BOTH_WAYS else one for one in used}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for one, others in used.items():
         graph.setdefault(whole[one], set()).update({whole[o] for o in others} - {whole[one]})
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_modules_import_one_another_in_no_circle() -> None:
+def test_modules_import_one_another_in_no_circle():
     imports = {name: {*imports_of(path)} & modules().keys() for name, path in modules().items()}
     graphlib.TopologicalSorter(imports).prepare()  # names the circle where there is one

@@ -6,8 +6,6 @@ alone seldom pass the first check. Statistics are compared with SciPy's and stat
 samples.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import lzma
@@ -15,9 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +53,7 @@ from repro.rl.snapshots import SUMS
 from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run.preflight import lacking
 from repro.run.select import Changes, parse_arms, parse_seeds, select
-from repro.spec.config import RunConfig, digest_of
+from repro.spec.config import digest_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import plan
@@ -84,7 +80,7 @@ JSON = st.recursive(
 )
 
 
-def refusal(read: Callable[[], Any], error: type[Exception]) -> str | None:
+def refusal(read, error):
     """Return what an input is refused with, or None if it is read; other exceptions are raised."""
     try:
         read()
@@ -93,7 +89,7 @@ def refusal(read: Callable[[], Any], error: type[Exception]) -> str | None:
     return None
 
 
-def damaged(data: st.DataObject, content: bytes) -> bytes:
+def damaged(data, content):
     """Return a file's bytes with a few of them cut, changed or put in."""
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, max(len(content) - 1, 0)))
@@ -110,7 +106,7 @@ def damaged(data: st.DataObject, content: bytes) -> bytes:
     return content
 
 
-def replaced(data: st.DataObject, value: Any, by: st.SearchStrategy[Any] = JSON) -> Any:
+def replaced(data, value, by=JSON):
     """Return JSON values with one of them, at any depth, replaced or removed."""
     value = copy.deepcopy(value)
     place = value
@@ -137,7 +133,7 @@ LINES = [
 
 @fuzzed
 @given(st.data())
-def test_a_broken_file_of_problems_is_a_data_error(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_broken_file_of_problems_is_a_data_error(tmp_path, data):
     rows = [replaced(data, row) if data.draw(st.booleans()) else row for row in LINES]
     content = "\n".join(json.dumps(row) for row in rows).encode()
     path = tmp_path / "train.jsonl"
@@ -157,7 +153,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14).map
 
 @fuzzed
 @given(TEXTS, TEXTS)
-def test_any_completion_can_be_read(gold: str, text: str) -> None:
+def test_any_completion_can_be_read(gold, text):
     strict = extract_answer(text)
     assert not format_ok(text) or strict is not None
     lenient_answer(text)
@@ -173,9 +169,7 @@ def test_any_completion_can_be_read(gold: str, text: str) -> None:
     st.sampled_from(("", "?", "{", "}", "_", "=")),
     st.sampled_from((40, 300, 3_000)),
 )
-def test_no_completion_takes_long_to_read(
-    before: str, pieces: list[str], after: str, characters: int
-) -> None:
+def test_no_completion_takes_long_to_read(before, pieces, after, characters):
     unit = "".join(pieces)
     answer = before + unit * (characters // len(unit) + 1) + after
     start = time.process_time()
@@ -185,13 +179,13 @@ def test_no_completion_takes_long_to_read(
     assert time.process_time() - start < 1.0
 
 
-def test_any_completion_gets_a_status_and_no_answer_drops_its_item() -> None:
+def test_any_completion_gets_a_status_and_no_answer_drops_its_item():
     golds = ("18", "\\frac{1}{2}", "x+1", "(1,2)", "2\\sqrt{3}", "y=2x", "x>1", "\\text{A}")
     examples = CASES // _TESTS
 
     @settings(fuzzed, max_examples=max(1, examples // 10))
     @given(st.lists(st.tuples(st.sampled_from(golds), TEXTS), min_size=10, max_size=10))
-    def check(pairs: list[tuple[str, str]]) -> None:
+    def check(pairs):
         statuses = {grade.status for grade in pool.grade_answers(pairs)}
         assert statuses <= {"ok", "wrong", "timeout"}
 
@@ -200,7 +194,7 @@ def test_any_completion_gets_a_status_and_no_answer_drops_its_item() -> None:
 
 
 @pytest.fixture(scope="module")
-def record() -> dict[str, Any]:
+def record():
     """Return the JSON values of a blessed record."""
     first, *_ = read_stored(ROOT / "expected" / "records" / "smoke" / "table1.csv")
     return json.loads(json.dumps(first.to_json()))
@@ -208,9 +202,7 @@ def record() -> dict[str, Any]:
 
 @fuzzed
 @given(st.data())
-def test_a_broken_record_is_a_record_error(
-    tmp_path: Path, record: dict[str, Any], data: st.DataObject
-) -> None:
+def test_a_broken_record_is_a_record_error(tmp_path, record, data):
     path = tmp_path / "seed-0.json"
     if data.draw(st.booleans()):
         path.write_text(json.dumps(replaced(data, record)), encoding="utf-8")
@@ -225,9 +217,7 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch
 
 @fuzzed
 @given(st.data())
-def test_a_broken_file_of_tensors_is_a_checkpoint_error(
-    tmp_path: Path, data: st.DataObject
-) -> None:
+def test_a_broken_file_of_tensors_is_a_checkpoint_error(tmp_path, data):
     path = tmp_path / "model.safetensors"
     path.write_bytes(damaged(data, save(TENSORS)))
     said = refusal(lambda: read_header(path), CheckpointError)
@@ -235,7 +225,7 @@ def test_a_broken_file_of_tensors_is_a_checkpoint_error(
 
 
 @pytest.fixture(scope="module")
-def bundled() -> list[str]:
+def bundled():
     """Return the lines of a bundle of one made-up run."""
     (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
     head = stored_line({"target": "table1", "tier": "smoke", "plans": []})
@@ -244,9 +234,7 @@ def bundled() -> list[str]:
 
 @fuzzed
 @given(st.data())
-def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(
-    tmp_path: Path, bundled: list[str], data: st.DataObject
-) -> None:
+def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(tmp_path, bundled, data):
     lines = [json.loads(line) for line in bundled]
     at = data.draw(st.integers(0, len(lines) - 1))
     lines[at] = replaced(data, lines[at])
@@ -259,7 +247,7 @@ def test_a_bundle_with_other_values_is_judged_or_is_a_sentence(
     assert said is None or said.startswith(f"{path}: not a bundle that can be judged: ")
 
 
-def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path):
     parameters = {"w": torch.nn.Parameter(torch.ones(3, 2))}
     optimizer = torch.optim.AdamW(parameters.values())
     parameters["w"].sum().backward()
@@ -270,7 +258,7 @@ def test_a_damaged_training_checkpoint_is_named_or_passed_over(tmp_path: Path) -
 
     @fuzzed
     @given(st.data())
-    def check(data: st.DataObject) -> None:
+    def check(data):
         for refused in tmp_path.iterdir():
             shutil.rmtree(refused)
         final.mkdir()
@@ -307,13 +295,11 @@ EXTREMES = JSON | st.sampled_from(
 
 @settings(fuzzed, max_examples=CASES // 8)
 @given(st.data())
-def test_a_setting_at_an_extreme_is_refused_or_its_run_can_be_read_back(
-    data: st.DataObject,
-) -> None:
+def test_a_setting_at_an_extreme_is_refused_or_its_run_can_be_read_back(data):
     run = data.draw(st.sampled_from(RUNS))
     path = data.draw(st.sampled_from(sorted(places(run))))
     value = data.draw(EXTREMES)
-    made: list[RunConfig] = []
+    made = []
     said = refusal(lambda: made.append(with_value(run, path, value)), ValueError)
     if said is not None:
         assert "\n" not in said
@@ -328,11 +314,11 @@ def test_a_setting_at_an_extreme_is_refused_or_its_run_can_be_read_back(
 
 @fuzzed
 @given(st.data())
-def test_a_setting_by_name_is_refused_or_is_that_of_its_field(data: st.DataObject) -> None:
+def test_a_setting_by_name_is_refused_or_is_that_of_its_field(data):
     run = data.draw(st.sampled_from(RUNS))
     path = data.draw(st.sampled_from(sorted(places(run.scale))))
     text = data.draw(st.one_of(EXTREMES.map(written), st.text(max_size=6)))
-    made: list[Any] = []
+    made = []
     setting = parse_settings([f"{path}={text}"])
     said = refusal(lambda: made.append(with_settings(run.scale, setting)), ValueError)
     assert said is None or ("\n" not in said and len(said) < 1_000)
@@ -341,16 +327,14 @@ def test_a_setting_by_name_is_refused_or_is_that_of_its_field(data: st.DataObjec
         assert with_settings(run.scale, values) == scale
 
 
-def written(value: Any) -> str:
+def written(value):
     """Return a value as a command line gives it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 @fuzzed
 @given(st.text(max_size=12), st.text(max_size=8), st.integers(-2, 3))
-def test_a_command_line_that_names_nothing_is_a_value_error(
-    name: str, seeds: str, steps: int
-) -> None:
+def test_a_command_line_that_names_nothing_is_a_value_error(name, seeds, steps):
     changes = Changes(steps=steps)
     for read in (
         lambda: parse_arms(name),
@@ -365,9 +349,7 @@ SAMPLES = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=3, 
 
 @fuzzed
 @given(SAMPLES, SAMPLES, st.integers(1, 60), st.floats(0, 1))
-def test_intervals_and_tests_are_scipys(
-    first: list[float], second: list[float], n: int, share: float
-) -> None:
+def test_intervals_and_tests_are_scipys(first, second, n, share):
     wins = round(share * n)
     wilson = stats.binomtest(wins, n).proportion_ci(method="wilson")
     own = wilson_interval(wins, n)
@@ -389,8 +371,8 @@ def test_intervals_and_tests_are_scipys(
 @fuzzed
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.1, 3), st.integers(3, 40))
 def test_corrections_are_those_of_statsmodels_and_power_is_its_definition(
-    monkeypatch: pytest.MonkeyPatch, p_values: list[float], effect: float, n: int
-) -> None:
+    monkeypatch, p_values, effect, n
+):
     # It collects garbage at each call, which takes 0.1 s where torch is loaded.
     monkeypatch.setattr("gc.collect", lambda: 0)
     for ours, method in ((holm, "holm"), (false_discovery, "fdr_bh")):
@@ -416,7 +398,7 @@ FIELDS = {
 
 @settings(fuzzed, max_examples=CASES // 8)
 @given(st.data())
-def test_a_broken_config_is_refused_or_builds_a_model(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_broken_config_is_refused_or_builds_a_model(tmp_path, data):
     added = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=2))
     values = CONFIG | {name: FIELDS[name] for name in added}
     for _ in range(data.draw(st.integers(1, 2))):
@@ -427,7 +409,7 @@ def test_a_broken_config_is_refused_or_builds_a_model(tmp_path: Path, data: st.D
     (tmp_path / "config.json").write_bytes(content)
     shutil.copy(TINY_FOLDER / "model.safetensors", tmp_path)
 
-    def read() -> None:
+    def read():
         description = read_description(tmp_path)
         model = build_on_meta(description.config)
         require_same_names(model, TensorFolder(tmp_path), description.stored_format)
@@ -453,12 +435,12 @@ ADAPTER = {
 
 @settings(fuzzed, max_examples=CASES // 8)
 @given(st.data())
-def test_a_broken_adapter_config_is_refused_or_read(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_broken_adapter_config_is_refused_or_read(tmp_path, data):
     path = tmp_path / "adapter_config.json"
     content = json.dumps(replaced(data, ADAPTER, NUMBERS)).encode()
     path.write_bytes(damaged(data, content) if data.draw(st.booleans()) else content)
 
-    def read() -> None:
+    def read():
         settings_read = read_adapter(tmp_path).settings
         assert settings_read.rank >= 1
         assert math.isfinite(settings_read.alpha)
@@ -469,9 +451,7 @@ def test_a_broken_adapter_config_is_refused_or_read(tmp_path: Path, data: st.Dat
 
 @settings(fuzzed, max_examples=CASES // 200)
 @given(st.data())
-def test_what_is_refused_leaves_nothing_and_ends_with_status_2(
-    tmp_path: Path, data: st.DataObject
-) -> None:
+def test_what_is_refused_leaves_nothing_and_ends_with_status_2(tmp_path, data):
     source, out = tmp_path / "source", tmp_path / "out"
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)
@@ -486,7 +466,7 @@ def test_what_is_refused_leaves_nothing_and_ends_with_status_2(
 
 @settings(fuzzed, max_examples=CASES // 8)
 @given(st.data())
-def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path, data):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_FOLDER / name, tmp_path)
     name = data.draw(
@@ -500,7 +480,7 @@ def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path: Path, data: st.Dat
         content = damaged(data, content)
     path.write_bytes(content)
 
-    def read() -> None:
+    def read():
         stored_ends(tmp_path / "generation_config.json")
         tokenizer = load_tokenizer(tmp_path)
         problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
@@ -526,7 +506,7 @@ CHAT = (
 
 @settings(fuzzed, max_examples=CASES // 100)
 @given(st.lists(st.sampled_from(CHAT) | st.text(max_size=3), max_size=6).map("".join))
-def test_any_chat_template_renders_or_is_refused(template: str) -> None:
+def test_any_chat_template_renders_or_is_refused(template):
     tokenizer = load_tokenizer(TINY_FOLDER)
     assert tokenizer is not None
     tokenizer.chat_template = template

@@ -1,7 +1,5 @@
 """The import names `kernels` and `repro` belong to other distributions too; these must be ours."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_program(program: str) -> str:
+def run_program(program):
     """Run Python's lines in a fresh interpreter; fail with its words, or return its warnings."""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
@@ -22,7 +20,7 @@ def run_program(program: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["kernels", "repro"])
-def test_no_distribution_of_our_import_names_is_installed(name: str) -> None:
+def test_no_distribution_of_our_import_names_is_installed(name):
     installed = {
         (distribution.metadata["Name"] or "").lower()
         for distribution in importlib.metadata.distributions()
@@ -33,13 +31,13 @@ def test_no_distribution_of_our_import_names_is_installed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernels", "repro"])
-def test_the_package_imported_is_the_one_of_this_checkout(name: str) -> None:
+def test_the_package_imported_is_the_one_of_this_checkout(name):
     module = importlib.import_module(name)
     assert module.__file__ is not None
     assert Path(module.__file__).resolve() == ROOT / name / "__init__.py"
 
 
-def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loader() -> None:
+def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loader():
     run_program(
         "import kernels\n"
         "from transformers import Qwen2ForCausalLM\n"
@@ -49,13 +47,13 @@ def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loa
     )
 
 
-def test_bitsandbytes_does_not_complain_of_kernels_to_who_types_a_command() -> None:
+def test_bitsandbytes_does_not_complain_of_kernels_to_who_types_a_command():
     pytest.importorskip("bitsandbytes")
     assert "kernels" not in run_program("import repro.evaluate.flags, kernels, bitsandbytes")
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["before ours", "over ours"])
-def test_another_distributions_kernels_is_refused_in_a_sentence(over: bool, tmp_path: Path) -> None:
+def test_another_distributions_kernels_is_refused_in_a_sentence(over, tmp_path):
     site, other = tmp_path / "site", tmp_path / "other"
     (site / "repro").mkdir(parents=True)
     (site / "repro" / "__init__.py").write_bytes((ROOT / "repro" / "__init__.py").read_bytes())

@@ -4,15 +4,11 @@ What a step does is then tested where its session is; a workflow holds nothing o
 order, the rights and the machines.
 """
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,18 +22,18 @@ FILES = sorted(FOLDER.glob("*.yml"))
 NOX = "nox -s "
 
 
-def read(path: Path) -> dict[str, Any]:
-    workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+def read(path):
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     # YAML 1.1 takes the key `on` for the truth value.
-    return workflow | {"on": workflow[True]}  # type: ignore[index]
+    return workflow | {"on": workflow[True]}
 
 
-def steps(path: Path) -> Iterator[dict[str, Any]]:
+def steps(path):
     for job in read(path)["jobs"].values():
         yield from job["steps"]
 
 
-def commands(path: Path) -> Iterator[str]:
+def commands(path):
     """Yield the lines that a workflow's steps run, without comments and the install of nox."""
     for step in steps(path):
         if step.get("name") == "Install nox":
@@ -47,7 +43,7 @@ def commands(path: Path) -> Iterator[str]:
                 yield line
 
 
-def sessions() -> set[str]:
+def sessions():
     """Return the names of noxfile's sessions."""
     names = set()
     for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
@@ -60,20 +56,20 @@ def sessions() -> set[str]:
     return names
 
 
-def session_of(command: str) -> str:
+def session_of(command):
     assert command.startswith(NOX), f"{command!r} is no session: needs `nox -s NAME`"
     return command.removeprefix(NOX).split()[0]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_step_is_a_session_that_exists(path: Path) -> None:
+def test_every_step_is_a_session_that_exists(path):
     named = [session_of(command) for command in commands(path)]
     assert named
     assert not set(named) - sessions()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_rights_are_stated_and_time_is_bounded(path: Path) -> None:
+def test_rights_are_stated_and_time_is_bounded(path):
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"}
     assert "concurrency" in workflow
@@ -81,7 +77,7 @@ def test_rights_are_stated_and_time_is_bounded(path: Path) -> None:
     assert all("@v" in step["uses"] for step in steps(path) if "uses" in step)
 
 
-def test_what_others_report_is_judged_by_the_code_before_their_change() -> None:
+def test_what_others_report_is_judged_by_the_code_before_their_change():
     workflow = read(FOLDER / "reported.yml")
     assert workflow["on"]["pull_request"]["paths"] == ["reported/**", "!reported/README.md"]
     ours, theirs = list(steps(FOLDER / "reported.yml"))[:2]
@@ -92,7 +88,7 @@ def test_what_others_report_is_judged_by_the_code_before_their_change() -> None:
     assert "secrets" not in (FOLDER / "reported.yml").read_text(encoding="utf-8")
 
 
-def test_only_the_jobs_that_open_a_change_or_publish_the_page_may_write() -> None:
+def test_only_the_jobs_that_open_a_change_or_publish_the_page_may_write():
     jobs = {name: job for path in FILES for name, job in read(path)["jobs"].items()}
     rights = {name: set(job.get("permissions", {})) for name, job in jobs.items()}
     assert {name: given for name, given in rights.items() if given} == {
@@ -102,7 +98,7 @@ def test_only_the_jobs_that_open_a_change_or_publish_the_page_may_write() -> Non
     assert "inputs.new_baselines" in jobs["baselines"]["if"]
 
 
-def actionlint() -> str:
+def actionlint():
     """Return the environment's actionlint, else one on the path."""
     beside = shutil.which("actionlint", path=Path(sys.executable).parent)
     command = beside or shutil.which("actionlint")
@@ -111,7 +107,7 @@ def actionlint() -> str:
     return command
 
 
-def lint(*files: Path) -> subprocess.CompletedProcess[str]:
+def lint(*files):
     configuration = ROOT / ".github" / "actionlint.yaml"
     return subprocess.run(
         [actionlint(), "-no-color", "-config-file", str(configuration), *map(str, files)],
@@ -122,6 +118,6 @@ def lint(*files: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_actionlint_finds_nothing() -> None:
+def test_actionlint_finds_nothing():
     done = lint(*FILES)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,179 +1,246 @@
-"""Compare the project's update with the alternatives of a user, on one card in one run.
+"""Race the project against what a user would run instead, on one card in one sitting.
 
-`python -m benchmarks.peers` starts each way of each model in a process of its own, with the Python
-of its environment, and writes what they measured into one JSON file; it goes on where it was
-stopped. A way that cannot be run is written down with the reason. Flags that are not its own go to
-every way (`benchmarks.peers.harness`). `--into PAGE` writes the blessed records
-(`benchmarks/<device>/peers.json`) into a page.
+`python -m benchmarks.peers` runs each row (`benchmarks.peers.sweep`) in a process of its own, with
+the Python of its environment, and writes what was measured into one JSON file after each; it goes
+on where it was stopped. A row that cannot be run is written down with the reason. Whole steps need
+`--folder 0.5b=FOLDER`, and for 7B `--folder 7b=RANDOM`, of random weights, which
+`python -m benchmarks.peers.workloads 7b FOLDER RANDOM cuda` makes with the tokenizer of FOLDER.
+`--into PAGE` writes the blessed records (`benchmarks/<device>/peers.json`) into a page.
+
+Peers run from a folder that holds `benchmarks` alone: from this checkout's root they would take
+`kernels` and `repro` for packages of theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
+import itertools
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import harness, peer_update, table
-from benchmarks.peers.step_rows import LENGTHS, MODELS, SAMPLED, UPDATES
+from benchmarks.peers import sweep, table, workloads
+from benchmarks.peers.sweep import Row
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
 from repro.spec.whole_files import replace_text
 
 ROOT = Path(__file__).resolve().parents[2]
-WAYS = (*table.OURS, *peer_update.WAYS, "trl")
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b")
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory", re.IGNORECASE)
+_MEMORY = ["nvidia-smi", "--id=0", "--query-gpu=timestamp,memory.used",
+           "--format=csv,noheader,nounits", "-lms", "200"]  # fmt: skip
+# Nothing looks for a network; adapters are small, and Unsloth counts its users by a download.
+_OFFLINE = dict.fromkeys(
+    ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "DO_NOT_TRACK",
+     "VLLM_NO_USAGE_STATS", "UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_VLLM_NO_FLASHINFER"), "1",
+) | {
+    "VLLM_HOST_IP": "127.0.0.1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "WANDB_DISABLED": "true",
+    "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
 
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of this command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--models", default="135m,0.5b,7b")
-    parser.add_argument("--lengths", default=",".join(LENGTHS), help="those that a model has")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--models", default="0.5b,7b", help="of which --folder names checkpoints")
+    parser.add_argument("--workloads", default=",".join(sweep.WORKLOADS), help="that a model has")
+    parser.add_argument("--ways", default=",".join(sweep.WAYS), help="peers and this project's own")
+    parser.add_argument("--sweep", type=int, default=9, help="settings that are tried, at most")
+    parser.add_argument("--folder", action="append", default=[], metavar="MODEL=FOLDER")
+    parser.add_argument("--data", default="gsm8k", help="questions, as `train` takes them")
     parser.add_argument(
-        "--folder", action="append", default=[], metavar="MODEL=FOLDER",
-        help="a checkpoint in place of random weights; whole steps need one",
+        "--python", action="append", default=[], metavar="NAME=PYTHON",
+        help="of the environment trl or unsloth; without it, this Python",
     )  # fmt: skip
-    parser.add_argument("--peers-python", default=sys.executable, help="of the peers' environment")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/peers.json"))
-    parser.add_argument("--again", action="store_true", help="also what is in the file already")
+    parser.add_argument("--plan", action="store_true", help="name what is left, and run nothing")
+    parser.add_argument("--again", action="store_true", help="also what failed before")
     parser.add_argument("--into", type=Path, help="write the blessed records into this page")
     return parser
 
 
-def applies(way: str, lengths: str, model: str) -> bool:
-    """Whether a way is measured on a kind of lengths; the long rows are the largest model's."""
-    if lengths == SAMPLED:
-        return way in ("trl", *table.OURS) and model == "0.5b"
-    return way != "trl" and (lengths != "long" or model == "7b")
+@contextlib.contextmanager
+def driver_memory(out: Path) -> Iterator[None]:
+    """Let the driver's tool write the memory in use on the first card, five times a second."""
+    process = None
+    with contextlib.suppress(FileNotFoundError), out.open("w") as file:
+        process = subprocess.Popen(_MEMORY, stdout=file, stderr=file)
+    yield
+    if process is not None:
+        process.kill()
+        process.wait()
 
 
-def module_of(way: str) -> str:
-    """Return the module that measures a way."""
-    name = "ours" if way in table.OURS else "trl_step" if way == "trl" else "peer_update"
-    return f"benchmarks.peers.{name}"
+def most_bytes(lines: Iterable[str], began: float, ended: float) -> int | None:
+    """Return the most memory between two times in seconds since the epoch, where any is known.
+
+    Lines read `2026/11/28 17:55:01.123, 27340`, in MiB, in the machine's own time.
+    """
+    most = None
+    for line in lines:
+        stamp, _, mebibytes = line.partition(", ")
+        with contextlib.suppress(ValueError):
+            at = datetime.datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            if began <= at <= ended:
+                most = max(most or 0, int(mebibytes) * 2**20)
+    return most
 
 
-def read_record(path: Path, device: str) -> dict[str, Any]:
+class Race:
+    """What one command measures into a record."""
+
+    def __init__(self, asked: argparse.Namespace, record: dict[str, Any]) -> None:
+        self.asked, self.record = asked, record
+        self.folders = dict(item.split("=", 1) for item in asked.folder)
+        self.pythons = dict(item.split("=", 1) for item in asked.python)
+        commit, dirty = source_commit()
+        self.stamp = {"commit": commit, "dirty": dirty, "date": f"{datetime.date.today()}"}
+
+    def left(self) -> Iterator[Row]:
+        """Yield the rows that this commit has not run yet; entries may be added meanwhile."""
+        asked = self.asked
+        for model, lengths, way in itertools.product(
+            asked.models.split(","), asked.workloads.split(","), asked.ways.split(",")
+        ):
+            if sweep.applies(way, lengths, model):
+                named = (way, lengths, model, asked.sweep)
+                yield from filter(self._lacks, sweep.trials(*named))
+                yield from filter(self._lacks, sweep.counting(*named, self.record["entries"]))
+
+    def _lacks(self, row: Row) -> bool:
+        key, commit = sweep.key_of(dataclasses.asdict(row)), self.stamp["commit"]
+        return not any(
+            sweep.key_of(entry) == key and entry["commit"] == commit
+            for entry in self.record["entries"]
+            if not (self.asked.again and "failed" in entry)
+        )
+
+    def run(self) -> None:
+        """Run what is left, and write the record after each row."""
+        for row in self.left():
+            print(f"{row.way}, {row.model}, {row.lengths}, {row.terms}, {row.settings}", flush=True)
+            if self.asked.plan:
+                continue
+            entry = dataclasses.asdict(row) | self._measured(row) | self.stamp
+            key = sweep.key_of(entry)
+            kept = [e for e in self.record["entries"] if sweep.key_of(e) != key]
+            self.record["entries"] = [*kept, entry]
+            self.asked.out.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(self.asked.out, json.dumps(self.record, indent=1) + "\n")
+
+    def _measured(self, row: Row) -> dict[str, Any]:
+        """Return a row's entry, with fewer rows of a micro-batch where memory does not suffice."""
+        with tempfile.TemporaryDirectory() as name:
+            place = Path(name)
+            (place / "benchmarks").symlink_to(ROOT / "benchmarks")
+            try:
+                request = self._request(row, place)
+            except ValueError as error:
+                return {"failed": f"not run: {error}"}
+            while True:
+                entry = self._process(row, request, place)
+                rows = request["settings"].get("rows", 1)
+                if rows == 1 or not _OUT_OF_MEMORY.search(entry.get("failed", "")):
+                    return entry
+                request["settings"] = {**request["settings"], "rows": rows // 2}
+
+    def _request(self, row: Row, place: Path) -> dict[str, Any]:
+        """Return what a row's process reads, and write what it needs; `ValueError` if it cannot."""
+        asked, whole, model = self.asked, row.whole, row.model
+        if model not in self.folders:
+            raise ValueError(f"it needs a checkpoint (--folder {model}=FOLDER)")
+        folder = Path(self.folders[model]).resolve()
+        request = dataclasses.asdict(row) | {
+            "device": asked.device,
+            "dtype": "float32" if asked.device == "cpu" else "bfloat16",
+            "folder": str(folder),
+            "out": str(place / "entry.json"),
+            "sampled": whole is not None,
+            "seed": 0,
+        }
+        if whole is None:
+            return request | workloads.write_rows(model, row.lengths, 1 + row.steps, folder, place)
+        request |= dataclasses.asdict(whole) | {"steps": row.steps}
+        request["model_tokens"] = whole.prompt_tokens + whole.new_tokens
+        return request | workloads.write_questions(request, asked.data, place)
+
+    def _process(self, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+        """Run a row's process; return its entry, or why it failed."""
+        own = row.way in sweep.OURS
+        (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        python = self.pythons.get(sweep.ENVIRONMENT.get(row.way, ""), sys.executable)
+        command = [python, "-m", f"benchmarks.peers.{row.module}", str(place / "request.json")]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | _OFFLINE
+        started = time.time()
+        with driver_memory(place / "memory"):
+            sentence = followed(command, ROOT if own else place, environment)
+        out = Path(request["out"])
+        if sentence is not None or not out.exists():
+            return {"failed": sentence or "the process wrote no entry"}
+        entry: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        if "began" in entry:
+            read = (place / "memory").read_text().splitlines()
+            entry["driver_bytes"] = most_bytes(read, *entry.pop("timed_between"))
+            entry["start_seconds"] = entry.pop("began") - started
+        return entry
+
+
+def followed(command: list[str], place: Path, environment: dict[str, str]) -> str | None:
+    """Show a process's errors until it ends; return the sentence of the last, if it failed."""
+    sentence = ""
+    with subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, errors="replace",
+    ) as process:  # fmt: skip
+        for line in process.stderr or ():
+            sys.stderr.write(line)
+            sentence = line.strip() if _ERROR.match(line) else sentence
+    if process.returncode == 0:
+        return None
+    return f"failed: {sentence or f'the process ended with status {process.returncode}'}"
+
+
+def read_or_begin(path: Path, device: str) -> dict[str, Any]:
     """Return the record in a file, or an empty one; exit where it is of another device."""
     gpus = capture_environment()["gpu"] if device != "cpu" else None
     first = gpus[0] if isinstance(gpus, list) and gpus else {}
     name = str(first.get("name", device))
     if not path.is_file():
         return {"device": name, "driver": first.get("driver_version"), "entries": []}
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record = table.read_record(path)
     if record["device"] != name:
-        raise SystemExit(
-            f"{path} is of {record['device']}; this is {name}: name another file by --out"
-        )
+        raise SystemExit(f"{path} is of {record['device']}; this is {name}: name another by --out")
     return record
-
-
-def key(entry: table.Entry) -> tuple[str, str, str]:
-    """Return what an entry is of."""
-    return entry["model"], entry["lengths"], entry["way"]
-
-
-def run_way(command: list[str]) -> str | None:
-    """Run a way's process; return why it failed, or None."""
-    sentence = ""
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            sys.stderr.write(line)
-            if _ERROR.match(line):
-                sentence = line.strip()
-    if process.returncode == 0:
-        return None
-    return f"failed: {sentence or f'the process ended with status {process.returncode}'}"
-
-
-def measure(
-    model: str, way: str, lengths: Sequence[str], asked: argparse.Namespace, more: list[str]
-) -> list[dict[str, Any]]:
-    """Return the entries of a way of a model on some lengths, measured or failed."""
-    folder = dict(item.split("=", 1) for item in asked.folder).get(model)
-    entries: list[dict[str, Any]] = []
-    if SAMPLED in lengths and folder is None:
-        failed: str | None = f"not run: whole steps need a checkpoint (--folder {model}=FOLDER)"
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            out = Path(place) / "entries.jsonl"
-            python = sys.executable if way in table.OURS else asked.peers_python
-            command = [
-                python, "-m", module_of(way), "--model", model, "--way", way,
-                "--lengths", ",".join(lengths), "--out", str(out), "--device", asked.device,
-                *more, *(("--folder", str(Path(folder).resolve())) if folder else ()),
-            ]  # fmt: skip
-            failed = run_way(command)
-            if out.is_file():
-                lines = out.read_text(encoding="utf-8").splitlines()
-                entries = [json.loads(line) for line in lines]
-    done = {entry["lengths"] for entry in entries}
-    return entries + [
-        {"model": model, "lengths": name, "way": way, "failed": failed}
-        for name in lengths
-        if name not in done
-    ]
-
-
-def fill(record: dict[str, Any], asked: argparse.Namespace, more: list[str]) -> None:
-    """Measure what a record lacks by this commit, and write it after each way."""
-    commit, dirty = source_commit()
-    stamp = {"commit": commit, "dirty": dirty, "date": f"{datetime.date.today()}"}
-    entries = {key(entry): entry for entry in record["entries"]}
-    known = {
-        key(entry)
-        for entry in record["entries"]
-        if not asked.again and table.is_measured(entry) and entry["commit"] == commit
-    }
-    # Whole steps have a process of their own: their engine holds memory.
-    for model, way, kinds in [
-        (model, way, kinds)
-        for model in asked.models.split(",")
-        for way in asked.ways.split(",")
-        for kinds in (UPDATES, (SAMPLED,))
-    ]:
-        lengths = [
-            name
-            for name in asked.lengths.split(",")
-            if name in kinds and applies(way, name, model) and (model, name, way) not in known
-        ]
-        if lengths:
-            made = measure(model, way, lengths, asked, more)
-            entries |= {key(entry): entry | stamp for entry in made}
-            record["entries"] = table.ordered(entries.values())
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(asked.out, json.dumps(record, indent=1) + "\n")
 
 
 def main() -> int:
     """Run, or write what was run; return the exit status."""
-    asked, more = command_line().parse_known_args()
+    asked = command_line().parse_args()
     if asked.into is not None:
-        files = table.blessed_files(ROOT / "benchmarks")
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-        text = asked.into.read_text(encoding="utf-8")
-        replace_text(asked.into, table.written_into(text, table.page_lines(records)))
+        page = asked.into.read_text(encoding="utf-8")
+        replace_text(asked.into, table.renewed(page, ROOT / "benchmarks"))
         return 0
-    unknown = {*asked.models.split(",")} - {*MODELS} | {*asked.ways.split(",")} - {*WAYS}
-    unknown |= {*asked.lengths.split(",")} - {*LENGTHS}
-    if unknown:
-        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; see --help")
-    harness.add_flags(argparse.ArgumentParser(prog="peers")).parse_args(more)
-    record = read_record(asked.out, asked.device)
-    fill(record, asked, more)
-    print("\n".join(table.record_lines(record)))
+    known = {"models": workloads.MODELS, "workloads": sweep.WORKLOADS, "ways": sweep.WAYS}
+    for name, values in known.items():
+        unknown = set(getattr(asked, name).split(",")) - set(values)
+        if unknown:
+            raise SystemExit(f"--{name} {', '.join(unknown)}: needs {', '.join(values)}")
+    race = Race(asked, read_or_begin(asked.out, asked.device))
+    race.run()
+    if not asked.plan:
+        print("\n".join(table.record_lines(race.record)))
     return 0
 
 

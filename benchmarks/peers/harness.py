@@ -1,106 +1,122 @@
-"""How a way is asked for and timed, the same in both environments; needs torch alone.
+"""How a way is started, timed and written down, the same in all environments; needs torch alone.
 
-A way is a process of its own. For each kind of lengths it makes one warm-up step and then timed
-ones, each on rows that it has not met, with the device waited for at both ends; it appends an entry
-to its file after each kind, so that what is done stays done when a later kind fails.
+A row is a process of its own: `python -m benchmarks.peers.<module> FILE`, where FILE holds what is
+requested (`benchmarks.peers.sweep.Row`, and sizes) and where its entry goes. An update makes a
+warm-up and then timed steps, each on rows that it has not met; a whole step is timed from the end
+of the step before, warm-up left out, with the device waited for at both ends.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import json
+import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import fields
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.peers.step_rows import LENGTHS, MODELS, Sizes
-
-RANDOM = "random, normal of standard deviation .02"
-
-
-def arguments(description: str, ways: tuple[str, ...]) -> argparse.ArgumentParser:
-    """Return the parser of a way's command line."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--way", choices=ways, required=True)
-    parser.add_argument("--model", choices=tuple(MODELS), required=True)
-    parser.add_argument("--lengths", default="spread", help=f"of {', '.join(LENGTHS)}, by commas")
-    parser.add_argument("--folder", help="a checkpoint in place of random weights")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", required=True, help="JSON lines, an entry each")
-    return add_flags(parser)
+RANK, ALPHA = 32, 32
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Whole steps before the clock.
+WARM_UP = 3
+# A completion's answer, and the number in it.
+_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\.\d+")
+# What a whole step's seconds are made of; `sync` is a part of `rollout`.
+PHASES = ("rollout", "sync", "score", "update")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add what the command over all ways hands on to each; return the parser."""
-    parser.add_argument("--steps", type=int, default=5, help="timed steps")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="bfloat16")
-    for item in fields(Sizes):
-        flag = f"--{item.name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(item.default), default=item.default)
-    parser.add_argument("--new-tokens", type=int, default=400, help="of a sampled completion")
-    return parser
+def requested() -> Namespace:
+    """Return what the file on the command line requests."""
+    return Namespace(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
-def sizes_asked(asked: argparse.Namespace) -> Sizes:
-    """Return the sizes on a command line."""
-    return Sizes(**{item.name: getattr(asked, item.name) for item in fields(Sizes)})
+def drawn_rows(asked: Namespace) -> list[dict[str, Any]]:
+    """Return the rows of each step of an update: P `prompts` and B `completions`, of token ids."""
+    lines = Path(asked.rows).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def by_turns(count: int) -> torch.Tensor:
+    """Return (count,) advantages, -1 and 1 by turns, so that no row is idle."""
+    return 2.0 * (torch.arange(count) % 2) - 1.0
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     """Return how long a work takes, the device waited for at both ends."""
-    _wait(device)
-    started = time.perf_counter()
+    started = now(device)
     work()
-    _wait(device)
-    return time.perf_counter() - started
+    return now(device) - started
 
 
-def time_steps(once: Callable[[int], float], asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of the steps that `once` makes, and the most memory in tensors."""
+def now(device: torch.device) -> float:
+    """Return the time, the device waited for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def time_steps(
+    once: Callable[[int], float], asked: Namespace, steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the seconds of the updates that `once` makes, and the most memory in tensors.
+
+    `steps` are their rows; the first warms up and is not timed.
+    """
     device = torch.device(asked.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds: list[float] = []
-    for step in range(1, asked.steps + 1):
+    for step in range(1, len(steps)):
         seconds.append(once(step))
         say(f"{asked.way}, {asked.model}: step {step}: {seconds[-1]:.3f} s")
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    return {"seconds": seconds, "median": statistics.median(seconds), "peak_bytes": peak}
+    counted = [sum(map(len, rows["completions"])) for rows in steps[1:]]
+    return {
+        "seconds": seconds,
+        "median": statistics.median(seconds),
+        "peak_bytes": peak,
+        "completion_tokens": counted,
+    }
 
 
-def free_memory() -> None:
-    """Give back what no tensor uses."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def whole_steps(
+    steps: Sequence[Mapping[str, float]], began: float, ended: Sequence[float]
+) -> dict[str, Any]:
+    """Return the entry of whole steps: of each, `total`, `PHASES`, `tokens` and mean `reward`.
+
+    `began` and `ended` are seconds since the epoch, of the first step's beginning and every end.
+    """
+    left_out = min(WARM_UP, len(steps) - 1)
+    timed = steps[left_out:]
+    return {
+        "seconds": [step["total"] for step in timed],
+        "median": statistics.median(step["total"] for step in timed),
+        **{f"{phase}_seconds": [step[phase] for step in timed] for phase in PHASES},
+        "completion_tokens": [int(step["tokens"]) for step in timed],
+        "rewards": [step["reward"] for step in steps],
+        "began": began,
+        "timed_between": [ended[left_out - 1] if left_out else began, ended[-1]],
+    }
 
 
-def append_entry(asked: argparse.Namespace, lengths: str, packages: tuple[str, ...],
-                 entry: dict[str, Any]) -> None:  # fmt: skip
-    """Append what was measured, with what it was measured of, to the way's file."""
+def write_entry(asked: Namespace, packages: tuple[str, ...], entry: dict[str, Any]) -> None:
+    """Write what was measured, with what it was measured of."""
     device = torch.device(asked.device)
-    named = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     said = {
-        "model": asked.model,
-        "lengths": lengths,
-        "way": asked.way,
-        "device": named,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "seed": asked.seed,
-        "weights": Path(asked.folder).name if asked.folder else RANDOM,
+        "weights": Path(asked.folder).name,
         "dtype": asked.dtype,
         "packages": versions(packages),
     }
-    with Path(asked.out).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(said | entry) + "\n")
+    Path(asked.out).write_text(json.dumps(said | entry), encoding="utf-8")
 
 
 def say(sentence: str) -> None:
@@ -119,6 +135,23 @@ def versions(packages: tuple[str, ...]) -> dict[str, str | None]:
     return installed
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def in_turn(completions: Sequence[Any], **unused: Any) -> list[float]:
+    """Pay every second completion, whatever it says."""
+    return [float(place % 2) for place in range(len(completions))]
+
+
+def boxed(completions: Sequence[Any], answers: Sequence[str], **unused: Any) -> list[float]:
+    """Pay a completion, a text or messages, whose last box holds the gold number."""
+    texts = [said if isinstance(said, str) else said[-1]["content"] for said in completions]
+    return [float(_is_right(text, gold)) for text, gold in zip(texts, answers, strict=True)]
+
+
+def _is_right(text: str, gold: str) -> bool:
+    boxes = _BOX.findall(text)
+    said, wanted = _number(boxes[-1]) if boxes else None, _number(gold.rpartition("####")[2])
+    return said is not None and wanted is not None and abs(said - wanted) < 1e-4
+
+
+def _number(text: str) -> float | None:
+    found = _NUMBER.findall(text.replace(",", "").replace("\\!", ""))
+    return float(found[-1]) if found else None

@@ -1,241 +1,205 @@
-"""A record of peers as Markdown: seconds by way, ratios to this project's, bars, and what loses."""
+"""A record of peers: read with checks, and shown as tables of one screen each.
+
+A cell of an update is its seconds, of a whole step its seconds per 1,000 sampled tokens, since ways
+draw completions of their own; in brackets over this project's NVFP4, or its BF16 where that was not
+timed: above 1 the way takes longer. The parts of whole steps follow, a row each.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OURS = {"ours_bf16": "this project, BF16", "ours_nvfp4": "this project, NVFP4"}
+from benchmarks.peers.harness import PHASES
+from repro.report.tables import table
+
+OURS = {
+    "ours_bf16": "this project, BF16",
+    "ours_nvfp4": "this project, NVFP4",
+    "ours_nvfp4_aqn": "this project, NVFP4 + AQN",
+}
 LABELS = OURS | {
+    "unsloth": "Unsloth + vLLM, 16 bits",
+    "unsloth_nf4": "Unsloth + vLLM, NF4",
     "peft": "transformers + peft",
     "peft_liger": "transformers + peft + Liger",
-    "peft_trl": "transformers + peft + TRL's fused head",
     "qlora": "bitsandbytes QLoRA",
-    "trl": "TRL's GRPOTrainer, own generation",
+    "trl": "TRL + vLLM",
+    "trl_alone": "TRL without vLLM (no fair opponent)",
 }
-MODEL_LABELS = {"135m": "SmolLM2-135M", "0.5b": "Qwen2.5-0.5B", "7b": "Qwen2.5-7B"}
-LENGTH_LABELS = {
-    "spread": "spread, mean 300",
-    "equal": "equal, 300",
-    "long": "equal, 256 + 2,048",
-    "sampled": "sampled",
+MODEL_LABELS = {"135m": "135M", "0.5b": "0.5B", "7b": "7B", "tiny": "tiny"}
+UPDATE_LABELS = {"spread": "spread, 300", "equal": "equal, 300", "long": "256 + 2,048"}
+LENGTH_LABELS = UPDATE_LABELS | {
+    "sampled": "16 x 8, earlier",  # 400 tokens
+    "16x8": "16 x 8, paid in turn",
+    "16x8_real": "16 x 8, real rewards",
+    "64x8": "64 x 8, paid in turn",
+    "64x8_real": "64 x 8, real rewards",
+    "7b_16x8": "16 x 8, 256 + 512",
+    "tiny_2x2": "2 x 2, paid in turn",
+    "tiny_2x2_real": "2 x 2, real rewards",
 }
-# How many times as long transformers + peft must take as this project with 16-bit weights.
-BARS = {
-    **{(model, lengths): 2.0 for model in ("135m", "0.5b") for lengths in ("spread", "equal")},
-    ("7b", "spread"): 2.0,
-    ("7b", "equal"): 1.6,
-    ("7b", "long"): 1.6,
-}
+# In which order entries are shown.
+_PLACES = {"model": list(MODEL_LABELS), "lengths": list(LENGTH_LABELS), "way": list(LABELS)}
 _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)", re.DOTALL)
 
 Entry = Mapping[str, Any]
 
 
-def is_measured(entry: Entry) -> bool:
-    """Whether a way was run."""
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a record; `ValueError` names the file, the entry and what is wrong with it."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for place, entry in enumerate(record["entries"]):
+        if (entry["lengths"], entry["way"]) == ("sampled", "trl"):
+            entry["way"] = "trl_alone"  # as an earlier record names it
+        why = _fault(entry)
+        if why is not None:
+            raise ValueError(f"{path}: entry {place}: {why}")
+    return record
+
+
+def _fault(entry: Entry) -> str | None:
+    """Return what is wrong with an entry, or None."""
+    for name, known in _PLACES.items():
+        if entry.get(name) not in known:
+            return f"{name} is {entry.get(name)!r}; needs one of {', '.join(known)}"
+    lacking = [name for name in ("commit", "date") if not isinstance(entry.get(name), str)]
+    if lacking:
+        return f"{lacking[0]} is {entry.get(lacking[0])!r}; needs text"
+    if "failed" in entry:
+        return None if entry["failed"] else "failed is empty; needs the reason"
+    parts = _parts_of(entry)
+    of_steps = [] if entry["lengths"] in UPDATE_LABELS else ["completion_tokens"]
+    for name in ("seconds", *of_steps, *(f"{part}_seconds" for part in parts)):
+        values = entry.get(name)
+        if not (values and len(values) == len(entry["seconds"]) and min(values) >= 0):
+            return f"{name} is {values!r}; needs a number of 0 or more for each step"
+    for place, total in enumerate(entry["seconds"] if parts else ()):
+        spent = sum(entry[f"{part}_seconds"][place] for part in parts if part != "sync")
+        if abs(spent - total) > 0.01 * total:
+            return f"the parts of a step add up to {spent:.4g} s; needs its {total:.4g} s"
+    return None
+
+
+def _parts_of(entry: Entry) -> list[str]:
+    return [part for part in PHASES if f"{part}_seconds" in entry]
+
+
+def _is_measured(entry: Entry) -> bool:
     return "failed" not in entry
 
 
 def cost(entry: Entry) -> float:
-    """Return the seconds of an update, or of a thousand sampled tokens in a whole step.
-
-    Ways that sample draw completions of their own, and not as many tokens.
-    """
-    if entry["lengths"] != "sampled":
+    """Return the seconds of an update, or of a thousand sampled tokens in a whole step."""
+    if entry["lengths"] in UPDATE_LABELS:
         return float(entry["median"])
     return 1e3 * sum(entry["seconds"]) / sum(entry["completion_tokens"])
 
 
 def ratios(entry: Entry, entries: Sequence[Entry]) -> dict[str, float]:
-    """Return how many times as long a way takes as each of this project's on the same rows."""
+    """Return how many times as long a way takes as each of this project's on the same workload."""
     return {
         other["way"]: cost(entry) / cost(other)
         for other in entries
-        if other["way"] in OURS and is_measured(other) and is_measured(entry)
+        if other["way"] in OURS and _is_measured(other) and _is_measured(entry)
         if (other["model"], other["lengths"]) == (entry["model"], entry["lengths"])
     }
 
 
-def ordered(entries: Iterable[Entry]) -> list[Entry]:
-    """Return entries by model, lengths and way, in the order of the labels."""
-    places = [list(labels) for labels in (MODEL_LABELS, LENGTH_LABELS, LABELS)]
-
-    def place(entry: Entry) -> list[int]:
-        names = (entry["model"], entry["lengths"], entry["way"])
-        return [
-            own.index(name) if name in own else -1 for own, name in zip(places, names, strict=True)
-        ]
-
-    return sorted(entries, key=place)
-
-
-def cells(entry: Entry, entries: Sequence[Entry]) -> list[str]:
-    """Return a way's row: names, seconds, ratios, bar, micro-batch, memory."""
-    named = [_model(entry), LENGTH_LABELS[entry["lengths"]], LABELS[entry["way"]]]
-    if not is_measured(entry):
-        return [*named, str(entry["failed"]), "", "", "", "", ""]
-    over = ratios(entry, entries)
-    beside = [
-        "" if entry["way"] in OURS or way not in over else f"{over[way]:.2f} x" for way in OURS
-    ]
-    peak = entry.get("peak_bytes")
-    return [
-        *named,
-        _seconds_text(entry),
-        *beside,
-        _bar_text(entry, over),
-        _micro_batch_text(entry),
-        f"{peak / 2**30:.1f} GiB" if peak else "",
-    ]
-
-
-HEAD = (
-    "model",
-    "completions",
-    "way",
-    "s per update",
-    "over BF16 here",
-    "over NVFP4 here",
-    "bar, over BF16",
-    "micro-batch",
-    "peak",
-)
-
-
 def record_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return a record's part of the page."""
-    entries = ordered(record["entries"])
-    updates = [entry for entry in entries if entry["lengths"] != "sampled"]
-    steps = [entry for entry in entries if entry["lengths"] == "sampled"]
-    lines = [_heading(record, entries), ""]
-    if updates:
-        lines += _table(HEAD, [cells(entry, entries) for entry in updates])
-    if steps:
-        head = (
-            "model", "way", "s per step", "rollout", "update", "tokens sampled",
-            "s per 1,000 tokens", "over BF16 here", "over NVFP4 here",
-        )  # fmt: skip
-        lines += _table(head, [_step_cells(entry, entries) for entry in steps])
-    return [*lines, *_losses(entries), "", _versions(entries), ""]
-
-
-def page_lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the block of the page."""
-    if not records:
-        return ["Not measured yet on any device.", ""]
-    return [line for record in records for line in record_lines(record)]
-
-
-def written_into(text: str, lines: Sequence[str]) -> str:
-    """Return a page's text with the block of peers, which it must have, replaced."""
-    renewed, count = _BLOCK.subn(lambda m: "\n".join([m[1], *lines, m[3]]), text)
-    if count != 1:
-        raise ValueError(f"the page has {count} blocks of peers; it needs one")
-    return renewed
-
-
-def blessed_files(benchmarks: Path) -> list[Path]:
-    """Return the blessed records of all devices."""
-    return sorted(benchmarks.glob("*/peers.json"))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a record's part of the page: tables of updates, of whole steps, of their parts."""
+    entries = sorted(
+        (entry for entry in record["entries"] if not entry.get("trial")),
+        key=lambda e: [*(order.index(e[name]) for name, order in _PLACES.items()), _terms(e)],
+    )
+    commits = ", ".join(dict.fromkeys(f"`{entry['commit'][:7]}`" for entry in entries))
+    dates = " and ".join(sorted({entry["date"] for entry in entries}))
+    where = f"One {record['device']}, driver {record.get('driver')}, {dates}, commit {commits}"
+    updates = [entry for entry in entries if entry["lengths"] in UPDATE_LABELS]
+    steps = [entry for entry in entries if entry["lengths"] not in UPDATE_LABELS]
     return [
-        f"| {' | '.join(head)} |",
-        "|" + "---|" * len(head),
-        *(f"| {' | '.join(row)} |" for row in rows),
+        f"**{where}.**",
+        "",
+        *_matrix("seconds of an update", updates),
+        *_matrix("seconds per 1,000 tokens", steps),
+        *table(_HEAD, map(_step_cells, filter(_is_measured, steps))),
+        *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if not _is_measured(e)),
+        "",
+        _versions(entries),
         "",
     ]
 
 
-def _model(entry: Entry) -> str:
-    return str(MODEL_LABELS.get(entry["model"], entry["model"]))
+def renewed(text: str, benchmarks: Path) -> str:
+    """Return a page's text with its block of peers written from the blessed records."""
+    records = [read_record(path) for path in sorted(benchmarks.glob("*/peers.json"))]
+    lines = [line for record in records for line in record_lines(record)]
+    written, count = _BLOCK.subn(lambda m: "\n".join([m[1], *lines, m[3]]), text)
+    if count != 1:
+        raise ValueError(f"the page has {count} blocks of peers; it needs one")
+    return written
 
 
-def _seconds_text(entry: Entry) -> str:
-    seconds = entry["seconds"]
-    return f"{entry['median']:.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
+def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
+    """Return a table of ways by workloads."""
+    columns = list(dict.fromkeys(map(_workload, entries)))
+    rows: dict[str, dict[str, str]] = {}
+    for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
+        beside_ours = ratios(entry, entries)
+        over = beside_ours.get("ours_nvfp4", beside_ours.get("ours_bf16"))
+        beside = "" if over is None or entry["way"] in OURS else f" ({over:.2f} x)"
+        shown = f"{cost(entry):.3g}{beside}" if _is_measured(entry) else "failed"
+        rows.setdefault(_way(entry), {})[_workload(entry)] = shown
+    lines = [[way, *(own.get(column, "") for column in columns)] for way, own in rows.items()]
+    return table([title, *columns], lines)
 
 
-def _bar_text(entry: Entry, over: Mapping[str, float]) -> str:
-    bar = BARS.get((entry["model"], entry["lengths"]))
-    if entry["way"] != "peft" or bar is None or "ours_bf16" not in over:
-        return ""
-    return f"at least {bar:g} x: {'met' if over['ours_bf16'] >= bar else 'missed'}"
+_HEAD = (
+    "whole step", "way", "seconds", *PHASES, "tokens", "on the card", "start", "reward of 1 to 5",
+    "16 to 20",
+)  # fmt: skip
 
 
-def _micro_batch_text(entry: Entry) -> str:
-    if entry.get("micro_batch_rows"):
-        return f"{entry['micro_batch_rows']} rows"
-    tokens = entry.get("micro_batch_tokens")
-    return f"{tokens:,} tokens" if tokens else ""
-
-
-def _step_cells(entry: Entry, entries: Sequence[Entry]) -> list[str]:
-    named = [_model(entry), LABELS[entry["way"]]]
-    if not is_measured(entry):
-        return [*named, str(entry["failed"]), "", "", "", "", "", ""]
-    over = ratios(entry, entries)
+def _step_cells(entry: Entry) -> list[str]:
+    seconds, peak, start = entry["seconds"], entry.get("driver_bytes"), entry.get("start_seconds")
+    paid = entry.get("rewards", [])
+    parts = {part: statistics.median(entry[f"{part}_seconds"]) for part in _parts_of(entry)}
     return [
-        *named,
-        _seconds_text(entry),
-        f"{statistics.median(entry['rollout_seconds']):.3g}",
-        f"{statistics.median(entry['update_seconds']):.3g}",
+        _workload(entry),
+        _way(entry),
+        f"{entry['median']:.3g} ({min(seconds):.3g} to {max(seconds):.3g})",
+        *(f"{parts[part]:.3g}" if part in parts else "" for part in PHASES),
         f"{statistics.fmean(entry['completion_tokens']):,.0f}",
-        f"{cost(entry):.3g}",
-        *("" if entry["way"] in OURS or way not in over else f"{over[way]:.2f} x" for way in OURS),
+        f"{peak / 2**30:.1f} GiB" if peak else "",
+        f"{start:.0f} s" if start else "",
+        *(f"{statistics.fmean(own):.3f}" if own else "" for own in (paid[:5], paid[15:20])),
     ]
 
 
-def _losses(entries: Sequence[Entry]) -> list[str]:
-    """Return sentences on bars that are missed and on peers that are faster."""
-    faster = [
-        f"{LABELS[entry['way']]}, {_model(entry)}, {LENGTH_LABELS[entry['lengths']]}: "
-        f"{over:.2f} times the time of {LABELS[way]}"
-        for entry in entries
-        if entry["way"] not in OURS
-        for way, over in ratios(entry, entries).items()
-        if over < 1
-    ]
-    missed = [
-        f"{_model(entry)}, {LENGTH_LABELS[entry['lengths']]}"
-        for entry in entries
-        if is_measured(entry) and _bar_text(entry, ratios(entry, entries)).endswith("missed")
-    ]
-    lines = []
-    if missed:
-        lines += [f"Bars missed: {'; '.join(missed)}.", ""]
-    if faster:
-        return [*lines, f"Faster than this project: {'; '.join(faster)}."]
-    return [*lines, "No peer that was run is faster than this project."]
+def _workload(entry: Entry) -> str:
+    return f"{MODEL_LABELS[entry['model']]}, {LENGTH_LABELS[entry['lengths']]}"
 
 
-def _heading(record: Mapping[str, Any], entries: Sequence[Entry]) -> str:
-    measured = [entry for entry in entries if is_measured(entry)]
-    counts = sorted({len(entry["seconds"]) for entry in measured})
-    commits = dict.fromkeys(f"`{entry['commit'][:7]}`" for entry in entries)
-    dates = sorted({entry["date"] for entry in entries})
-    weights = dict.fromkeys(str(entry["weights"]) for entry in measured)
-    return (
-        f"**One {record['device']}, driver {record.get('driver') or 'none'}, {', '.join(dates)}, "
-        f"commit {', '.join(commits)}.** Medians (smallest to largest) of "
-        f"{' or '.join(map(str, counts)) or 'no'} steps; weights: {'; '.join(weights) or 'none'}."
-    )
+def _terms(entry: Entry) -> str:
+    return "" if entry["way"] in OURS else str(entry.get("terms", ""))
+
+
+def _way(entry: Entry) -> str:
+    return ", ".join(filter(None, (LABELS[entry["way"]], _terms(entry))))
 
 
 def _versions(entries: Sequence[Entry]) -> str:
-    sides = []
-    for side, here in (("this project", True), ("peers", False)):
-        versions: dict[str, set[str]] = {}
-        for entry in entries:
-            if (entry["way"] in OURS) is here:
-                for name, value in entry.get("packages", {}).items():
-                    versions.setdefault(name, set()).add(value or "none")
-        if versions:
-            said = ", ".join(f"{name} {' or '.join(sorted(v))}" for name, v in versions.items())
-            sides.append(f"{side}: {said}")
-    return f"Versions: {'; '.join(sides)}." if sides else "Versions: none."
+    sides: dict[str, dict[str, set[str]]] = {"this project": {}, "peers": {}}
+    for entry in entries:
+        side = sides["this project" if entry["way"] in OURS else "peers"]
+        for name, version in entry.get("packages", {}).items():
+            side.setdefault(name, set()).add(version or "none")
+    said = [
+        f"{side}: " + ", ".join(f"{name} {' or '.join(sorted(v))}" for name, v in versions.items())
+        for side, versions in sides.items()
+    ]
+    return f"Versions: {'; '.join(said)}."

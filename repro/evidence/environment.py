@@ -7,6 +7,7 @@ asked further only where the process has it loaded already, so that nothing here
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from typing import Any
 
 from repro.evidence.provenance import source_digest
 from repro.spec.tier import MEMORY_VARIABLE
+from repro.spec.whole_files import replace_text
 
 PACKAGES = (
     "qerl-repro",
@@ -67,6 +69,15 @@ def capture_environment() -> dict[str, Any]:
         "source_sha256": probe(source_digest),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def main_environment(args: argparse.Namespace) -> int:
+    """Print the environment of this machine, and write it where a file is named; return 0."""
+    text = environment_text()
+    sys.stdout.write(text)
+    if args.out:
+        replace_text(Path(args.out), text)
+    return 0
 
 
 def environment_text() -> str:

@@ -69,6 +69,8 @@ _DIAGNOSTICS = frozenset(
 
 def main_bless(args: argparse.Namespace) -> int:
     """Carry out `repro bless`; return the exit status, or raise `BlessError` with the reason."""
+    if args.device:
+        return _bless_device(args)
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder = runs_folder(args.runs)
     expected = expected_folder(args.expected)
@@ -88,7 +90,7 @@ def main_bless(args: argparse.Namespace) -> int:
     return 0
 
 
-def main_bless_device(args: argparse.Namespace) -> int:
+def _bless_device(args: argparse.Namespace) -> int:
     """Bless every target that has complete records of one kind of device; say why of the others.
 
     The device is this machine's, or on a machine without a GPU the one that the records name.

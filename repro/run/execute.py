@@ -30,13 +30,7 @@ from repro.evidence.record import failed_record, read_record, record_path, stand
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import launched_ranks
 from repro.run.data_check import data_lines
-from repro.run.device_queue import (
-    RETRIES,
-    SPREAD_TIERS,
-    devices_to_fill,
-    require_workers,
-    tasks_of,
-)
+from repro.run.device_queue import RETRIES, tasks_of
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -49,20 +43,18 @@ from repro.run.several_ranks.rank_processes import (
     InPlace,
     Ranked,
     follow,
-    idle_line,
-    in_groups,
     join_torchrun,
     leave_torchrun,
     ranks_of,
     refused_by_any,
     refused_folder,
-    require_ranks,
 )
-from repro.run.several_ranks.ray_pool import RayPool, join_cluster
+from repro.run.several_ranks.ray_pool import RayPool
+from repro.run.several_ranks.room import Room, room_of
 from repro.run.shared_work import RunLocks
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
-from repro.runlog.log_flags import log_options_of
+from repro.runlog.run_logger import LogOptions
 from repro.spec.checks import all_of, require, tried
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
@@ -116,13 +108,13 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
     ranks = args.ranks if joined is None else joined.world
     console = Console(soft_wrap=True, quiet=joined is not None and not joined.first)
     folder = runs_folder(args.runs)
-    prepare = partial(_prepared, args, folder, console, ranks, joined is not None, own)
+    prepare = partial(_prepared, args, folder, console, ranks, own)
     (batches,), refused = tried(prepare)
     # Of torchrun's ranks the first alone prints, so it must know why another cannot start.
     if joined is not None:
         refused = [refused_by_any(joined, "; ".join(refused)) or refused_folder(joined, folder)]
     require(not any(refused), "; ".join(refused))
-    with log_options_of(args).passed_on():
+    with LogOptions.of_line(args).passed_on():
         status = _carry_out(batches, folder, console, ranks=ranks, stall=seconds, joined=joined)
     if joined is not None:
         leave_torchrun()
@@ -130,69 +122,35 @@ def main_run(args: argparse.Namespace, own: Own = None) -> int:
 
 
 def _prepared(
-    args: argparse.Namespace, folder: Path, console: Console, ranks: int, launched: bool, own: Own
+    args: argparse.Namespace, folder: Path, console: Console, ranks: int, own: Own
 ) -> dict[Tier, _Batch]:
-    """Print the plan and return its runs; `launched` ranks are torchrun's."""
-    expected = expected_folder(args.expected)
-    _, selections = all_of(partial(log_options_of, args), partial(_selected, args, own))
+    """Print the plan and return its runs, and the room that they have."""
+    expected, here = expected_folder(args.expected), args.executor != "ray"
+    _, selections = all_of(partial(LogOptions.of_line, args), partial(_selected, args, own))
     batches: dict[Tier, _Batch] = {}
-    on_hosts = args.executor == "ray"
     for selection in selections:
-        plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
-        others = None if args.tier or own else other_tiers(selection.source, selection.tier)
-        _, devices, notes = all_of(
-            partial(require_ready, selection, here=not on_hosts),
-            partial(devices_to_fill, selection.tier, args.devices),
+        plan, tier = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms)), selection.tier
+        _, room, notes = all_of(
+            partial(require_ready, selection, here=here),
+            partial(room_of, args, tier, plan, ranks, folder),
             partial(data_lines, plan, args.data is not None),
         )
-        # A cluster's hosts have the devices, as many to a run as `join_cluster` finds on one.
-        devices = ("",) * ranks if on_hosts else devices
-        require_ranks(ranks, selection.tier, devices, plan)
-        groups = devices if launched else in_groups(devices, ranks)
-        cores = len(os.sched_getaffinity(0))
-        at_once = max(1, cores // ranks) if selection.tier is Tier.SMOKE else 1
-        hosts = [(args.workers or (1 if launched else len(groups) or at_once), cores)]
-        require_workers(selection.tier, hosts[0][0], len(groups))
-        needs: dict[str, int] = {}
-        if on_hosts:
-            needs = {"num_gpus" if selection.tier in SPREAD_TIERS else "num_cpus": ranks}
-            hosts = _room_on_cluster(args, selection.tier, folder, needs)
-        workers = sum(room for room, _ in hosts)
-        most = max([ranks, *map(ranks_of, plan)])  # a scale may ask for more
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", most)) if launched else most
-        shares = [max(1, has // max(2, room * here)) for room, has in hosts if room]
-        # The same on all hosts, since the order of sums depends on it; 1 at the smoke tier.
-        threads = args.threads or (1 if selection.tier is Tier.SMOKE else min(shares))
         left = [run for run in standing_of(plan, folder).left if refusal(run, ranks) is None]
-        full = disk_refusal(selection.source.needs_at(selection.tier), left, workers, folder)
-        require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
-        text = own[1] if own else plan_text(selection, plan, folder, expected, workers, ranks)
-        idle = None if launched or needs else idle_line(devices, ranks)
-        for part in filter(None, (others, text, idle, *notes)):
+        full = disk_refusal(selection.source.needs_at(tier), left, room.workers, folder)
+        require(full is None, f"{selection.target.name}, {tier.value} tier: {full}")
+        others = "" if args.tier or own else other_tiers(selection.source, tier)
+        text = own[1] if own else plan_text(selection, plan, folder, expected, room.workers, ranks)
+        for part in filter(None, (others, text, room.idle, *notes)):
             console.print(part, highlight=False, markup=False)
-        fetch_files([] if on_hosts else left)
-        batch = batches.setdefault(
-            selection.tier,
-            _Batch(workers=workers, threads=threads, devices=groups, ray_needs=needs),
-        )
+        fetch_files(left if here else [])
+        threads = args.threads or (1 if tier is Tier.SMOKE else room.threads)
+        batch = batches.setdefault(tier, _Batch(room=room, threads=threads))
         batch.runs.update({run.digest(): run for run in plan})
     return batches
 
 
 def _selected(args: argparse.Namespace, own: Own) -> list[Selection]:
     return [own[0]] if own else selections_of(args)
-
-
-def _room_on_cluster(
-    args: argparse.Namespace, tier: Tier, runs: Path, needs: Mapping[str, int]
-) -> list[tuple[int, int]]:
-    """Join a Ray cluster and look at it; see `join_cluster`."""
-    for name, value in (("--workers", args.workers), ("--devices", args.devices)):
-        require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
-    require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
-    require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
-    require_writable(runs)
-    return join_cluster(runs, needs)
 
 
 def require_ready(selection: Selection, *, here: bool = True) -> None:
@@ -207,12 +165,10 @@ def require_ready(selection: Selection, *, here: bool = True) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """The distinct runs of one tier, and the workers and devices that carry them out."""
+    """The distinct runs of one tier, and the room and threads that they have."""
 
-    workers: int
+    room: Room
     threads: int
-    devices: tuple[str, ...]
-    ray_needs: Mapping[str, int]
     runs: dict[str, RunConfig] = field(default_factory=dict)
 
 
@@ -237,11 +193,11 @@ def _carry_out(
         outcome = execute(
             plan,
             folder,
-            workers=batch.workers,
+            workers=batch.room.workers,
             threads=batch.threads,
             console=console,
-            devices=batch.devices,
-            ray_needs=batch.ray_needs,
+            devices=batch.room.devices,
+            ray_needs=batch.room.ray_needs,
             ranks=ranks,
             stall=stall,
             joined=joined,
@@ -284,7 +240,7 @@ def execute(
     workers, threads : int
         Number of worker processes, and threads in each.
     devices : sequence of str
-        One per worker; see `repro.run.device_queue`.
+        One per worker; see `repro.run.workers.WorkerPool`.
     carry_out : callable
         Replacement for the default one, for tests.
     ranks, stall

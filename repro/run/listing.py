@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
+
+
+def main_list(args: argparse.Namespace) -> int:
+    """Print the listing; return 0."""
+    print(listing_text(args.all))  # noqa: T201
+    return 0
 
 
 def listing_text(everything: bool) -> str:

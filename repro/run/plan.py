@@ -1,12 +1,15 @@
 """The plan as text: which runs a command would start, and what they would need, before they start.
 
-A time is quoted, never estimated: the median of what blessed records of an arm took, with their
-devices and commits. Arms without any are not timed.
+A time is quoted: the median of what blessed records of an arm took, with their devices and commits.
+An arm without any is priced by a blessed step of its shape, which the line says; where there is no
+such step, it is not timed.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,8 +23,9 @@ from repro.evidence.fact_names import REPEATS_TOGETHER
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
+from repro.run.data_check import data_lines
 from repro.run.disk import free_bytes, size
-from repro.run.hub_sizes import ask_size
+from repro.run.places import expected_folder, runs_folder
 from repro.run.preflight import (
     among_unlike_devices,
     disk_bytes,
@@ -32,12 +36,17 @@ from repro.run.preflight import (
     smallest_device,
 )
 from repro.run.present_card import kernels_line, points_left_out, torch_refusal
-from repro.run.select import Selection
+from repro.run.priced import Price, blessed_steps, price, shortest_answer
+from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
+from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
+from repro.run.several_ranks.room import planned_workers
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import HubError
+from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
 from repro.spec.needs import Needs
+from repro.spec.settings import settings_text
 from repro.spec.shapes import shape_of_checkpoint
-from repro.spec.tier import Tier
+from repro.spec.target import other_tiers
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,32 @@ class BlessedTimes:
     peak_bytes: int
     basis: str
     elsewhere: bool = False
+
+
+def main_plan(args: argparse.Namespace) -> int:
+    """Print the plan of what a command line selects; return 0."""
+    folder, expected = runs_folder(args.runs), expected_folder(args.expected)
+    selections = selections_of(args)
+    workers = {
+        item.tier: planned_workers(item.tier, args.devices, args.workers) for item in selections
+    }
+    texts = []
+    for selection in selections:
+        source, tier = selection.source, selection.tier
+        runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        if args.show_config:
+            texts.append(settings_text(source.scales[tier]))
+            continue
+        if args.ranks:
+            head = f"{selection.target.name} at the {tier.value} tier on several GPUs:"
+            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
+            continue
+        others = None if args.tier else other_tiers(source, tier)
+        texts += [others] if others else []
+        text = plan_text(selection, runs, folder, expected, workers[tier])
+        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
+    sys.stdout.write("\n\n".join(texts) + "\n")
+    return 0
 
 
 def plan_text(
@@ -86,13 +121,22 @@ def plan_text(
         missing = missing or torch_refusal()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
-    lines += _arm_lines(runs, done, timed)
+    steps = blessed_steps(expected) if selection.tier in REAL_CHECKPOINTS else []
+    prices = {
+        run.arm.name: of_run
+        for run in {run.arm.name: run for run in runs}.values()
+        if (run.target, run.arm.name) not in timed.seconds
+        and (of_run := price(run, steps, _device_here(selection.tier))) is not None
+    }
+    lines += _arm_lines(runs, done, timed, prices)
     absent = [item for item in needs.downloads if not item.present()]
     fetched = [f"{item.name} ({_known(item.nbytes or listed.get(item.name))})" for item in absent]
     of_one = max(needs.memory_bytes, timed.peak_bytes)
     memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
+        *(f"  priced    {basis}" for basis in sorted({one.basis for one in prices.values()})),
+        *_answer_lines(prices, expected, selection),
         *_card_lines(selection.tier, left or runs),
         f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
@@ -200,7 +244,16 @@ def _refusals(left: list[RunConfig], ranks: int) -> dict[str, list[str]]:
     return refused
 
 
-def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> list[str]:
+def _answer_lines(prices: dict[str, Price], expected: Path, selection: Selection) -> list[str]:
+    """Return what deciding the paper's headline would take, where its arms are priced."""
+    planned = selection.source.planned_seeds(selection.tier)
+    answer = shortest_answer(prices, expected, planned)
+    return [] if answer is None else [f"  answer    {answer}"]
+
+
+def _arm_lines(
+    runs: list[RunConfig], done: set[str], timed: BlessedTimes, prices: dict[str, Price]
+) -> list[str]:
     by_arm: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         by_arm.setdefault((run.target, run.arm.name), []).append(run)
@@ -208,7 +261,9 @@ def _arm_lines(runs: list[RunConfig], done: set[str], timed: BlessedTimes) -> li
     lines = []
     for (target, arm), of_arm in by_arm.items():
         seconds, shared_by = timed.seconds.get((target, arm), (None, 1))
-        took = "not timed" if seconds is None else duration(seconds)
+        priced = prices.get(arm)
+        untimed = "not timed" if priced is None else f"about {duration(priced.seconds)}, priced"
+        took = untimed if seconds is None else duration(seconds)
         took += f" for {shared_by} at once" if shared_by > 1 else ""
         took += " on another card" if seconds is not None and timed.elsewhere else ""
         finished = sum(run.digest() in done for run in of_arm)
@@ -297,3 +352,36 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def ask_size(checkpoint: str, revision: str = "") -> int:
+    """Return the bytes of a checkpoint's weights as the hub lists them; fetch its config.
+
+    `HubError` says why the hub cannot tell.
+
+    Parameters
+    ----------
+    checkpoint
+        `owner/model` or `owner/model:FILE.gguf`.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    model, _, file = checkpoint.partition(":")
+    pinned = "main" if not revision or revision.startswith(PINNED_BYTES) else revision
+
+    def ask() -> int:
+        listed = HfApi(endpoint=endpoint()).list_repo_tree(model, revision=pinned, recursive=True)
+        sizes = {item.path: int(getattr(item, "size", 0)) for item in listed}
+        if "config.json" in sizes and not file:
+            hf_hub_download(
+                model,
+                "config.json",
+                revision=pinned,
+                cache_dir=hub_cache(),
+                endpoint=endpoint(),
+                etag_timeout=ANSWER_SECONDS,
+            )
+        wanted = [n for n in sizes if n == file or (not file and n.endswith(".safetensors"))]
+        return sum(sizes[name] for name in wanted)
+
+    return fetch(ask, hub_cache() / f"models--{model.replace('/', '--')}")

@@ -16,6 +16,7 @@ worker processes by the environment, as folders do.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import math
@@ -33,6 +34,7 @@ from repro.evidence.procedure import NOTE, WARNING, Progress
 from repro.runlog.stream import StepLines, read_lines
 from repro.runlog.trackers import TRACKERS, Tracker, name_of, parse_trackers
 from repro.runlog.watch import LENIENT, MIXED, Watch
+from repro.spec.checks import require
 from repro.spec.config import RunConfig
 
 if TYPE_CHECKING:
@@ -72,6 +74,19 @@ class LogOptions:
             completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
             stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
             example=bool(os.environ.get(EXAMPLE_VARIABLE)),
+        )
+
+    @classmethod
+    def of_line(cls, args: argparse.Namespace) -> LogOptions:
+        """Return the options of a command line, else those of the environment."""
+        idle, log = getattr(args, "stop_idle", None), getattr(args, "log", None)
+        require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
+        own = cls.from_environment()
+        return cls(
+            trackers=own.trackers if log is None else parse_trackers(log),
+            completions=own.completions or getattr(args, "completions", False),
+            stop_idle=idle or own.stop_idle,
+            example=own.example or getattr(args, "example", False),
         )
 
     @contextlib.contextmanager

@@ -9,7 +9,6 @@ from repro.spec.checks import unknown
 from repro.spec.target import Target
 from repro.targets import (
     ablations,
-    coder,
     described,
     kernel_speed,
     memory,
@@ -21,9 +20,11 @@ from repro.targets import (
     table2,
     training_curves,
 )
+from repro.targets.coder import first_round, second_round
 
 TARGETS: tuple[Target, ...] = (
-    table1.TABLE1, table1.TABLE1_3B, *mini.MINI_TARGETS, *coder.CODER_TARGETS, table2.TABLE2,
+    table1.TABLE1, table1.TABLE1_3B, *mini.MINI_TARGETS, *first_round.CODER_TARGETS,
+    *second_round.CODER_LEARNING, table2.TABLE2,
     table2.TABLE2_14B, training_curves.TABLE2_32B, *steps.STEP_TARGETS, described.TABLE4,
     *speed.TABLES_5_TO_8, *speed.TABLES_FOLDED, speed.FINAL_ABSTRACT, speed.TABLE9,
     described.FIGURE1, described.FIGURE2, described.FIGURE3,

@@ -1,130 +1,340 @@
-"""The rows that peers are timed on, the table of their record, and both sides' update on a CPU."""
+"""The race: its plan, what a record may hold, the tables, and both sides on a CPU."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import sys
+from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import ours, peer_update, table
-from benchmarks.peers.step_rows import MODELS, Sizes, draw_lengths, draw_step, sizes_of
-from repro.models.random_policy import shape_config
+from benchmarks.peers import grpo, harness, peer_update, sweep, table, workloads
+from benchmarks.peers import ours as own
+from benchmarks.peers.sweep import EQUAL, SHIPPED, Row
+from repro.data.generator import GeneratorConfig
+from repro.data.problem import Problem
+from repro.data.prompts import render
+from repro.data.tiny_tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
+CHAT = (
+    "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}A: {% endif %}"
+)
 
 
-def test_spread_lengths_have_the_stated_mean_variation_and_cap() -> None:
-    sizes = Sizes(most=900)
-    drawn = [n for step in range(60) for n in draw_lengths("spread", step, 0, sizes)]
-    assert len(drawn) == 60 * 128
-    assert statistics.fmean(drawn) == pytest.approx(300, rel=0.02)
-    assert statistics.stdev(drawn) / statistics.fmean(drawn) == pytest.approx(0.5, rel=0.04)
-    assert (min(drawn) >= 1, max(drawn)) == (True, 900)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint of a tiny model with random weights, a tokenizer and a chat template."""
+    place = tmp_path_factory.mktemp("tiny")
+    tokenizer: Any = build_tokenizer(GeneratorConfig())
+    tokenizer.chat_template = CHAT
+    config = AutoConfig.for_model(
+        "qwen2", vocab_size=2048, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=4096,
+        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
 
 
-def test_equal_lengths_have_as_many_tokens_as_spread_ones() -> None:
-    sizes = Sizes()
-    for step in range(5):
-        equal = draw_lengths("equal", step, 0, sizes)
-        assert len(set(equal)) == 1
-        assert sum(equal) == sum(draw_lengths("spread", step, 0, sizes))
-    rows = draw_step("long", 0, 0, sizes_of("long", sizes), 152064)
-    assert rows.prompts.shape == (16, 256)
-    assert {len(completion) for completion in rows.completions} == {2048}
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of sixty questions."""
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    rows = [{"question": f"What is {n} plus {n + 1}?", "answer": str(2 * n + 1)} for n in range(60)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
 
 
-def test_the_peers_models_have_the_shapes_of_the_suite() -> None:
-    for name in ("0.5b", "7b"):
-        assert MODELS[name] == shape_config(f"qwen2.5-{name}")
-
-
-def entry(way: str, seconds: list[float], **more: Any) -> dict[str, Any]:
+def entry(way: str, seconds: list[float], lengths: str = "long", **more: Any) -> dict[str, Any]:
     return {
-        "model": "7b", "lengths": "long", "way": way, "seconds": seconds,
+        "model": "7b", "lengths": lengths, "way": way, "seconds": seconds,
         "median": statistics.median(seconds), "commit": "abcdef012345", "date": "2026-01-01",
         "weights": "random", "packages": {"torch": "2.11.0"}, **more,
     }  # fmt: skip
 
 
-MADE_UP: dict[str, Any] = {
-    "device": "A card",
-    "driver": "1.2",
-    "entries": [
-        entry("peft", [15.0, 16.0, 17.0], micro_batch_rows=4, peak_bytes=2**30),
-        entry("ours_bf16", [10.0, 10.0, 10.5], micro_batch_tokens=16384),
-        entry("peft_trl", [9.0]),
-        entry("peft_liger", [1.0])
-        | {"failed": "not run: liger-kernel is not installed in the peers' environment"},
+def step_entry(way: str, seconds: float, tokens: int = 1000, **more: Any) -> dict[str, Any]:
+    parts = {"rollout": 0.5, "sync": 0.1, "score": 0.1, "update": 0.4}
+    spent = {f"{part}_seconds": [share * seconds] * 3 for part, share in parts.items()}
+    own = {"completion_tokens": [tokens] * 3, "terms": EQUAL, **spent, **more}
+    return entry(way, [seconds] * 3, "7b_16x8", **own)
+
+
+def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_terms() -> None:
+    tried = sweep.trials("trl", "16x8_real", "0.5b", 9)
+    assert {(row.lengths, row.terms, row.trial) for row in tried} == {("16x8", EQUAL, True)}
+    assert tried == sweep.trials("trl", "16x8", "0.5b", 9)
+    entries = [
+        asdict(row) | {"seconds": [seconds], "completion_tokens": [tokens]}
+        for row, seconds, tokens in zip(
+            tried, (9.0, 5.0, 6.0, 7.0), (900, 400, 800, 7), strict=True
+        )
+    ]
+    counting = sweep.counting("trl", "16x8_real", "0.5b", 9, entries)
+    assert [(row.terms, row.settings) for row in counting] == [
+        (SHIPPED, tried[2].settings), (EQUAL, tried[2].settings)
+    ]  # fmt: skip
+    assert all(row.lengths == "16x8_real" and row.steps == 20 for row in counting)
+
+
+def test_what_needs_no_choice_has_no_trial() -> None:
+    for way in (*sweep.OURS, "trl_alone"):
+        assert sweep.trials(way, "16x8", "0.5b", 9) == []
+        assert len(sweep.counting(way, "16x8", "0.5b", 9, [])) == 1
+    assert [row.terms for row in sweep.counting("unsloth", "7b_16x8", "7b", 9, [])] == [SHIPPED]
+    assert not sweep.applies("trl", "7b_16x8", "0.5b")
+    assert not sweep.applies("trl_alone", "64x8", "0.5b")
+
+
+def test_micro_batches_of_every_setting_divide_the_steps_rows() -> None:
+    for lengths, whole in workloads.STEPS.items():
+        for way in sweep.TERMS:
+            for settings in sweep.sweep_of(way, whole.model, lengths):
+                assert whole.prompts * whole.group % settings.get("rows", 1) == 0 or (
+                    whole.model == "tiny"
+                )
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"way": "nobody"}, "way is 'nobody'"),
+        ({"seconds": []}, "seconds is \\[\\]"),
+        ({"update_seconds": [0.4, 0.4]}, "update_seconds"),
+        ({"score_seconds": [3.0] * 3}, "add up to"),
+        ({"completion_tokens": None}, "completion_tokens is None"),
+        ({"failed": ""}, "failed is empty"),
+        ({"date": None}, "date is None"),
     ],
-}
+)
+def test_a_record_is_refused_with_the_entry_and_what_is_wrong(
+    changed: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "peers.json"
+    good = step_entry("trl", 2.0)
+    path.write_text(json.dumps({"device": "A", "entries": [good]}), encoding="utf-8")
+    assert table.read_record(path)["entries"] == [good]
+    path.write_text(json.dumps({"device": "A", "entries": [good | changed]}), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"entry 0: .*{named}"):
+        table.read_record(path)
 
 
-def test_the_table_has_ratios_bars_what_loses_and_what_was_not_run() -> None:
-    lines = table.record_lines(MADE_UP)
-    rows = {line.split(" | ")[2]: line for line in lines if line.startswith("| Qwen")}
-    assert list(rows) == [table.LABELS[w] for w in ("ours_bf16", "peft", "peft_liger", "peft_trl")]
-    assert (
-        "16 (15 to 17) | 1.60 x |  | at least 1.6 x: met | 4 rows | 1.0 GiB"
-        in rows["transformers + peft"]
-    )
-    assert "not run: liger-kernel is not installed" in rows["transformers + peft + Liger"]
-    faster = next(line for line in lines if line.startswith("Faster than this project"))
-    assert "TRL's fused head, Qwen2.5-7B, equal, 256 + 2,048: 0.90 times" in faster
-    slower = MADE_UP | {"entries": [entry("ours_bf16", [10.0]), entry("peft", [15.0])]}
-    assert "Bars missed: Qwen2.5-7B, equal, 256 + 2,048." in table.record_lines(slower)
-
-
-def test_whole_steps_are_compared_by_the_tokens_that_they_sampled() -> None:
-    def sampled(way: str, tokens: int) -> dict[str, Any]:
-        parts = {"rollout_seconds": [4.0], "update_seconds": [6.0], "completion_tokens": [tokens]}
-        return entry(way, [10.0], **parts) | {"lengths": "sampled"}
-
-    entries = [sampled("ours_nvfp4", 4000), sampled("trl", 1000)]
-    assert table.ratios(entries[1], entries) == {"ours_nvfp4": 4.0}
-    assert "| 10 (10 to 10) | 4 | 6 | 1,000 | 10 |  | 4.00 x |" in "\n".join(
-        table.record_lines(MADE_UP | {"entries": entries})
-    )
+def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed() -> None:
+    entries = [
+        step_entry("trl", 4.0, 500, driver_bytes=2**30, start_seconds=75.0,
+                   rewards=[0.1] * 15 + [0.5] * 5),
+        step_entry("trl", 6.0, 500, terms=SHIPPED),
+        step_entry("ours_nvfp4", 2.0),
+        step_entry("unsloth", 1.0, trial=True, settings={"rows": 8}),
+        entry("peft", [15.0, 16.0, 17.0]),
+        entry("ours_bf16", [10.0]),
+        entry("qlora", [1.0]) | {"failed": "failed: ImportError: no bitsandbytes"},
+    ]  # fmt: skip
+    lines = table.record_lines({"device": "A card", "driver": "1.2", "entries": entries})
+    text = "\n".join(lines)
+    assert "| TRL + vLLM, equal work | 8 (4.00 x) |" in text
+    assert "| TRL + vLLM, as shipped | 12 (6.00 x) |" in text
+    assert "| transformers + peft | 16 (1.60 x) |" in text
+    assert "4 (4 to 4) | 2 | 0.4 | 0.4 | 1.6 | 500 | 1.0 GiB | 75 s | 0.100 | 0.500 |" in text
+    assert "bitsandbytes QLoRA, 7B, 256 + 2,048: failed: ImportError: no bitsandbytes." in text
+    assert "Unsloth" not in text
 
 
 def test_the_page_is_written_from_the_blessed_records() -> None:
     page = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
-    files = table.blessed_files(ROOT / "benchmarks")
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    assert table.written_into(page, table.page_lines(records)) == page
+    assert table.renewed(page, ROOT / "benchmarks") == page
 
 
-def test_a_way_that_cannot_be_run_is_written_down_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = f"--models tiny --lengths equal --ways peft --device nowhere --out {tmp_path}/p.json"
-    monkeypatch.setattr(sys, "argv", ["peers", *flags.split(), "--steps", "1"])
+def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed() -> None:
+    lines = [f"2026/11/28 17:55:0{n}.500, {mib}" for n, mib in enumerate((9000, 70, 80, 60, 9000))]
+    middle = [f"2026/11/28 17:55:0{n}.000" for n in (1, 4)]
+    began, ended = (
+        peers.datetime.datetime.strptime(text, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+        for text in middle
+    )
+    assert peers.most_bytes(["nonsense", *lines], began, ended) == 80 * 2**20
+    assert peers.most_bytes([], began, ended) is None
+
+
+def race(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> list[dict[str, Any]]:
+    """Run the command on the CPU; return the record's entries."""
+    monkeypatch.setattr(sys, "argv", ["peers", *flags, "--device", "cpu", "--out", str(out)])
     assert peers.main() == 0
-    (written,) = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))["entries"]
-    assert written["failed"].startswith("failed: RuntimeError: ")
+    return list(table.read_record(out)["entries"])
 
 
-def test_both_sides_see_the_same_log_probabilities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_run_is_a_row_with_its_reason(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    folder, out = tmp_path / "model", tmp_path / "entries.jsonl"
-    config = AutoConfig.for_model(**MODELS["tiny"])
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    flags = "--model tiny --device cpu --dtype float32 --steps 2 --prompts 2 --group 2 --mean 9"
-    for way, module in (("ours_bf16", ours), ("peft", peer_update)):
-        given = f"{flags} --prompt-tokens 5 --way {way} --folder {folder} --out {out}"
-        monkeypatch.setattr(sys, "argv", [way, *given.split()])
-        module.main()
-    packed, padded = (json.loads(line) for line in out.read_text(encoding="utf-8").splitlines())
-    assert (packed["way"], padded["way"]) == ("ours_bf16", "peft")
+    monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
+    out, flags = tmp_path / "p.json", ("--models", "tiny", "--workloads", "tiny_2x2")
+    (lacking,) = race(monkeypatch, out, *flags, "--ways", "trl_alone")
+    assert lacking["failed"] == "not run: it needs a checkpoint (--folder tiny=FOLDER)"
+    flags += ("--folder", f"tiny={folder}", "--data", str(data), "--ways", "trl_alone")
+    # What this commit has tried stays, until it is requested again.
+    assert race(monkeypatch, out, *flags) == [lacking]
+    (entry,) = race(monkeypatch, out, *flags, "--again")
+    assert entry["failed"] == "failed: ModuleNotFoundError: No module named 'trl'"
+
+
+def test_memory_that_does_not_suffice_halves_the_rows(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def process(self: Any, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+        tried.append(request["settings"]["rows"])
+        short = {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}
+        return short if tried[-1] > 8 else {"seconds": [1.0], "median": 1.0}
+
+    monkeypatch.setattr(peers.Race, "_process", process)
+    asked = peers.command_line().parse_args(["--folder", f"tiny={folder}"])
+    row = Row(model="tiny", lengths="spread", way="peft", settings={"rows": 32})
+    measured = peers.Race(asked, {"entries": []})._measured(row)
+    assert (tried, measured["median"]) == ([32, 16, 8], 1.0)
+
+
+def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = {"folder": str(folder), "ignore_end": False, "seed": 0, "prompts": 2, "steps": 5}
+    files = workloads.write_questions(request, str(data), tmp_path)
+    lines = Path(files["questions"]).read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 10
+    assert "\\boxed{}" in json.loads(lines[0])["prompt"]
+    met: list[str] = []
+    inner = own.train_run
+
+    def watched(made: Any, learner: Any, hooks: Any, place: Path) -> Any:
+        source = own_source(made)
+        met.extend(problem.question for step in range(5) for problem in source.draw(step))
+        return inner(made, learner, hooks, place)
+
+    monkeypatch.setattr(own, "train_run", watched)
+    asked = Namespace(
+        **request, way="ours_nvfp4_aqn", reward="in_turn", data=files["data"], group=2,
+        prompt_tokens=128, new_tokens=6, dtype="float32", sampled=True,
+    )  # fmt: skip
+    measured = own.measure_steps(asked)
+    asked_of_peers = [json.loads(line)["prompt"].partition("\n")[0] for line in lines]
+    assert asked_of_peers == met
+    assert len(measured["completion_tokens"]) == 2
+    assert 4 <= max(measured["completion_tokens"]) <= 24
+    assert measured["rewards"] == [0.5] * 5
+    for place, total in enumerate(measured["seconds"]):
+        parts = [measured[f"{part}_seconds"][place] for part in ("rollout", "score", "update")]
+        assert sum(parts) == pytest.approx(total)
+
+
+def own_source(made: Any) -> Any:
+    from repro.rl.collect import PromptSource
+
+    return PromptSource(made.problems.train, made.evaluation.evaluator.tokenizer, made.run)
+
+
+def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder: Path, tmp_path: Path) -> None:
+    request = {"folder": str(folder), "ignore_end": True, "seed": 0, "prompts": 2, "steps": 2}
+    files = workloads.write_questions(request | {"prompt_tokens": 300}, "", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = {json.loads(row)["question"] for row in rows}
+    assert len(texts) == len(rows) >= 4
+    lengths = {
+        len(render(Problem(id="0", question=text, answer="0"), "boxed", tokenizer))
+        for text in texts
+    }
+    assert lengths == {300}
+    assert files["data"].startswith("file:")
+
+
+def test_both_sides_see_the_same_log_probabilities_of_the_same_rows(
+    folder: Path, tmp_path: Path
+) -> None:
+    request = {
+        "model": "tiny", "lengths": "spread", "folder": str(folder), "device": "cpu",
+        "dtype": "float32", "seed": 0, "sampled": False, "settings": {"rows": 4},
+    }  # fmt: skip
+    request |= workloads.write_rows("tiny", "spread", 3, folder, tmp_path)
+    packed = own.measure_update(Namespace(**request, way="ours_bf16"))
+    asked = Namespace(**request, way="peft")
+    padded = peer_update.measure(peer_update.Update(asked), asked)
     assert packed["completion_tokens"] == padded["completion_tokens"]
     assert len(packed["seconds"]) == len(padded["seconds"]) == 2
-    assert padded["micro_batch_rows"] in (1, 2, 4)
     assert packed["logprob"] == pytest.approx(padded["logprob"], abs=1e-5)
+
+
+def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        """A trainer that takes known times."""
+
+        def __init__(self) -> None:
+            self.vllm_generation = SimpleNamespace(
+                sync_weights=lambda: spend(1.0), generate=lambda: spend(4.0)
+            )
+            self.hands: Any = None
+
+        def add_callback(self, hand: Any) -> None:
+            self.hands = hand
+
+        def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+            self.vllm_generation.sync_weights()
+            self.vllm_generation.generate()
+            spend(2.0)
+            clock.reward(["\\boxed{7}", "7"], answers=["7", "7"])
+            return {"completion_mask": torch.ones(2, 3)}
+
+    time = [0.0]
+
+    def spend(seconds: float) -> None:
+        time[0] += seconds
+
+    monkeypatch.setattr(harness, "now", lambda device: time[0])
+    clock, trainer = grpo.StepClock(Namespace(device="cpu", reward="boxed", way="trl")), Trainer()
+    clock.watch(trainer)
+    for _ in range(5):
+        trainer.hands.on_step_begin()
+        trainer._generate_and_score_completions(None)
+        spend(3.0)
+        trainer.hands.on_step_end()
+    entry = harness.whole_steps(clock.steps, clock.began, clock.ended)
+    parts = {part: entry[f"{part}_seconds"] for part in harness.PHASES}
+    assert parts == {
+        "rollout": [5.0] * 2, "sync": [1.0] * 2, "score": [2.0] * 2, "update": [3.0] * 2
+    }  # fmt: skip
+    assert (entry["seconds"], entry["completion_tokens"]) == ([10.0] * 2, [6] * 2)
+    assert entry["rewards"] == [0.5] * 5
+    assert entry["timed_between"] == [clock.ended[2], clock.ended[4]]
+
+
+def test_as_shipped_leaves_the_correction_to_the_tool() -> None:
+    asked = Namespace(
+        prompts=16, group=8, new_tokens=512, steps=10, seed=0, dtype="bfloat16", device="cuda",
+        ignore_end=True, way="trl", terms=SHIPPED, settings={"rows": 32, "memory": 0.3},
+    )  # fmt: skip
+    shipped = grpo.grpo_settings(asked)
+    asked.terms = EQUAL
+    equal = grpo.grpo_settings(asked)
+    assert "vllm_importance_sampling_correction" not in shipped
+    assert equal["vllm_importance_sampling_correction"] is False
+    assert shipped["gradient_accumulation_steps"] == 4
+    assert shipped["generation_kwargs"] == {"ignore_eos": True}
+
+
+def test_rewards_are_the_same_for_texts_and_messages() -> None:
+    said = ["so \\boxed{1,200}", "\\boxed{3} no, \\boxed{4}", "nothing"]
+    golds = ["#### 1200", "3", "5"]
+    assert harness.boxed(said, golds) == [1.0, 0.0, 0.0]
+    assert harness.boxed([[{"content": text}] for text in said], golds) == [1.0, 0.0, 0.0]
+    assert harness.in_turn(said) == [0.0, 1.0, 0.0]

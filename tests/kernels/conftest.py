@@ -6,15 +6,12 @@
                        No tolerance is typed at a call.
 """
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> None:
+def assert_bitwise(actual, expected, what="result"):
     """Require the same type, shape and bits; minus zero differs from zero, NaN equals itself."""
     assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
     assert actual.shape == expected.shape, f"{what}: {actual.shape}, expected {expected.shape}"
@@ -34,7 +31,7 @@ def assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> No
 _AT_ONCE = 1 << 24
 
 
-def assert_within_twice(actual: Tensor, plain: Tensor, exact: Tensor, what: str = "result") -> None:
+def assert_within_twice(actual, plain, exact, what="result"):
     """Require largest and root-mean-square error at most twice those of plain PyTorch.
 
     Plain PyTorch may hit the exact result by luck, so half a unit in the last place of the

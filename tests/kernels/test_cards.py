@@ -1,14 +1,11 @@
 """Every Triton launch compiles for each card, into its shared memory, without spills."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(capability: int, which: str, seconds: float) -> list[dict[str, Any]]:
+def compiled(capability, which, seconds):
     command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compiled"]
     done = subprocess.run(
         [*command, str(capability), which],
@@ -44,14 +41,14 @@ def compiled(capability: int, which: str, seconds: float) -> list[dict[str, Any]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def require_fitting(launches: list[dict[str, Any]], capability: int) -> None:
+def require_fitting(launches, capability):
     _, most = CARDS[capability]
     assert not [row for row in launches if row["shared"] > most * 1024]
     assert not [row for row in launches if row["stack"] > SPILT]
     assert all(row["fused"] for row in launches)
 
 
-def test_the_largest_launches_fit_a_card_of_99_kib() -> None:
+def test_the_largest_launches_fit_a_card_of_99_kib():
     launches = compiled(86, "few", 300)
     assert len({row["kernel"] for row in launches}) >= 6
     require_fitting(launches, 86)
@@ -59,7 +56,7 @@ def test_the_largest_launches_fit_a_card_of_99_kib() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("capability", CARDS)
-def test_every_launch_fits_the_card(capability: int) -> None:
+def test_every_launch_fits_the_card(capability):
     launches = compiled(capability, "all", 1800)
     assert len({row["kernel"] for row in launches}) >= 20
     require_fitting(launches, capability)

@@ -1,9 +1,5 @@
 """Which kernels a device gets, by its capability and by `REPRO_KERNELS`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,7 +9,7 @@ HERE = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hopper(monkeypatch):
     """Make the device a Hopper GPU whose kernels compile."""
     from kernels.cuda import driver
 
@@ -25,16 +21,14 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch._hopper.cache_clear()
 
 
-def chosen() -> tuple[bool, bool, bool]:
+def chosen():
     """Return whether weights are packed, codes fused, and launches overlap."""
     packed = dispatch.reads_packed(HERE, torch.bfloat16)
     return packed, dispatch.fuses_codes(HERE, torch.bfloat16), dispatch.launches_overlap(HERE)
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_hopper_gpu_packs_unless_it_takes_the_road_of_other_cards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hopper_gpu_packs_unless_it_takes_the_road_of_other_cards(monkeypatch):
     assert chosen() == (True, False, True)
     dispatch._hopper.cache_clear()
     monkeypatch.setenv("REPRO_KERNELS", "portable")
@@ -54,13 +48,11 @@ def test_a_hopper_gpu_packs_unless_it_takes_the_road_of_other_cards(
         ((12, 0), (False, True, True)),
     ],
 )
-def test_other_cards_fuse_codes_from_8_0_on(
-    capability: tuple[int, int], expected: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_cards_fuse_codes_from_8_0_on(capability, expected, monkeypatch):
     monkeypatch.setattr(dispatch, "_capability", lambda index: capability)
     assert chosen() == expected
 
 
-def test_a_cpu_keeps_the_codes_as_they_are() -> None:
+def test_a_cpu_keeps_the_codes_as_they_are():
     assert not dispatch.fuses_codes(torch.device("cpu"), torch.bfloat16)
     assert not dispatch.reads_packed(torch.device("cpu"), torch.bfloat16)

@@ -6,18 +6,15 @@ FLOOR mode is the conversion of the OCP standard; compressed-tensors' own MXFP4 
 taking its exponent. NF4: bitsandbytes on the CPU.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.formats import FORMATS, QuantizedWeight, swap_nibbles
+from kernels.formats import FORMATS, swap_nibbles
 from kernels.reference import dequantize, quantize, shared_global_scale
 from tests.kernels.conftest import assert_bitwise
 
 
-def _at_the_edges_of_e4m3(generator: torch.Generator) -> Tensor:
+def _at_the_edges_of_e4m3(generator):
     """Blocks whose scale falls within 4 units in the last place of a tie between two E4M3 values.
 
     Only there does the order of g * (amax / 6) show: (g * amax) / 6 rounds otherwise.
@@ -33,7 +30,7 @@ def _at_the_edges_of_e4m3(generator: torch.Generator) -> Tensor:
     return blocks.view(-1, 128)
 
 
-def _weights() -> dict[str, Tensor]:
+def _weights():
     """Matrices that reach every branch: (N, K) float32, K a multiple of 64."""
     generator = torch.Generator().manual_seed(20251013)
     normal = torch.randn(96, 512, generator=generator)
@@ -69,9 +66,7 @@ WEIGHTS = _weights()
 every_weight = pytest.mark.parametrize("name", WEIGHTS)
 
 
-def _compressed_tensors(
-    weight: Tensor, encode_scale: Tensor | None = None
-) -> tuple[dict[str, Tensor], Tensor]:
+def _compressed_tensors(weight, encode_scale=None):
     """Compress and decompress with compressed-tensors: its state dict and its dense weight."""
     from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
@@ -88,7 +83,7 @@ def _compressed_tensors(
     return compressed, NVFP4PackedCompressor.decompress(compressed, scheme)["weight"]
 
 
-def _require_theirs(ours: QuantizedWeight, written: dict[str, Tensor], dense: Tensor) -> None:
+def _require_theirs(ours, written, dense):
     """Check a weight against what compressed-tensors wrote and made of it, bit for bit."""
     assert ours.encode_scale is not None
     assert_bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
@@ -99,9 +94,7 @@ def _require_theirs(ours: QuantizedWeight, written: dict[str, Tensor], dense: Te
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_weight
-def test_nvfp4_in_the_recipe_of_its_dtype_equals_compressed_tensors(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_nvfp4_in_the_recipe_of_its_dtype_equals_compressed_tensors(name, dtype):
     weight = WEIGHTS[name].to(dtype)
     if not bool(torch.isfinite(weight).all()):
         pytest.skip("overflows in bfloat16")
@@ -111,7 +104,7 @@ def test_nvfp4_in_the_recipe_of_its_dtype_equals_compressed_tensors(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nvfp4_fused_linears_share_the_smallest_encode_scale(dtype: torch.dtype) -> None:
+def test_nvfp4_fused_linears_share_the_smallest_encode_scale(dtype):
     from compressed_tensors.quantization.utils import generate_gparam
 
     generator = torch.Generator().manual_seed(5)
@@ -128,7 +121,7 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(dtype: torch.dtype)
 
 
 @every_weight
-def test_mxfp4_equals_torchao(name: str) -> None:
+def test_mxfp4_equals_torchao(name):
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
@@ -154,7 +147,7 @@ def test_mxfp4_equals_torchao(name: str) -> None:
     [(name, torch.float32) for name in WEIGHTS]
     + [("normal", dtype) for dtype in (torch.bfloat16, torch.float16)],
 )
-def test_nf4_equals_bitsandbytes(name: str, dtype: torch.dtype) -> None:
+def test_nf4_equals_bitsandbytes(name, dtype):
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     weight = WEIGHTS[name].to(dtype)

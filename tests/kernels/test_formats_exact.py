@@ -1,13 +1,10 @@
 """The formats by enumeration and by property, against exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels.formats import (
     FORMATS,
@@ -20,12 +17,12 @@ from kernels.reference import dequantize, quantize
 SIXTEEN = torch.arange(16, dtype=torch.uint8)
 
 
-def unpack_codes(packed: Tensor) -> Tensor:
+def unpack_codes(packed):
     """Undo `pack_codes`: (..., K / 2) bytes to (..., K) codes, uint8."""
     return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
 
 
-def _e2m1_exactly(code: int) -> Fraction:
+def _e2m1_exactly(code):
     """Decode sign, exponent and mantissa by the definition of E2M1 (bias 1)."""
     sign, exponent, mantissa = code >> 3, (code >> 1) & 3, code & 1
     if exponent == 0:
@@ -35,7 +32,7 @@ def _e2m1_exactly(code: int) -> Fraction:
     return -magnitude if sign else magnitude
 
 
-def _e4m3_exactly(bits: int) -> Fraction:
+def _e4m3_exactly(bits):
     """Decode a non-negative E4M3 by its definition (bias 7)."""
     exponent, mantissa = bits >> 3, bits & 7
     if exponent == 0:
@@ -43,7 +40,7 @@ def _e4m3_exactly(bits: int) -> Fraction:
     return (1 + Fraction(mantissa, 8)) * Fraction(2) ** (exponent - 7)
 
 
-def test_every_nvfp4_code_times_every_finite_e4m3_scale_dequantises_exactly() -> None:
+def test_every_nvfp4_code_times_every_finite_e4m3_scale_dequantises_exactly():
     scales = torch.arange(127, dtype=torch.uint8).view(-1, 1).view(torch.float8_e4m3fn)
     weight = QuantizedWeight(
         format="nvfp4",
@@ -60,7 +57,7 @@ def test_every_nvfp4_code_times_every_finite_e4m3_scale_dequantises_exactly() ->
     assert torch.equal(dequantize(weight, torch.bfloat16).float(), dense)
 
 
-def test_every_mxfp4_code_times_every_exponent_dequantises_exactly() -> None:
+def test_every_mxfp4_code_times_every_exponent_dequantises_exactly():
     exponents = torch.arange(255, dtype=torch.uint8).view(-1, 1)
     weight = QuantizedWeight(
         format="mxfp4", codes=pack_codes(SIXTEEN.repeat(255, 2)), block_scales=exponents
@@ -75,7 +72,7 @@ def test_every_mxfp4_code_times_every_exponent_dequantises_exactly() -> None:
                 assert Fraction(float(dense[exponent, code])) == expected, (exponent, code)
 
 
-def test_packing_is_a_bijection_with_the_even_element_low() -> None:
+def test_packing_is_a_bijection_with_the_even_element_low():
     low, high = torch.meshgrid(SIXTEEN, SIXTEEN, indexing="ij")
     codes = torch.stack((low, high), dim=-1).view(1, -1)
     packed = pack_codes(codes)
@@ -88,9 +85,7 @@ def test_packing_is_a_bijection_with_the_even_element_low() -> None:
 
 @pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_and_strides_quantise_as_their_float32_values(
-    format: str, dtype: torch.dtype
-) -> None:
+def test_other_types_and_strides_quantise_as_their_float32_values(format, dtype):
     weight = torch.randn(128, 192, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = quantize(weight.float().contiguous(), format)
     views = (weight, weight.t().contiguous().t(), torch.stack((weight, weight), -1)[..., 1])
@@ -104,7 +99,7 @@ def test_other_types_and_strides_quantise_as_their_float32_values(
 
 @pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_refused_and_located(format: str, bad: float) -> None:
+def test_a_value_that_is_not_finite_is_refused_and_located(format, bad):
     weight = torch.randn(5, 192)
     weight[3, 130] = bad
     first = 130 // FORMATS[format].block * FORMATS[format].block
@@ -114,12 +109,12 @@ def test_a_value_that_is_not_finite_is_refused_and_located(format: str, bad: flo
 
 @pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("shape", [(4, 40), (4, 0), (0, 64), (64,), (2, 2, 64)])
-def test_a_shape_that_does_not_fit_is_refused(format: str, shape: tuple[int, ...]) -> None:
+def test_a_shape_that_does_not_fit_is_refused(format, shape):
     with pytest.raises(ValueError, match=r"shape"):
         quantize(torch.zeros(shape), format)
 
 
-def test_options_of_another_format_are_refused() -> None:
+def test_options_of_another_format_are_refused():
     weight = torch.randn(4, 64)
     with pytest.raises(ValueError, match="global_scale is given; mxfp4"):
         quantize(weight, "mxfp4", global_scale=torch.tensor(1.0))
@@ -136,7 +131,7 @@ def test_options_of_another_format_are_refused() -> None:
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_chunks_of_rows_change_no_bit(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_rows_change_no_bit(format, monkeypatch):
     weight = torch.randn(37, 256, generator=torch.Generator().manual_seed(6))
     whole = quantize(weight, format)
     dense = dequantize(whole, torch.bfloat16)

@@ -1,7 +1,5 @@
 """Construction, storage and refusal of `QuantizedWeight`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -11,13 +9,13 @@ from kernels.reference import dequantize, quantize
 from tests.kernels.conftest import assert_bitwise
 
 
-def _quantized(format: str) -> QuantizedWeight:
+def _quantized(format):
     weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(7))
     return quantize(weight, format)
 
 
 @pytest.mark.parametrize("format", list(FORMATS))
-def test_a_weight_survives_safetensors_and_moves_whole(format: str) -> None:
+def test_a_weight_survives_safetensors_and_moves_whole(format):
     weight = _quantized(format)
     tensors = weight.tensors()
     back = QuantizedWeight.from_tensors(format, load(save(tensors)), (48, 128))
@@ -36,13 +34,13 @@ def test_a_weight_survives_safetensors_and_moves_whole(format: str) -> None:
 
 
 @pytest.mark.parametrize(("format", "bits"), [("nvfp4", 4.5), ("mxfp4", 4.25), ("nf4", 4.5)])
-def test_the_bytes_are_those_of_the_format(format: str, bits: float) -> None:
+def test_the_bytes_are_those_of_the_format(format, bits):
     weight = quantize(torch.randn(256, 256), format)
     scalars = 8 if format == "nvfp4" else 0
     assert (weight.nbytes - scalars) * 8 / 256**2 == bits
 
 
-def test_a_layout_that_does_not_fit_is_refused() -> None:
+def test_a_layout_that_does_not_fit_is_refused():
     weight = _quantized("nvfp4")
     good = weight.tensors()
     cases = [
@@ -64,7 +62,7 @@ def test_a_layout_that_does_not_fit_is_refused() -> None:
         QuantizedWeight.from_tensors("fp4", good)
 
 
-def test_scales_that_no_writer_produces_are_refused() -> None:
+def test_scales_that_no_writer_produces_are_refused():
     nvfp4 = _quantized("nvfp4").tensors()
     nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x7F
     with pytest.raises(ValueError, match="block_scales holds NaN"):

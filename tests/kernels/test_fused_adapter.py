@@ -1,7 +1,5 @@
 """Adapters in the launch of their layer: every element, the same bits, under capture, in turns."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -9,7 +7,6 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import reference, tuning
 from kernels.cuda import compiler, linear
@@ -24,15 +21,13 @@ hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capa
 TABLE = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encoding="utf-8"))
 
 
-def _weight(N: int, K: int) -> PackedWeight:
+def _weight(N, K):
     packs = torch.zeros(-(-N // 16), -(-K // 256), 1, dtype=torch.uint8)
     return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), extras={})
 
 
 @pytest.mark.parametrize(("format", "most"), [("nvfp4", 16), ("mxfp4", 16), ("nf4", 8)])
-def test_the_tables_layers_take_an_adapter_up_to_a_row_count(
-    monkeypatch: pytest.MonkeyPatch, format: str, most: int
-) -> None:
+def test_the_tables_layers_take_an_adapter_up_to_a_row_count(monkeypatch, format, most):
     monkeypatch.setattr(tuning, "stored_table", lambda device: TABLE)
     for N, K in (shape for layers in LAYERS.values() for shape in layers.values()):
         weight = dataclasses.replace(_weight(N, K), format=format)
@@ -41,7 +36,7 @@ def test_the_tables_layers_take_an_adapter_up_to_a_row_count(
 
 
 @pytest.mark.parametrize("M", [8, 16])
-def test_the_source_compiles(M: int) -> None:
+def test_the_source_compiles(M):
     try:
         compiler.version()
     except compiler.CompileError as error:
@@ -51,7 +46,7 @@ def test_the_source_compiles(M: int) -> None:
         assert compiler.build(FILES, chosen, "sm_90a")[:4] == b"\x7fELF"
 
 
-def _layer(N: int, K: int, format: str = "nvfp4") -> tuple[Tensor, PackedWeight]:
+def _layer(N, K, format="nvfp4"):
     generator = torch.Generator("cuda").manual_seed(N + K)
     quantized = reference.quantize(
         torch.randn(N, K, device="cuda", generator=generator) * 0.05, format
@@ -59,14 +54,14 @@ def _layer(N: int, K: int, format: str = "nvfp4") -> tuple[Tensor, PackedWeight]
     return reference.dequantize(quantized), pack(quantized)
 
 
-def _adapter(N: int, K: int, rank: int, ends: tuple[int, ...], seed: int) -> Adapter:
+def _adapter(N, K, rank, ends, seed):
     generator = torch.Generator("cuda").manual_seed(seed)
     a = torch.randn(rank * (len(ends) + 1), K, device="cuda", generator=generator) * 0.05
     b = torch.randn(N, rank, device="cuda", generator=generator) * 0.05
     return Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends, scaling=2.0)
 
 
-def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
+def _sum(x, dense, adapter):
     y = x @ dense.to(x.dtype).t()
     rank = adapter.b.shape[1]
     edges = (0, *adapter.ends, len(dense))
@@ -90,9 +85,7 @@ def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
         (768, 512, 48, (256,), "nvfp4"),
     ],
 )
-def test_every_element_is_within_twice_plain_bfloat16(
-    M: int, N: int, K: int, rank: int, ends: tuple[int, ...], format: str
-) -> None:
+def test_every_element_is_within_twice_plain_bfloat16(M, N, K, rank, ends, format):
     dense, packed = _layer(N, K, format)
     adapter = _adapter(N, K, rank, ends, 1)
     x = torch.randn(M, K, device="cuda").bfloat16()
@@ -109,7 +102,7 @@ def test_every_element_is_within_twice_plain_bfloat16(
 @pytest.mark.gpu
 @hopper
 @pytest.mark.parametrize("M", [1, 16, 64])
-def test_layers_that_share_a_workspace_take_turns(M: int) -> None:
+def test_layers_that_share_a_workspace_take_turns(M):
     # Each layer's x is the output of the one before, in one capture, replayed.
     shapes = [(1024, 512, (512,)), (512, 1024, ()), (768, 512, (256, 512)), (512, 768, ())]
     layers = [
@@ -117,7 +110,7 @@ def test_layers_that_share_a_workspace_take_turns(M: int) -> None:
     ]
     x = torch.randn(M, 512, device="cuda").bfloat16()
 
-    def run() -> Tensor:
+    def run():
         y = x
         for _ in range(3):
             for weight, adapter in layers:
@@ -142,7 +135,7 @@ def test_layers_that_share_a_workspace_take_turns(M: int) -> None:
 
 @pytest.mark.gpu
 @hopper
-def test_a_capture_without_a_workspace_is_refused() -> None:
+def test_a_capture_without_a_workspace_is_refused():
     weight, adapter = _layer(512, 512)[1], _adapter(512, 512, 32, (), 0)
     x = torch.randn(1, 512, device="cuda").bfloat16()
     linear.packed_linear(x, weight, adapter=adapter)  # compiles

@@ -1,7 +1,5 @@
 """The linear layer over packed weights: its gradients, and errors that tell."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capa
 
 @pytest.mark.gpu
 @hopper
-def test_gradients_reach_x_and_the_bias() -> None:
+def test_gradients_reach_x_and_the_bias():
     N, K, M = 272, 512, 70
     quantized = reference.quantize(torch.randn(N, K, device="cuda") * 0.05, "nvfp4")
     dense, packed = reference.dequantize(quantized), pack(quantized)
@@ -32,7 +30,7 @@ def test_gradients_reach_x_and_the_bias() -> None:
     assert_within_twice(grad_bias, plain, upstream.float().sum(0), "gradient of the bias")
 
 
-def test_wrong_inputs_are_named() -> None:
+def test_wrong_inputs_are_named():
     weight = pack(reference.quantize(torch.randn(32, 256), "nvfp4"))
     with pytest.raises(ValueError, match="last dimension is 255"):
         linear.packed_linear(torch.zeros(2, 255, dtype=torch.bfloat16), weight)

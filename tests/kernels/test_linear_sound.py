@@ -6,14 +6,10 @@ so an element that nobody writes fails. Errors are against float32 products with
 weight.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -42,7 +38,7 @@ SMALL = {"nvfp4": (333, 16), "mxfp4": (77, 96), "nf4": (129, 64)}
 
 
 @functools.lru_cache(maxsize=2)
-def _weight(format: str, shape: tuple[int, int], kind: str = "random") -> QuantizedWeight:
+def _weight(format, shape, kind="random"):
     """Return a weight on the GPU: "random" with every scale, or one of the hostile `KINDS`."""
     N, K = shape
     generator = torch.Generator("cuda").manual_seed(N + K)
@@ -79,18 +75,18 @@ KINDS = ("largest", "subnormal", "zeros", "zero_blocks")
 
 
 @functools.lru_cache(maxsize=2)
-def _both(format: str, shape: tuple[int, int], kind: str = "random") -> tuple[Tensor, Any]:
+def _both(format, shape, kind="random"):
     """Return the dense float32 matrix and the packed weight."""
     weight = _weight(format, shape, kind)
     return reference.dequantize(weight), pack(weight)
 
 
-def _rows(M: int, K: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def _rows(M, K, dtype=torch.bfloat16):
     generator = torch.Generator("cuda").manual_seed(M)
     return torch.randn(M, K, device="cuda", generator=generator).to(dtype)
 
 
-def _hold(ours: Tensor, x: Tensor, dense: Tensor, what: str) -> None:
+def _hold(ours, x, dense, what):
     plain = functional.linear(x, dense.to(x.dtype))
     exact = functional.linear(x.float(), dense)
     if not bool(torch.isfinite(plain).all()):
@@ -100,7 +96,7 @@ def _hold(ours: Tensor, x: Tensor, dense: Tensor, what: str) -> None:
 
 @hopper
 @pytest.mark.parametrize("shape", TUNED)
-def test_every_choice_of_the_table_is_close_to_float32(shape: tuple[int, int]) -> None:
+def test_every_choice_of_the_table_is_close_to_float32(shape):
     dense, packed = _both("nvfp4", shape)
     for M in ROWS:
         x = _rows(M, shape[1])
@@ -112,9 +108,7 @@ def test_every_choice_of_the_table_is_close_to_float32(shape: tuple[int, int]) -
 @hopper
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("sizes", [ODD, SMALL], ids=["odd", "small"])
-def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(
-    format: str, sizes: dict[str, tuple[int, int]]
-) -> None:
+def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(format, sizes):
     N, K = sizes[format]
     dense, packed = _both(format, (N, K))
     for M in ROWS:
@@ -128,7 +122,7 @@ def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(
 @hopper
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_weights_are_multiplied(format: str, kind: str) -> None:
+def test_hostile_weights_are_multiplied(format, kind):
     dense, packed = _both(format, (517, 1344), kind)
     for M in (1, 7, 16, 40, 128, 300, 1500):
         x = _rows(M, 1344)
@@ -138,7 +132,7 @@ def test_hostile_weights_are_multiplied(format: str, kind: str) -> None:
 @portable
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_portable_layer_is_close_to_float32(format: str, dtype: torch.dtype) -> None:
+def test_the_portable_layer_is_close_to_float32(format, dtype):
     for shape in (ODD[format], SMALL[format], (3584, 3584)):
         weight = _weight(format, shape)
         dense = reference.dequantize(weight)
@@ -153,7 +147,7 @@ def test_the_portable_layer_is_close_to_float32(format: str, dtype: torch.dtype)
 @portable
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_weights_are_multiplied_portably(format: str, kind: str) -> None:
+def test_hostile_weights_are_multiplied_portably(format, kind):
     weight = _weight(format, (517, 1344), kind)
     dense = reference.dequantize(weight)
     bias = _rows(1, 517)[0]
@@ -171,13 +165,13 @@ def test_hostile_weights_are_multiplied_portably(format: str, kind: str) -> None
 
 @hopper
 @pytest.mark.parametrize("M", [5, 70, 600])
-def test_checkpointed_and_captured_gradients_are_the_eager_ones(M: int) -> None:
+def test_checkpointed_and_captured_gradients_are_the_eager_ones(M):
     shape = (784, 1088)
     _, packed = _both("nvfp4", shape)
     x = _rows(M, shape[1]).requires_grad_()
     upstream = _rows(M, shape[0])
 
-    def gradient(y: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(y):
         return y.detach(), torch.autograd.grad(y, x, upstream)[0]
 
     eager = gradient(dispatch.linear(x, packed))

@@ -1,19 +1,15 @@
 """Every row of `kernels.ops.OPS` against its reference: interpreted on a CPU, and on a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.op import Op
 from kernels.ops import OPS
 from tests.interpreted import require_passed
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
@@ -27,24 +23,24 @@ TRAINED = (
 CASES = [pytest.param(op, shape, id=f"{op.name}-{shape}") for op in OPS for shape in op.shapes]
 
 
-def _widened(value: Any) -> Any:
+def _widened(value):
     sixteen = (torch.bfloat16, torch.float16)
     return value.float() if isinstance(value, Tensor) and value.dtype in sixteen else value
 
 
-def _exact(op: Op, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _exact(op, arguments):
     """Return the reference in float32 on the same rounded values."""
     return op.outputs(op.reference, tuple(_widened(value) for value in arguments))
 
 
-def _without_nan(*results: Tensor) -> list[Tensor]:
+def _without_nan(*results):
     """Return several forms of one result, zeros where all of them have NaN: nobody's memory."""
     missing = results[0].isnan()
     assert all(torch.equal(result.isnan(), missing) for result in results)
     return [result.masked_fill(missing, 0.0) for result in results]
 
 
-def _compare(op: Op, ours: Tensor, plain: Tensor, exact: Tensor) -> None:
+def _compare(op, ours, plain, exact):
     if op.exact or not ours.is_floating_point():
         assert_bitwise(ours, plain, op.name)
         return
@@ -59,7 +55,7 @@ def _compare(op: Op, ours: Tensor, plain: Tensor, exact: Tensor) -> None:
     assert error <= bound * largest, f"{op.name}: error {error:.3e} of {largest:.3e}"
 
 
-def _interpreter_is_broken() -> bool:
+def _interpreter_is_broken():
     """Tell whether loops fail: before 3.7, bounds are arrays of one, which NumPy 2.4 refuses."""
     major, minor = (int(part) for part in version("triton").split(".")[:2])
     try:
@@ -70,7 +66,7 @@ def _interpreter_is_broken() -> bool:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op: Op) -> None:
+def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op):
     kernel = op.load()
     assert kernel.__module__ == op.kernel.split(":")[0]
     arguments = op.inputs(op.shapes[0], torch.float32, "cpu", 0)
@@ -80,7 +76,7 @@ def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op: Op)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.dense is not None], ids=lambda op: op.name)
-def test_the_dense_form_of_a_row_runs(op: Op) -> None:
+def test_the_dense_form_of_a_row_runs(op):
     assert op.dense is not None
     function, arguments = op.dense(op.inputs(op.shapes[-1], torch.bfloat16, "cpu", 0))
     first = function(*arguments)
@@ -92,7 +88,7 @@ def test_the_dense_form_of_a_row_runs(op: Op) -> None:
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 @pytest.mark.skipif(NO_TRITON, reason="Triton is not installed")
-def test_interpretable_kernels_agree_with_their_references_on_a_cpu() -> None:
+def test_interpretable_kernels_agree_with_their_references_on_a_cpu():
     """In a process of its own: the flag must be set before Triton is first imported."""
     if INTERPRETED:
         pytest.skip("already interpreted: the cases below run here")
@@ -103,7 +99,7 @@ def test_interpretable_kernels_agree_with_their_references_on_a_cpu() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("op", "shape"), CASES)
-def test_a_kernel_interpreted_agrees_with_its_reference(op: Op, shape: tuple[int, ...]) -> None:
+def test_a_kernel_interpreted_agrees_with_its_reference(op, shape):
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     if not op.interpretable:
@@ -118,7 +114,7 @@ def test_a_kernel_interpreted_agrees_with_its_reference(op: Op, shape: tuple[int
 DIFFERENTIABLE = [case for case in CASES if case.id.split("-")[0] in TRAINED]
 
 
-def _gradients(op: Op, function: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
+def _gradients(op, function, arguments):
     """Return the gradients of all floating arguments but the noise."""
     own = [
         value.clone().requires_grad_()
@@ -142,7 +138,7 @@ def _gradients(op: Op, function: Any, arguments: tuple[Any, ...]) -> list[Tensor
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("op", "shape"), DIFFERENTIABLE)
-def test_gradients_interpreted_are_those_of_the_reference(op: Op, shape: tuple[int, ...]) -> None:
+def test_gradients_interpreted_are_those_of_the_reference(op, shape):
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     arguments = op.inputs(shape, torch.float32, "cpu", 0)
@@ -158,9 +154,7 @@ def test_gradients_interpreted_are_those_of_the_reference(op: Op, shape: tuple[i
 @pytest.mark.parametrize(
     ("op", "shape"), [case for case in DIFFERENTIABLE if not case.id.startswith("token_logprobs")]
 )
-def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
-    op: Op, shape: tuple[int, ...]
-) -> None:
+def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(op, shape):
     _need_gpu(op)
     arguments = op.inputs(shape, torch.bfloat16, "cuda", 0)
     ours = _gradients(op, op.load(), arguments)
@@ -172,9 +166,7 @@ def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "shape"), CASES)
-def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(
-    op: Op, shape: tuple[int, ...]
-) -> None:
+def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(op, shape):
     _need_gpu(op)
     arguments = op.inputs(shape, torch.bfloat16, "cuda", 0)
     kernel, prepared = op.load(), op.prepare(arguments)
@@ -186,7 +178,7 @@ def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(
         _compare(op, actual, expected[0], expected[1])
 
 
-def _need_gpu(op: Op) -> None:
+def _need_gpu(op):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     major, _ = torch.cuda.get_device_capability()

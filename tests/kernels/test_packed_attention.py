@@ -1,28 +1,23 @@
 """Packed attention: what each token sees, its gradients, and that lengths cost nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import time
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import reference_train
 from kernels.ops import named_op
-from kernels.segments import Segments, segments
+from kernels.segments import segments
 from tests.interpreted import require_passed
 from tests.kernels.conftest import assert_within_twice
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 QUERY, KEY, D = 6, 2, 16
 SCALE = D**-0.5
-Lengths = tuple[list[int], list[int], list[int]]
 # Tokens of prompts, of completions, and whose they are; a completion without tokens among them.
-CASES: dict[str, Lengths] = {
+CASES = {
     "shared": ([3, 5], [4, 1, 0, 7], [0, 0, 1, 1]),
     "alone": ([4, 2], [3, 6], [0, 1]),
     "a prompt that nobody follows": ([2, 6, 3], [5, 2, 0, 0], [0, 1, 2, 2]),
@@ -30,11 +25,11 @@ CASES: dict[str, Lengths] = {
 }
 
 
-def segments_of(lengths: Lengths, device: str = "cpu") -> Segments:
+def segments_of(lengths, device="cpu"):
     return segments(*(torch.tensor(part) for part in lengths), device)
 
 
-def inputs(lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+def inputs(lengths, device="cpu", dtype=torch.float32):
     """Return qkv, cos and sin of a pass, whose positions begin at each prompt."""
     prompts, completions, of_prompt = lengths
     positions = [torch.arange(n) for n in prompts]
@@ -46,7 +41,7 @@ def inputs(lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.flo
     return tuple(part.to(device, dtype) for part in (qkv, angles.cos(), angles.sin()))
 
 
-def row_by_row(qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Lengths) -> Tensor:
+def row_by_row(qkv, cos, sin, lengths):
     """Return attention's output by going over rows, each behind a prompt of its own."""
     prompts, completions, of_prompt = lengths
     parts = list(torch.arange(len(qkv)).split([*prompts, *completions]))
@@ -67,13 +62,13 @@ def row_by_row(qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Lengths) -> Tenso
     return out
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def turn(x, cos, sin):
     low, high = x.chunk(2, dim=-1)
     return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths) -> None:
+def test_a_token_sees_its_prompt_and_its_own_past(lengths):
     given = inputs(lengths)
     out = reference_train.packed_attention(
         *given, segments_of(lengths), query_heads=QUERY, scale=SCALE
@@ -81,16 +76,14 @@ def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths) -> None:
     torch.testing.assert_close(out, row_by_row(*given, lengths), rtol=0, atol=1e-5)
 
 
-def test_completions_out_of_their_prompts_order_are_refused() -> None:
+def test_completions_out_of_their_prompts_order_are_refused():
     with pytest.raises(ValueError, match="in their prompts' order"):
         segments_of(([3, 5], [4, 1, 7], [0, 1, 0]))
     with pytest.raises(ValueError, match="prompts without any come last"):
         segments_of(([3, 5], [0, 4], [0, 1]))
 
 
-def plain_flash(
-    q: Tensor, k: Tensor, v: Tensor, ends: Any, most: Any, causal: bool, scale: float
-) -> Any:
+def plain_flash(q, k, v, ends, most, causal, scale):
     """Do what flash attention does, by its formula: outputs and log-sums."""
     scores, k, v = _scores(q, k, v, ends, causal, scale)
     log_sums = scores.logsumexp(-1)  # (H, M)
@@ -99,9 +92,9 @@ def plain_flash(
 
 
 def plain_flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, ends: Any,
-    most: Any, causal: bool, scale: float,
-) -> Any:  # fmt: skip
+    grad, q, k, v, out, log_sums, ends,
+    most, causal, scale
+):  # fmt: skip
     """Do what flash attention's backward does: probabilities from the log-sums it is given."""
     heads = k.shape[1]
     scores, k, v = _scores(q, k, v, ends, causal, scale)
@@ -113,7 +106,7 @@ def plain_flash_backward(
     return dq.contiguous(), *(x.reshape(len(x), heads, -1, D).sum(2) for x in (dk, dv))
 
 
-def _scores(q: Tensor, k: Tensor, v: Tensor, ends: Any, causal: bool, scale: float) -> Any:
+def _scores(q, k, v, ends, causal, scale):
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     rows, seen = (
         torch.bucketize(torch.arange(len(x)), of, right=True)
@@ -128,7 +121,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, ends: Any, causal: bool, scale: flo
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_joined_parts_are_the_whole_forward_and_backward() -> None:
+def test_joined_parts_are_the_whole_forward_and_backward():
     """In a process of its own: the flag must be set before Triton is first imported."""
     if INTERPRETED:
         pytest.skip("already interpreted: the cases below run here")
@@ -136,9 +129,7 @@ def test_joined_parts_are_the_whole_forward_and_backward() -> None:
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_interpreted_parts_joined_are_the_whole(
-    lengths: Lengths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interpreted_parts_joined_are_the_whole(lengths, monkeypatch):
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     from kernels.triton import packed_attention
@@ -153,9 +144,7 @@ def test_interpreted_parts_joined_are_the_whole(
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
 
-def with_gradient(
-    function: Any, lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def with_gradient(function, lengths, device="cpu", dtype=torch.float32):
     """Return the output and the gradient of qkv."""
     qkv, cos, sin = inputs(lengths, device, dtype)
     leaf = qkv.clone().requires_grad_()
@@ -169,7 +158,7 @@ def with_gradient(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
-def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(lengths: Lengths) -> None:
+def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(lengths):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
     from kernels.triton import packed_attention
@@ -190,7 +179,7 @@ def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(lengths: Le
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_a_hundred_new_lengths_cost_nothing() -> None:
+def test_a_hundred_new_lengths_cost_nothing():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
     from kernels.triton import packed_attention
@@ -201,7 +190,7 @@ def test_a_hundred_new_lengths_cost_nothing() -> None:
         for longest in range(100, 201)
     }
 
-    def go(longest: int) -> None:
+    def go(longest):
         qkv, cos, sin, where, heads, scale = made[longest]
         out = packed_attention.packed_attention(
             qkv.requires_grad_() * 1, cos, sin, where, query_heads=heads, scale=scale

@@ -6,8 +6,6 @@ the midpoint m between two neighbouring floats. For each m and w only the two d 
 come close, so going through all of them proves a margin for all.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,16 +22,16 @@ BOUNDS = (1, 3, 5, 7, 10, 14, 20)
 GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def _midpoints(bound: int) -> list[Fraction]:
+def _midpoints(bound):
     """Return the midpoints between the float32 t = bound / 4 and its neighbours, over t."""
     t = Fraction(bound << (24 - (bound.bit_length() - 1)))
     below = Fraction(1, 2) if bound & (bound - 1) == 0 else Fraction(1)
     return [(t + 1) / t, (t - below) / t]
 
 
-def _margins() -> dict[tuple[int, int], Fraction]:
+def _margins():
     """Return {(w, d): how far w / d is from a midpoint, relatively}, both by their mantissas."""
-    margins: dict[tuple[int, int], Fraction] = {}
+    margins = {}
     for bound in BOUNDS:
         for over in _midpoints(bound):
             midpoint = over * bound
@@ -50,7 +48,7 @@ def _margins() -> dict[tuple[int, int], Fraction]:
     return margins
 
 
-def test_no_quotient_comes_close_to_a_change_of_code_but_one() -> None:
+def test_no_quotient_comes_close_to_a_change_of_code_but_one():
     """2**-33 is allowed: 2**-34 is added on purpose and the reciprocal's error is 2**-36."""
     close = {pair: gap for pair, gap in _margins().items() if gap < Fraction(1, 1 << 33)}
     assert list(close) == [(128, (1 << 24) - 1)]
@@ -58,7 +56,7 @@ def test_no_quotient_comes_close_to_a_change_of_code_but_one() -> None:
     assert Fraction(1 << 24, (1 << 24) - 1) > 1 + Fraction(1, 1 << 24)
 
 
-def _hard_weight(dtype: torch.dtype) -> torch.Tensor:
+def _hard_weight(dtype):
     """Return weights whose quotients sit at and next to the bounds of E2M1, and extreme blocks."""
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(512, 256, generator=generator)
@@ -98,7 +96,7 @@ print("equal")
 """
 
 
-def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
+def test_the_portable_kernel_has_the_references_bits_in_both_recipes():
     require_equal(INTERPRETED)
 
 
@@ -108,9 +106,7 @@ def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
-    format: str, dtype: torch.dtype, factor: float, recipe: str
-) -> None:
+def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(format, dtype, factor, recipe):
     from kernels.triton import quantize
 
     if dtype == torch.float16 and factor not in (1.0, 3e-3):
@@ -135,7 +131,7 @@ def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(recipe: str) -> None:
+def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(recipe):
     """Every finite bfloat16 mantissa in every block scale, under encode scales of all kinds."""
     from kernels.triton import quantize
 

@@ -1,12 +1,9 @@
 """Attention over paged blocks, and the draw of tokens, against independent computations."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels.reference_step import decode_attention, sample_tokens
 from repro.rollout.draw import draw
@@ -14,9 +11,7 @@ from repro.spec.config import SamplingConfig
 from tests.kernels.conftest import assert_within_twice
 
 
-def _paged(
-    keys: list[Tensor], block_size: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def _paged(keys, block_size, generator):
     """Scatter sequences (S_b, Hkv, D) over blocks in random order; the rest of the cache is NaN."""
     counts = [-(-len(key) // block_size) for key in keys]
     order = torch.randperm(sum(counts) + 3, generator=generator)
@@ -35,9 +30,7 @@ def _paged(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (7, 1)])
-def test_decode_attention_agrees_with_float64_attention_of_each_row(
-    dtype: torch.dtype, heads: tuple[int, int]
-) -> None:
+def test_decode_attention_agrees_with_float64_attention_of_each_row(dtype, heads):
     Hq, Hkv = heads
     D, lengths = 16, [1, 4, 13, 8]
     generator = torch.Generator().manual_seed(Hq)
@@ -48,7 +41,7 @@ def test_decode_attention_agrees_with_float64_attention_of_each_row(
     value_cache, _ = _paged(values, 4, torch.Generator().manual_seed(1))
     out = decode_attention(q, key_cache, value_cache, table, torch.tensor(lengths), D**-0.5)
 
-    def plain(work: torch.dtype) -> Tensor:
+    def plain(work):
         rows = []
         for row, (key, value) in enumerate(zip(keys, values, strict=True)):
             repeated = [t.repeat_interleave(Hq // Hkv, dim=1).to(work) for t in (key, value)]
@@ -60,7 +53,7 @@ def test_decode_attention_agrees_with_float64_attention_of_each_row(
     assert_within_twice(out, plain(dtype), plain(torch.float64))
 
 
-def test_a_row_of_length_zero_is_zero() -> None:
+def test_a_row_of_length_zero_is_zero():
     cache = torch.randn(2, 4, 1, 8)
     q, table = torch.randn(2, 2, 8), torch.zeros(2, 1, dtype=torch.int64)
     out = decode_attention(q, cache, cache, table, torch.tensor([0, 3]), 1.0)
@@ -69,7 +62,7 @@ def test_a_row_of_length_zero_is_zero() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.3])
-def test_the_draw_is_that_of_the_plain_sampler_to_the_bit(temperature: float) -> None:
+def test_the_draw_is_that_of_the_plain_sampler_to_the_bit(temperature):
     # Which is held to the distribution's definition (tests/repro/rollout/test_draw.py).
     generator = torch.Generator().manual_seed(21)
     logits = 3 * torch.randn(200, 40, generator=generator)

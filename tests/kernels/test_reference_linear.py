@@ -1,29 +1,25 @@
 """Linear, LoRA linear, norm, SwiGLU and rotary of the reference, with their gradients."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kernels import reference
 from kernels.reference import dequantize, linear, quantize, rms_norm, rotary, swiglu
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
 
-def _normal(*shape: int, seed: int) -> Tensor:
+def _normal(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lead", [(5,), (2, 3), ()])
-def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(
-    format: str, dtype: torch.dtype, lead: tuple[int, ...]
-) -> None:
+def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(format, dtype, lead):
     weight = quantize(_normal(24, 128, seed=1), format)
     bias = _normal(24, seed=2).to(dtype).requires_grad_()
     x = _normal(*lead, 128, seed=3).to(dtype).requires_grad_()
@@ -43,20 +39,20 @@ def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(
     )
 
 
-def test_linear_keeps_no_dense_weight_between_forward_and_backward() -> None:
+def test_linear_keeps_no_dense_weight_between_forward_and_backward():
     weight = quantize(_normal(64, 128, seed=1), "nvfp4")
     x = _normal(3, 128, seed=2).requires_grad_()
-    alive: list[weakref.ref[Tensor]] = []
+    alive = []
     original = reference.dequantize
 
-    def recorded(*args: object, **kwargs: object) -> Tensor:
-        dense = original(*args, **kwargs)  # type: ignore[arg-type]
+    def recorded(*args, **kwargs):
+        dense = original(*args, **kwargs)
         alive.append(weakref.ref(dense))
         return dense
 
-    saved: list[int] = []
+    saved = []
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor):
         saved.append(tensor.numel())
         return tensor
 
@@ -75,9 +71,7 @@ def test_linear_keeps_no_dense_weight_between_forward_and_backward() -> None:
 
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gain_dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_is_bit_equal_to_transformers_qwen2(
-    x_dtype: torch.dtype, gain_dtype: torch.dtype
-) -> None:
+def test_rms_norm_is_bit_equal_to_transformers_qwen2(x_dtype, gain_dtype):
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
     norm = Qwen2RMSNorm(96, eps=1e-6)
@@ -96,10 +90,10 @@ def test_rms_norm_is_bit_equal_to_transformers_qwen2(
     assert_bitwise(gain.grad, norm.weight.grad, "gradient of the gain")
 
 
-def test_rms_norm_with_noise_agrees_with_float64() -> None:
+def test_rms_norm_with_noise_agrees_with_float64():
     gain, noise, x = 1 + _normal(96, seed=1), 0.01 * _normal(96, seed=2), _normal(6, 96, seed=3)
 
-    def plain(dtype: torch.dtype) -> list[Tensor]:
+    def plain(dtype):
         x2, g2 = x.to(dtype).requires_grad_(), gain.to(dtype).requires_grad_()
         normed = x2 / torch.sqrt(x2.square().mean(-1, keepdim=True) + 1e-5)
         y = normed * (g2 + noise.to(dtype))
@@ -116,7 +110,7 @@ def test_rms_norm_with_noise_agrees_with_float64() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_swiglu_is_bit_equal_to_transformers_mlp(dtype: torch.dtype) -> None:
+def test_swiglu_is_bit_equal_to_transformers_mlp(dtype):
     from transformers import Qwen2Config
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
@@ -130,7 +124,7 @@ def test_swiglu_is_bit_equal_to_transformers_mlp(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_is_bit_equal_to_transformers(dtype: torch.dtype) -> None:
+def test_rotary_is_bit_equal_to_transformers(dtype):
     from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
     q, k = _normal(2, 5, 4, 16, seed=1).to(dtype), _normal(2, 5, 2, 16, seed=2).to(dtype)
@@ -142,7 +136,7 @@ def test_rotary_is_bit_equal_to_transformers(dtype: torch.dtype) -> None:
         assert_bitwise(ours, other.transpose(1, 2).contiguous())
 
 
-def test_shapes_and_types_that_do_not_fit_are_refused() -> None:
+def test_shapes_and_types_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="last dimension is 32; it must be 64"):
         linear(_normal(2, 32, seed=2), quantize(_normal(16, 64, seed=1), "mxfp4"))
     x, gain = torch.randn(2, 8), torch.ones(8)

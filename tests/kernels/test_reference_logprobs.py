@@ -1,9 +1,5 @@
 """Chunked logprobs and entropies against plain autograd, and their memory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,27 +12,20 @@ from tests.kernels.conftest import assert_within_twice
 T, H, V = 23, 32, 211
 
 
-def _inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(19)
     hidden = torch.randn(T, H, generator=generator).to(dtype)
     weight = (torch.randn(V, H, generator=generator) * 0.5).to(dtype)
     return hidden, weight, torch.randint(0, V, (T,), generator=generator)
 
 
-def _plain(
-    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def _plain(hidden, weight, ids, temperature):
     logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
     entropy = -(logp.exp() * logp).sum(-1)
     return logp.gather(1, ids.unsqueeze(1)).squeeze(1), entropy
 
 
-def _values_and_gradients(
-    function: Callable[..., tuple[Tensor, Tensor]],
-    dtype: torch.dtype,
-    temperature: float,
-    given: torch.dtype = torch.float32,
-) -> list[Tensor]:
+def _values_and_gradients(function, dtype, temperature, given=torch.float32):
     """Return values and gradients in a type, on inputs rounded to the type in which they come."""
     hidden, weight, ids = _inputs(given)
     leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
@@ -52,9 +41,9 @@ NAMES = ["logprobs", "entropy", "gradient of hidden", "gradient of weight"]
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("rows", [1, 5, T, 1000])
-def test_values_and_gradients_agree_with_autograd_in_float64(temperature: float, rows: int) -> None:
-    def chunked(*args: object) -> tuple[Tensor, Tensor]:
-        return token_logprobs(*args, chunk_bytes=rows * V * 4)  # type: ignore[arg-type]
+def test_values_and_gradients_agree_with_autograd_in_float64(temperature, rows):
+    def chunked(*args):
+        return token_logprobs(*args, chunk_bytes=rows * V * 4)
 
     ours = _values_and_gradients(chunked, torch.float32, temperature)
     plain = _values_and_gradients(_plain, torch.float32, temperature)
@@ -63,9 +52,7 @@ def test_values_and_gradients_agree_with_autograd_in_float64(temperature: float,
         assert_within_twice(actual, expected, truth, name)
 
 
-def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autograds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autograds(monkeypatch):
     monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
     ours, plain, unrounded, exact = (
         _values_and_gradients(function, dtype, 0.9, torch.bfloat16)
@@ -82,7 +69,7 @@ def test_bfloat16_inputs_have_logits_in_float32_and_gradients_as_exact_as_autogr
         assert_within_twice(actual, expected, truth, name)
 
 
-def test_an_output_that_is_not_used_adds_nothing_to_the_gradient() -> None:
+def test_an_output_that_is_not_used_adds_nothing_to_the_gradient():
     hidden, weight, ids = _inputs()
     hidden.requires_grad_()
     for used in (0, 1):
@@ -94,11 +81,11 @@ def test_an_output_that_is_not_used_adds_nothing_to_the_gradient() -> None:
         assert_within_twice(ours, plain, exact, f"output {used}")
 
 
-def test_saved_for_backward_is_nothing_of_the_size_of_the_logits() -> None:
+def test_saved_for_backward_is_nothing_of_the_size_of_the_logits():
     hidden, weight, ids = _inputs()
-    sizes: list[int] = []
+    sizes = []
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor):
         sizes.append(tensor.numel())
         return tensor
 
@@ -107,11 +94,11 @@ def test_saved_for_backward_is_nothing_of_the_size_of_the_logits() -> None:
     assert max(sizes) == 300 * T * H < 300 * T * V
 
 
-def test_no_allocation_exceeds_the_chunk() -> None:
+def test_no_allocation_exceeds_the_chunk():
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             if isinstance(out, Tensor):
@@ -126,7 +113,7 @@ def test_no_allocation_exceeds_the_chunk() -> None:
     assert largest <= max(50 * V * 4, hidden.nbytes)
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_are_refused():
     hidden, weight, ids = _inputs()
     with pytest.raises(ValueError, match="temperature is 0"):
         token_logprobs(hidden, weight, ids, 0.0)
@@ -137,7 +124,7 @@ def test_bad_arguments_are_refused() -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "rows"), [(152_064, 1024), (896, 186_368), (32_000, 5120), (200_000, 838)]
 )
-def test_chunks_of_a_small_vocabulary_are_long(vocabulary: int, rows: int) -> None:
+def test_chunks_of_a_small_vocabulary_are_long(vocabulary, rows):
     chosen = chunk_rows(vocabulary)
     assert chosen == rows
     assert chosen * vocabulary * 4 <= 640 << 20

@@ -1,9 +1,6 @@
 """Tables of choices: whole, told apart by device; an entry says what it was made from."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ TABLES = sorted(tuning.FOLDER.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_a_table_has_one_entry_for_every_layer_and_row_count(path: Path) -> None:
+def test_a_table_has_one_entry_for_every_layer_and_row_count(path):
     content = json.loads(path.read_text(encoding="utf-8"))
     assert tuning.device_slug(content["device"]) == path.stem
     expected = [(entry.part, entry.N, entry.K, entry.M) for entry in tune.all_entries()]
@@ -28,7 +25,7 @@ def test_a_table_has_one_entry_for_every_layer_and_row_count(path: Path) -> None
     assert sorted(listed) == sorted(expected)
 
 
-def test_an_entry_says_the_way_it_was_made_from() -> None:
+def test_an_entry_says_the_way_it_was_made_from():
     for layer_entry in tune.all_entries():
         for choice, joining in layer_entry.ways(H100):
             entry = tune.entry_of(layer_entry, (choice, joining))

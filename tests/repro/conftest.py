@@ -1,28 +1,21 @@
 """Fixtures of tests that read records: made-up ones (`made_up`), real ones (`recorded_smoke`)."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
 from repro.evidence import origins
-from repro.evidence.record import Record, record_path
+from repro.evidence.record import record_path
 from repro.reward.grader import GraderPool
-from repro.reward.grader_worker import Worker
 from repro.run import workers
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -32,18 +25,18 @@ from tests.repro.recorded_smoke import record_smoke
 
 
 @pytest.fixture(autouse=True)
-def made_up_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up_commits(monkeypatch):
     """Let commits that were made up (forty times the same digit) have sources of their own."""
     known = origins._committed
 
-    def committed(commit: str) -> str | None:
+    def committed(commit):
         return source_of(commit) if len(set(commit)) == 1 else known(commit)
 
     monkeypatch.setattr(origins, "_committed", committed)
 
 
 @pytest.fixture
-def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def warm_workers(monkeypatch):
     """Fork workers off a process that has imported what training needs: 8 s less for each.
 
     For tests of what runs leave, and of workers that die or get signals once they are at work. How
@@ -56,7 +49,7 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing of this project: a worker's modules are those of its own start.
     server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "peft"])
 
-    def process(target: Callable[..., None], args: tuple[Any, ...], **more: Any) -> BaseProcess:
+    def process(target, args, **more):
         # A forked process has its server's environment; a fresh one would have this one's.
         in_place = os.environ.copy(), target, *args
         return server.Process(target=with_environment, args=in_place, **more)
@@ -67,13 +60,13 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def idle_graders() -> list[Worker]:
+def idle_graders():
     """Return a list for workers that no pool has now."""
     return []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
+def kept_graders(idle_graders):
     """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
 
     Workers know nothing of the pairs of before but how to read them; pools remember on their own.
@@ -81,9 +74,9 @@ def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
     """
     start, close = GraderPool._start, GraderPool.close
 
-    def started(pool: GraderPool) -> Worker:
+    def started(pool):
         for worker in list(idle_graders):
-            same = worker.process.args[-1] == str(pool.seconds_per_item)  # type: ignore[index]
+            same = worker.process.args[-1] == str(pool.seconds_per_item)
             if same and worker.process.poll() is None:
                 idle_graders.remove(worker)
                 with pool._lock:
@@ -92,7 +85,7 @@ def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
                 return worker
         return start(pool)
 
-    def closed(pool: GraderPool) -> None:
+    def closed(pool):
         for _ in range(pool._places.qsize()):
             worker = pool._places.get_nowait()
             if worker is not None:
@@ -108,14 +101,12 @@ def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
 
 
 @pytest.fixture(name="planned_record")
-def maker_of_planned_records() -> Callable[..., Record]:
+def maker_of_planned_records():
     """Return the maker of one honest record of a run with a plan."""
     return planned_record
 
 
-def write_table1(
-    runs: Path, spoil: Callable[[Record], Record] = lambda record: record, seeds: int = 5
-) -> None:
+def write_table1(runs, spoil=lambda record: record, seeds=5):
     """Write Table 1's smoke records to `runs`, each passed through `spoil`, which edits a copy."""
     # Sixty waits for the disk a test would be most of the time of these tests.
     with mock.patch("os.fsync"):
@@ -132,7 +123,7 @@ def write_table1(
 
 
 @functools.cache
-def _honest(run: RunConfig) -> tuple[Record, str]:
+def _honest(run):
     """Return an honest record, made once, and the text of its file."""
     record = honest_record(run)
     with tempfile.TemporaryDirectory() as folder:
@@ -140,19 +131,19 @@ def _honest(run: RunConfig) -> tuple[Record, str]:
 
 
 @pytest.fixture
-def table1_records() -> Callable[..., None]:
+def table1_records():
     """Return a writer of made-up records of Table 1."""
     return write_table1
 
 
 @pytest.fixture
-def made_up_record() -> Callable[[RunConfig], Record]:
+def made_up_record():
     """Return the maker of one honest record."""
     return honest_record
 
 
 @pytest.fixture(scope="session")
-def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoke_runs(tmp_path_factory):
     """Return a folder of real records of the smoke tier; see `recorded_smoke`. Copy it to edit.
 
     Where several processes run the tests, the first that asks makes it for all; the others wait.

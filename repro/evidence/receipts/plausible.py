@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 
 from repro.evidence.derived import parts
 from repro.evidence.record import Record
@@ -73,6 +73,33 @@ def formed(record: Record) -> Iterator[str]:
         known = [value for value in values if value is not None]
         if name.endswith(_BY_PROMPT) and known:
             given[name.removesuffix(_BY_PROMPT)] = fmean(known)
+    yield from _unlike_given(record, given)
+
+
+def steps(record: Record) -> Iterator[str]:
+    """Yield the metrics of timed steps that are not the median of their own repeats."""
+    repeats = {name: [v for v in record.series[name] if v is not None] for name in record.series}
+    timed = {name: median(values) for name, values in repeats.items() if values}
+    yield from _unlike_given(record, timed)
+
+
+def rates(record: Record) -> Iterator[str]:
+    """Yield the rates of rollouts that their own seconds do not give.
+
+    A rollout of N new tokens a row is its prefill and N - 1 steps.
+    """
+    given: dict[str, float | None] = {}
+    for point in record.config["scale"]["points"]:
+        new = point["new_tokens"]
+        for batch in point["batches"]:
+            place = f"{point['name']}_{batch}"
+            prefill, step = (record.value(f"{of}_seconds_{place}") for of in ("prefill", "step"))
+            if prefill is not None and step is not None:
+                given[f"tokens_per_second_{place}"] = batch * new / (prefill + (new - 1) * step)
+    yield from _unlike_given(record, given)
+
+
+def _unlike_given(record: Record, given: Mapping[str, float | None]) -> Iterator[str]:
     for name, goal in given.items():
         value = record.value(name)
         if value is None or goal is None:

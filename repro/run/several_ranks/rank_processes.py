@@ -28,7 +28,6 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import NOTE, WARNING, PeerLostError, Progress, Stopped
 from repro.evidence.record import record_path
 from repro.run import carry_out as recording
-from repro.run.carry_out import launched_ranks
 from repro.run.worker import (
     STOPPING,
     UNDER_WAY,
@@ -42,7 +41,7 @@ from repro.run.worker import (
 from repro.run.workers import WorkerPool, ending_of, send, start_process
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
-from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+from repro.spec.tier import cuda_devices
 
 if TYPE_CHECKING:
     from repro.distributed import Ranks
@@ -54,57 +53,12 @@ _STALL = "REPRO_STALL_TIMEOUT"
 # Sent by the first rank to the others instead of a run: it ends with runs left, or other starts are
 # at all that is left. A signal that reached one of the others alone is their answer.
 LEFT, _WAIT, _STOP = "left", "wait", "stop"
-# Procedures that several ranks can carry out.
-_DIVIDED = ("train", "evaluate")
-
-
-def require_ranks(
-    ranks: int, tier: Tier, devices: Sequence[str], runs: Sequence[RunConfig]
-) -> None:
-    """Raise `ValueError` where runs cannot be carried out by so many ranks each."""
-    require(ranks >= 1, f"--ranks {ranks}: needs 1 or more")
-    if ranks == 1:
-        return
-    require(
-        tier in REAL_CHECKPOINTS or tier is Tier.SMOKE,
-        f"--ranks {ranks}: a measurement of the {tier.value} tier says itself how many it takes; "
-        "needs 1",
-    )
-    for run in runs:
-        require(
-            run.procedure in _DIVIDED,
-            f"--ranks {ranks}: {run.target} {run.arm.name} is a {run.procedure}; needs one of "
-            f"{', '.join(_DIVIDED)}",
-        )
-        prompts = run.scale.prompts_per_rollout
-        require(
-            prompts >= ranks or run.procedure == "evaluate",
-            f"--ranks {ranks}: {run.arm.name} has {prompts} prompts per rollout; needs {ranks}",
-        )
-    require(
-        tier is Tier.SMOKE or len(devices) >= ranks or launched_ranks() > 1,
-        f"--ranks {ranks}: there are {len(devices)} devices to fill; needs {ranks}",
-    )
 
 
 def ranks_of(run: RunConfig) -> int:
     """Return how many ranks a run's scale asks for, whatever the command line says."""
     ranks: int = getattr(run.scale, "ranks", 1)
     return ranks
-
-
-def in_groups(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """Return devices in groups of `ranks`, each as `CUDA_VISIBLE_DEVICES` names it."""
-    full = len(devices) // ranks * ranks
-    return tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
-
-
-def idle_line(devices: Sequence[str], ranks: int) -> str | None:
-    """Return a line of the plan on devices that are in no group of `ranks`, None without any."""
-    left = len(devices) % ranks
-    if left == 0:
-        return None
-    return f"  idle      {left} of {len(devices)} devices: --ranks {ranks} takes {ranks} for a run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,5 @@
 """The tiny policy's corpus and tokenizer: shares as stated, text without loss, loads as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,13 +1,9 @@
 """Sources and splits: folders, public sets, and what is said when data are missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -20,13 +16,12 @@ from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
 from tests.repro.problem_files import write_problems
 
-Table = dict[str, list[dict[str, Any]]]
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 ROWS = {"gsm8k/train": 7473, "gsm8k/test": 1319, "svamp/test": 1000}
 ROWS |= {"mawps/train": 2101, "mawps/test": 238}
 
 
-def _problems(name: str, count: int, level: int | None = None) -> list[Problem]:
+def _problems(name, count, level=None):
     """Return numbered problems."""
     return [
         Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=str(i), level=level)
@@ -35,19 +30,19 @@ def _problems(name: str, count: int, level: int | None = None) -> list[Problem]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Return a folder with 50 training and 20 test problems."""
     write_problems(tmp_path / "train.jsonl", _problems("train", 50, level=1))
     write_problems(tmp_path / "test.jsonl", _problems("test", 20, level=2))
     return tmp_path
 
 
-def _config(folder: Path, **values: Any) -> DataConfig:
+def _config(folder, **values):
     """Return a configuration that reads a folder."""
     return DataConfig(source=f"folder:{folder}", **values)
 
 
-def test_the_splits_of_a_folder_are_disjoint_complete_and_go_by_no_order(folder: Path) -> None:
+def test_the_splits_of_a_folder_are_disjoint_complete_and_go_by_no_order(folder):
     config = _config(folder, development_problems=8)
     train, development, test = (
         load_problems(config, split) for split in ("train", "development", "test")
@@ -60,7 +55,7 @@ def test_the_splits_of_a_folder_are_disjoint_complete_and_go_by_no_order(folder:
     assert {problem.id for problem in again} == {problem.id for problem in development}
 
 
-def test_at_most_a_fifth_is_held_out_and_nothing_unless_asked_for(folder: Path) -> None:
+def test_at_most_a_fifth_is_held_out_and_nothing_unless_asked_for(folder):
     config = _config(folder, development_problems=1000)
     assert len(load_problems(config, "development")) == 10
     assert len(load_problems(config, "train")) == 40
@@ -69,7 +64,7 @@ def test_at_most_a_fifth_is_held_out_and_nothing_unless_asked_for(folder: Path) 
         load_problems(_config(folder), "development")
 
 
-def test_counts_take_a_stable_sample_in_file_order_that_the_seed_chooses(folder: Path) -> None:
+def test_counts_take_a_stable_sample_in_file_order_that_the_seed_chooses(folder):
     chosen = load_problems(_config(folder, test_problems=5), "test")
     numbers = [int(problem.answer) for problem in chosen]
     assert len(numbers) == 5
@@ -83,20 +78,20 @@ def test_counts_take_a_stable_sample_in_file_order_that_the_seed_chooses(folder:
     assert len(load_problems(_config(folder, test_problems=900), "test")) == 20
 
 
-def test_levels_are_kept_and_a_level_that_nobody_has_is_an_error(folder: Path) -> None:
+def test_levels_are_kept_and_a_level_that_nobody_has_is_an_error(folder):
     assert len(load_problems(_config(folder, levels=(1, 3)), "train")) == 50
     with pytest.raises(DataError, match="levels found: 2"):
         load_problems(_config(folder, levels=(1,)), "test")
 
 
-def test_a_test_file_alone_is_only_a_test_set(tmp_path: Path) -> None:
+def test_a_test_file_alone_is_only_a_test_set(tmp_path):
     write_problems(tmp_path / "test.jsonl", _problems("all", 50))
     assert len(load_problems(_config(tmp_path), "test")) == 50
     with pytest.raises(DataError, match=r"no train problems; put them into train\.jsonl"):
         load_problems(_config(tmp_path), "train")
 
 
-def test_copies_of_a_question_stay_on_one_side(tmp_path: Path) -> None:
+def test_copies_of_a_question_stay_on_one_side(tmp_path):
     problems = _problems("x", 200)
     copies = [dataclasses.replace(p, id=p.id + "c", question=p.question.upper()) for p in problems]
     write_problems(tmp_path / "train.jsonl", problems + copies)
@@ -120,9 +115,7 @@ def test_copies_of_a_question_stay_on_one_side(tmp_path: Path) -> None:
         ("H₂O…", "H2O..."),
     ],
 )
-def test_twins_but_for_unicodes_form_are_one_question(
-    tmp_path: Path, trained: str, asked: str
-) -> None:
+def test_twins_but_for_unicodes_form_are_one_question(tmp_path, trained, asked):
     problems = _problems("train", 40)
     first = dataclasses.replace(problems[0], question=trained)
     twin = dataclasses.replace(problems[1], question=asked)
@@ -142,18 +135,18 @@ def test_twins_but_for_unicodes_form_are_one_question(
     ("one", "other"),
     [("2² + 1", "22 + 1"), ("1½", "11/2"), ("101₂", "1012"), ("5 - 3", "53"), ("x'", "x''")],
 )
-def test_questions_of_other_numbers_are_not_twins(one: str, other: str) -> None:
+def test_questions_of_other_numbers_are_not_twins(one, other):
     assert same_text(one) != same_text(other)
 
 
-def test_a_test_question_that_is_trained_on_is_refused(folder: Path) -> None:
+def test_a_test_question_that_is_trained_on_is_refused(folder):
     leaked = dataclasses.replace(_problems("train", 1)[0], id="other", question=" TRAIN  0? ")
     write_problems(folder / "test.jsonl", [leaked])
     with pytest.raises(DataError, match=r"question of 'other' is also that of 'train/0'"):
         load_problems(_config(folder), "test")
 
 
-def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         load_problems(_config(tmp_path / "nowhere"), "train")
     with pytest.raises(DataError, match=r"found no file of problems; needed are files"):
@@ -163,17 +156,17 @@ def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path: Path) -> None:
         load_problems(_config(tmp_path), "train")
 
 
-def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:
+def test_an_unknown_source_or_split_names_the_known_ones(folder):
     with pytest.raises(
         ValueError,
         match=r"there is no data source 'gsm9k' \(did you mean gsm8k\?\); the data sources are",
     ):
         load_problems(DataConfig(source="gsm9k"), "train")
     with pytest.raises(ValueError, match="split is 'validation'"):
-        load_problems(_config(folder), "validation")  # type: ignore[arg-type]
+        load_problems(_config(folder), "validation")
 
 
-def test_generated_problems_come_in_disjoint_splits_and_need_a_count() -> None:
+def test_generated_problems_come_in_disjoint_splits_and_need_a_count():
     config = DataConfig(train_problems=40, development_problems=20, test_problems=20)
     train, development, test = (
         load_problems(config, split) for split in ("train", "development", "test")
@@ -188,14 +181,12 @@ def test_generated_problems_come_in_disjoint_splits_and_need_a_count() -> None:
 
 
 @pytest.fixture
-def fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, list[dict[str, Any]]]]:
+def fetched(tmp_path, monkeypatch):
     """Return a table of file name to rows that replaces the network; `datasets` still reads."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    table: Table = {}
+    table = {}
 
-    def local(name: str, public_set: public.PublicSet, filename: str) -> str:
+    def local(name, public_set, filename):
         path = tmp_path / filename.replace("/", "_")
         made = datasets.Dataset.from_list(table[filename])
         if filename.endswith(".parquet"):
@@ -208,7 +199,7 @@ def fetched(
     return table
 
 
-def test_gsm8k_rows_become_problems_with_plain_golds(fetched: Table) -> None:
+def test_gsm8k_rows_become_problems_with_plain_golds(fetched):
     fetched["main/test-00000-of-00001.parquet"] = [
         {"question": "How much?", "answer": "so <<7*10000=70000>>70000\n#### 70,000"},
         {"question": "And now?", "answer": "#### -5"},
@@ -224,7 +215,7 @@ def test_gsm8k_rows_become_problems_with_plain_golds(fetched: Table) -> None:
         load_public("gsm8k", "test", (1,))
 
 
-def test_competition_sets_read_their_own_field_names(fetched: Table) -> None:
+def test_competition_sets_read_their_own_field_names(fetched):
     fetched["test.jsonl"] = [
         {"problem": "p", "solution": "s", "answer": "\\frac{1}{2}", "subject": "Algebra"}
         | {"level": "Level 2", "unique_id": "test/algebra/1.json"}
@@ -247,9 +238,7 @@ def test_competition_sets_read_their_own_field_names(fetched: Table) -> None:
     assert (problem.question, problem.answer) == ("q", "27")
 
 
-def test_bigmath_takes_the_papers_levels_and_drops_long_problems(
-    fetched: Table,
-) -> None:
+def test_bigmath_takes_the_papers_levels_and_drops_long_problems(fetched):
     rows = [{"prompt": "x" * n, "solution": "1", "domain": ["Algebra"]} for n in (1024, 1025)]
     fetched["level_3_4_5/train-00000-of-00001.parquet"] = rows
     fetched["level_4_5/train-00000-of-00001.parquet"] = rows[:1]
@@ -266,7 +255,7 @@ def test_bigmath_takes_the_papers_levels_and_drops_long_problems(
         load_problems(DataConfig(source="bigmath"), "test")
 
 
-def test_every_revision_is_a_whole_commit() -> None:
+def test_every_revision_is_a_whole_commit():
     for name, public_set in PUBLIC_SETS.items():
         assert len(public_set.revision) == 40, name
         assert int(public_set.revision, 16)
@@ -281,9 +270,7 @@ def test_every_revision_is_a_whole_commit() -> None:
         ({"HF_ENDPOINT": "https://no-such-host.invalid"}, "no-such-host.invalid cannot be reached"),
     ],
 )
-def test_without_network_one_sentence_comes_quickly(
-    variables: dict[str, str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_network_one_sentence_comes_quickly(variables, reason, tmp_path, monkeypatch):
     for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -305,9 +292,9 @@ def test_without_network_one_sentence_comes_quickly(
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no folder of real problems beside the repository")
 @pytest.mark.parametrize("name", ROWS)
-def test_real_problem_files_load_whole_and_their_golds_parse(name: str) -> None:
+def test_real_problem_files_load_whole_and_their_golds_parse(name):
     folder, split = name.split("/")
-    problems = load_problems(DataConfig(source=f"folder:{SHARED / folder}"), split)  # type: ignore[arg-type]
+    problems = load_problems(DataConfig(source=f"folder:{SHARED / folder}"), split)
     assert len(problems) == ROWS[name]
     sample = problems[:: max(1, len(problems) // 150)]
     with GraderPool(1, 5.0) as pool:

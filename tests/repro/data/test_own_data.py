@@ -1,11 +1,6 @@
 """One's own problems: every kind of file, folder and row gives the same problems, or a sentence."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -24,7 +19,7 @@ ROWS = [
 NAMED = "question=prompt,answer=solution"
 
 
-def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+def table(path, rows):
     """Write rows as the suffix says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = datasets.Dataset.from_list(rows)
@@ -43,9 +38,7 @@ def table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "saved"])
 @pytest.mark.parametrize("columns", ["", NAMED])
-def test_every_kind_of_file_gives_the_same_problems(
-    name: str, columns: str, tmp_path: Path
-) -> None:
+def test_every_kind_of_file_gives_the_same_problems(name, columns, tmp_path):
     path = table(tmp_path / name, ROWS)
     (problems,) = read_splits(path, parse_columns(columns)).values()
     assert [(p.question, p.answer) for p in problems] == [
@@ -56,9 +49,7 @@ def test_every_kind_of_file_gives_the_same_problems(
     assert problems[3].where.startswith(str(path))
 
 
-def test_a_source_without_a_test_split_is_divided_for_training_and_asked_whole_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_source_without_a_test_split_is_divided_for_training_and_asked_whole_alone(tmp_path):
     path = table(tmp_path / "mine.csv", ROWS)
     config = DataConfig(source=source_named(str(path)), columns=NAMED)
     train, test = (load_problems(config, split) for split in ("train", "test"))
@@ -71,7 +62,7 @@ def test_a_source_without_a_test_split_is_divided_for_training_and_asked_whole_a
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "parts", "saved"])
-def test_a_folder_has_its_splits_in_the_names_of_its_files(kind: str, tmp_path: Path) -> None:
+def test_a_folder_has_its_splits_in_the_names_of_its_files(kind, tmp_path):
     folder = tmp_path / "mine"
     if kind == "saved":
         halves = {"train": ROWS[:20], "validation": ROWS[20:]}
@@ -105,9 +96,7 @@ CHAT = [
         {"prompt": CHAT, "solution": "3 + 4 = 7 #### 7"},
     ],
 )
-def test_a_chat_is_a_question_with_the_messages_before_it(
-    row: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_chat_is_a_question_with_the_messages_before_it(row, tmp_path):
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps(row))
     (problem,) = read_splits(path)["all"]
@@ -117,9 +106,7 @@ def test_a_chat_is_a_question_with_the_messages_before_it(
     assert digest_of_problems([problem]) != digest_of_problems([bare])
 
 
-def test_a_system_prompt_of_a_row_is_rendered_and_refused_where_there_is_no_chat(
-    tmp_path: Path,
-) -> None:
+def test_a_system_prompt_of_a_row_is_rendered_and_refused_where_there_is_no_chat(tmp_path):
     from transformers import AutoTokenizer
 
     write_tokenizer(tmp_path)
@@ -134,12 +121,12 @@ def test_a_system_prompt_of_a_row_is_rendered_and_refused_where_there_is_no_chat
 
 
 @pytest.mark.parametrize(("answer", "gold"), [(7, "7"), (7.0, "7"), (0.25, "0.25")])
-def test_numbers_of_a_typed_column_become_texts(answer: float, gold: str, tmp_path: Path) -> None:
+def test_numbers_of_a_typed_column_become_texts(answer, gold, tmp_path):
     path = table(tmp_path / "a.parquet", [{"question": "q", "answer": answer}])
     assert read_splits(path)["all"][0].answer == gold
 
 
-def test_cells_of_csv_stay_as_they_are_written(tmp_path: Path) -> None:
+def test_cells_of_csv_stay_as_they_are_written(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('question,answer\n"a, or\nb?",0.50\nc?,"70,000"\nd?,007\n')
     problems = read_splits(path)["all"]
@@ -148,8 +135,8 @@ def test_cells_of_csv_stay_as_they_are_written(tmp_path: Path) -> None:
     assert problems[1].where == f"{path}, line 4"
 
 
-def broken(name: str, content: bytes) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
+def broken(name, content):
+    def write(folder):
         (folder / name).write_bytes(content)
         return folder / name
 
@@ -176,9 +163,7 @@ def broken(name: str, content: bytes) -> Callable[[Path], Path]:
         (lambda folder: folder / "nothing.csv", "", "there is no such file or folder"),
     ],
 )
-def test_what_is_broken_is_one_sentence_with_file_and_line(
-    write: Callable[[Path], Path], columns: str, said: str, tmp_path: Path
-) -> None:
+def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said, tmp_path):
     path = write(tmp_path)
     with pytest.raises(DataError, match=said) as caught:
         read_splits(path, parse_columns(columns))
@@ -186,7 +171,7 @@ def test_what_is_broken_is_one_sentence_with_file_and_line(
     assert "\n" not in str(caught.value)
 
 
-def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+def test_two_files_of_one_split_are_refused(tmp_path):
     for suffix in (".csv", ".jsonl"):
         table(tmp_path / f"train{suffix}", ROWS)
     with pytest.raises(DataError, match=r"found train.csv, train.jsonl; needed is one train file"):
@@ -201,7 +186,7 @@ def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
         ("answer=a,answer=b", "answer is named twice"),
     ],
 )
-def test_columns_that_name_no_role_are_refused(text: str, said: str) -> None:
+def test_columns_that_name_no_role_are_refused(text, said):
     with pytest.raises(ValueError, match=said):
         parse_columns(text)
 
@@ -215,7 +200,7 @@ def test_columns_that_name_no_role_are_refused(text: str, said: str) -> None:
         ("", "names no problems"),
     ],
 )
-def test_a_name_of_no_data_is_refused(named: str, said: str) -> None:
+def test_a_name_of_no_data_is_refused(named, said):
     with pytest.raises(ValueError, match=said):
         source_named(named)
     assert source_named("owner/name:main") == "hub:owner/name:main"

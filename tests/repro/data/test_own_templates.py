@@ -1,11 +1,7 @@
 """Templates for answers in a box or after `####`, and those of a user's own."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,13 +18,13 @@ TEXT = "Q: {question}\nThink, then write \\boxed{}."
 HASHED = "{question} Write #### and the answer."
 
 
-def asked(name: str, question: str = "2 + 2?") -> str:
+def asked(name, question="2 + 2?"):
     (message,) = template_named(name).build(question)
-    return str(message["content"])  # type: ignore[index]
+    return str(message["content"])
 
 
 @pytest.mark.parametrize(("name", "mark"), [("boxed", "\\boxed{}"), ("gsm8k", "####")])
-def test_a_template_asks_for_the_form_that_it_reads(name: str, mark: str) -> None:
+def test_a_template_asks_for_the_form_that_it_reads(name, mark):
     assert asked(name).startswith("2 + 2?\n")
     assert mark in asked(name)
     assert "<answer>" not in asked(name)
@@ -50,14 +46,12 @@ def test_a_template_asks_for_the_form_that_it_reads(name: str, mark: str) -> Non
         ("tags", "\\boxed{4}\n#### 4", None, False),
     ],
 )
-def test_the_last_box_or_mark_is_the_answer(
-    reads: str, text: str, answer: str | None, is_format: bool
-) -> None:
+def test_the_last_box_or_mark_is_the_answer(reads, text, answer, is_format):
     reading = READINGS[reads]
     assert (reading.answer(text), reading.format_ok(text)) == (answer, is_format)
 
 
-def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
+def test_reward_and_accuracy_go_by_the_template_s_reading():
     texts = ["I get \\boxed{4}.", "#### 4", "<think>a</think><answer>4</answer>", "\\boxed{5}"]
     with GraderPool(workers=1) as pool:
         boxed = score(texts, ["4"] * 4, "task", 0.2, pool, reads="boxed")
@@ -77,9 +71,7 @@ def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
         ("{{question}} Write #### and", "2 + 2? Write #### and", "hashes"),
     ],
 )
-def test_a_file_is_a_template_by_its_text(
-    text: str, expected: str, reads: str, tmp_path: Path
-) -> None:
+def test_a_file_is_a_template_by_its_text(text, expected, reads, tmp_path):
     for mark in ("\ufeff", ""):  # a byte order mark is no part of a prompt
         (tmp_path / "own.txt").write_text(f"{mark}{text}\n", encoding="utf-8")
         name = template_source(str(tmp_path / "own.txt"))
@@ -92,8 +84,8 @@ def test_a_file_is_a_template_by_its_text(
     assert "{{ 7 * 7 }} {question}" in asked(name, "{{ 7 * 7 }} {question}")
 
 
-def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is() -> None:
-    tokenizer: Any = load_tokenizer(TINY_FOLDER)
+def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is():
+    tokenizer = load_tokenizer(TINY_FOLDER)
     problem = Problem(id="p", question="2+2", answer="4")
     ids = render(problem, f"{OWN}{{question}}=", tokenizer)
     assert ids == list(tokenizer("2+2=", add_special_tokens=False)["input_ids"])
@@ -113,23 +105,21 @@ def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is() -> None:
         (b"{question} caf\xe9", "own.txt is no text in UTF-8"),
     ],
 )
-def test_a_file_that_is_no_template_is_a_sentence(
-    text: bytes, sentence: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_template_is_a_sentence(text, sentence, tmp_path):
     (tmp_path / "own.txt").write_bytes(text)
     with pytest.raises(ValueError, match=sentence) as caught:
         template_source(str(tmp_path / "own.txt"))
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_is_neither_is_a_sentence() -> None:
+def test_a_name_that_is_neither_is_a_sentence():
     with pytest.raises(ValueError, match=re.escape("'boxd' is unknown; it must be one of paper")):
         template_source("boxd")
 
 
-def test_runs_under_another_template_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_runs_under_another_template_are_runs_of_their_own(tmp_path):
     (tmp_path / "own.txt").write_text(TEXT, encoding="utf-8")
-    changes = changes_of(SimpleNamespace(template=str(tmp_path / "own.txt")))  # type: ignore[arg-type]
+    changes = changes_of(SimpleNamespace(template=str(tmp_path / "own.txt")))
     (changed,), (plain,) = (
         select(["table1"], tier="smoke", changes=c) for c in (changes, Changes())
     )

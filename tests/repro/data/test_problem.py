@@ -1,11 +1,8 @@
 """Problems and their JSONL: round trips, and errors that name the place."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +16,7 @@ GOOD = {"id": "a/1", "question": "1 + 1?", "answer": "2", "solution": None, "sou
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 
 
-def problems_in(path: Path) -> list[Problem]:
+def problems_in(path):
     return read_splits(path)["all"]
 
 
@@ -40,9 +37,7 @@ def problems_in(path: Path) -> list[Problem]:
         unique_by=lambda problem: problem.id,
     )
 )
-def test_writing_then_reading_gives_the_same_problems(
-    tmp_path_factory: pytest.TempPathFactory, problems: list[Problem]
-) -> None:
+def test_writing_then_reading_gives_the_same_problems(tmp_path_factory, problems):
     path = tmp_path_factory.mktemp("jsonl") / "problems.jsonl"
     write_problems(path, problems)
     assert problems_in(path) == problems
@@ -75,9 +70,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "message"), BROKEN, ids=[message for _, message in BROKEN])
-def test_a_broken_line_is_an_error_with_file_line_finding_and_need(
-    tmp_path: Path, line: bytes, message: str
-) -> None:
+def test_a_broken_line_is_an_error_with_file_line_finding_and_need(tmp_path, line, message):
     path = tmp_path / "train.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + line + b"\n")
     with pytest.raises(DataError) as caught:
@@ -89,7 +82,7 @@ def test_a_broken_line_is_an_error_with_file_line_finding_and_need(
     assert len(text) < 500
 
 
-def test_an_empty_and_a_missing_file_are_errors_that_name_the_file(tmp_path: Path) -> None:
+def test_an_empty_and_a_missing_file_are_errors_that_name_the_file(tmp_path):
     (tmp_path / "train.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match=r"train\.jsonl: no problems found"):
         problems_in(tmp_path / "train.jsonl")
@@ -97,9 +90,7 @@ def test_an_empty_and_a_missing_file_are_errors_that_name_the_file(tmp_path: Pat
         problems_in(tmp_path / "test.jsonl")
 
 
-def test_what_other_programs_write_is_accepted_and_levels_are_read_as_math_writes_them(
-    tmp_path: Path,
-) -> None:
+def test_what_other_programs_write_is_accepted_and_levels_are_read_as_math_writes_them(tmp_path):
     path = tmp_path / "train.jsonl"
     row = GOOD | {"subsets": ["addsub"], "question": "one\u2028line"}
     text = json.dumps(row, ensure_ascii=False)
@@ -112,7 +103,7 @@ def test_what_other_programs_write_is_accepted_and_levels_are_read_as_math_write
         assert problems_in(path)[0].level == read
 
 
-def test_a_problem_knows_its_line_and_is_the_same_without_it(tmp_path: Path) -> None:
+def test_a_problem_knows_its_line_and_is_the_same_without_it(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("\n" + json.dumps(GOOD))
     [problem] = problems_in(path)
@@ -122,7 +113,7 @@ def test_a_problem_knows_its_line_and_is_the_same_without_it(tmp_path: Path) -> 
     assert digest_of_problems([problem]) == digest_of_problems([bare])
 
 
-def test_the_digest_moves_with_content_and_order_and_is_sha256() -> None:
+def test_the_digest_moves_with_content_and_order_and_is_sha256():
     first = Problem(id="a", question="q", answer="1")
     second = Problem(id="b", question="q", answer="1")
     digests = {

@@ -1,11 +1,8 @@
 """Templates, their digests, and the beginning-of-sequence token."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -39,7 +36,7 @@ QWEN_LIKE = (
 LLAMA_LIKE = "<|bos|> " + QWEN_LIKE
 
 
-def _tokenizer(chat_template: str | None, *, bos: bool) -> PreTrainedTokenizerFast:
+def _tokenizer(chat_template, *, bos):
     """Return a word tokenizer that puts `<|bos|>` before plain text if `bos`."""
     words = f"{QUESTION} {PAPER_SUFFIX} user assistant".split()
     special = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<unk>"]
@@ -71,9 +68,7 @@ def _tokenizer(chat_template: str | None, *, bos: bool) -> PreTrainedTokenizerFa
         (None, False, "tiny", 0),
     ],
 )
-def test_the_beginning_token_is_there_once_or_never(
-    chat_template: str | None, bos: bool, template: str, expected: int
-) -> None:
+def test_the_beginning_token_is_there_once_or_never(chat_template, bos, template, expected):
     tokenizer = _tokenizer(chat_template, bos=bos)
     token_ids = render(PROBLEM, template, tokenizer)
     assert token_ids.count(0) == expected
@@ -81,7 +76,7 @@ def test_the_beginning_token_is_there_once_or_never(
     assert all(isinstance(token_id, int) for token_id in token_ids)
 
 
-def test_a_chat_prompt_ends_where_the_assistant_begins_and_holds_the_papers_suffix() -> None:
+def test_a_chat_prompt_ends_where_the_assistant_begins_and_holds_the_papers_suffix():
     tokenizer = _tokenizer(QWEN_LIKE, bos=False)
     text = tokenizer.decode(render(PROBLEM, "paper", tokenizer))
     assert text.endswith("<|im_end|> <|im_start|> assistant")
@@ -90,7 +85,7 @@ def test_a_chat_prompt_ends_where_the_assistant_begins_and_holds_the_papers_suff
     assert bare == f"<|im_start|> user {QUESTION} <|im_end|> <|im_start|> assistant"
 
 
-def test_a_question_with_a_control_token_is_refused() -> None:
+def test_a_question_with_a_control_token_is_refused():
     tokenizer = _tokenizer(QWEN_LIKE, bos=False)
     tokenizer.backend_tokenizer.add_special_tokens(["<|tool|>"])  # in the tokenizer alone
     tokenizer.backend_tokenizer.add_tokens(["<plain>"])
@@ -110,7 +105,7 @@ def test_a_question_with_a_control_token_is_refused() -> None:
         ("<|bos|> {{ messages[0].content }} <|bos|> <|bos|> assistant", 1),
     ],
 )
-def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, begins: int) -> None:
+def test_a_beginning_token_that_marks_turns_too_may_come_again(template, begins):
     tokenizer = _tokenizer(template, bos=True)
     token_ids = render(PROBLEM, "paper", tokenizer)
     assert token_ids[:2].count(0) == begins
@@ -134,7 +129,7 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, be
         ("<|im_start|> {{ messages[0].text }}", "leaves the user's message out: .*im_start"),
     ],
 )
-def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str) -> None:
+def test_a_chat_template_that_fails_is_one_sentence(template, sentence):
     tokenizer = _tokenizer(template, bos=False)
     with pytest.raises(ValueError, match=f"the tokenizer's chat template .*{sentence}") as caught:
         render(PROBLEM, "paper", tokenizer)
@@ -149,9 +144,7 @@ def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str
         "{% set a = range(99999) | list %}{% for i in a %}{{ (a * i) | length }}{% endfor %}",
     ],
 )
-def test_a_chat_template_without_an_end_is_given_up(
-    template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_template_without_an_end_is_given_up(template, monkeypatch):
     monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
     with pytest.raises(ValueError, match="the tokenizer's chat template has come to no end"):
         render(PROBLEM, "paper", _tokenizer(template, bos=False))
@@ -164,7 +157,7 @@ DATED = (
 )
 
 
-def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_names() -> None:
+def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_names():
     plain, dated = (_tokenizer(before + QWEN_LIKE, bos=False) for before in ("", DATED))
     dated.backend_tokenizer.add_tokens(["26 Jul 2024"])
     text = dated.decode(render(PROBLEM, "paper", dated))
@@ -187,7 +180,7 @@ def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_nam
         ("{% set now = strftime_now %}{{ now('%H') }}", "reads the clock"),
     ],
 )
-def test_a_prompt_that_would_be_another_each_time_is_refused(before: str, sentence: str) -> None:
+def test_a_prompt_that_would_be_another_each_time_is_refused(before, sentence):
     with pytest.raises(ValueError, match=sentence):
         render(PROBLEM, "paper", _tokenizer(before + QWEN_LIKE, bos=False))
     own = f"{OWN}{before} {{{{ question }}}}"
@@ -195,9 +188,7 @@ def test_a_prompt_that_would_be_another_each_time_is_refused(before: str, senten
         render(PROBLEM, own, _tokenizer(QWEN_LIKE, bos=False))
 
 
-def test_what_another_thread_draws_is_not_laid_to_a_template(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_another_thread_draws_is_not_laid_to_a_template(monkeypatch):
     states = iter([1, 2, 3, 3])  # one drawing between the first two readings
     monkeypatch.setattr(prompts.random, "getstate", lambda: next(states, 3))
     assert render(PROBLEM, "paper", _tokenizer(QWEN_LIKE, bos=False))
@@ -226,7 +217,7 @@ INST = (
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", False),
     ],
 )
-def test_a_chat_template_must_open_the_assistants_turn(template: str, opens: bool) -> None:
+def test_a_chat_template_must_open_the_assistants_turn(template, opens):
     tokenizer = _tokenizer(template, bos=False)
     if opens:
         assert render(PROBLEM, "released", tokenizer)
@@ -244,10 +235,8 @@ def test_a_chat_template_must_open_the_assistants_turn(template: str, opens: boo
         ("gsm8k", ["####"]),
     ],
 )
-def test_marks_of_an_answer_that_are_control_tokens_are_read(
-    template: str, marks: list[str]
-) -> None:
-    tokenizer: Any = load_tokenizer(TINY_FOLDER)
+def test_marks_of_an_answer_that_are_control_tokens_are_read(template, marks):
+    tokenizer = load_tokenizer(TINY_FOLDER)
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     example = READINGS[template_named(template).reads].example
     ids = tokenizer(f"{example}<|end|><|pad|>", add_special_tokens=False)["input_ids"]
@@ -256,7 +245,7 @@ def test_marks_of_an_answer_that_are_control_tokens_are_read(
     require_readable(template_named(template).reads, lambda text: respelled(text, tokenizer))
 
 
-def test_a_tokenizer_that_loses_an_answers_marks_is_refused() -> None:
+def test_a_tokenizer_that_loses_an_answers_marks_is_refused():
     tokenizer = _tokenizer(QWEN_LIKE, bos=False)
     with pytest.raises(ValueError, match="whose answer is lost; a template that reads boxed needs"):
         require_readable("boxed", lambda text: respelled(text, tokenizer))
@@ -274,12 +263,10 @@ def test_a_tokenizer_that_loses_an_answers_marks_is_refused() -> None:
         ("<think> ... </think> <answer> ... </answer>.", "", None),
     ],
 )
-def test_what_a_template_opens_is_read_with_the_completion(
-    ending: str, opening: str, in_a_turn: str | None, turn: str
-) -> None:
+def test_what_a_template_opens_is_read_with_the_completion(ending, opening, in_a_turn, turn):
     # A token per word: the last ones say how the prompt ends.
     words = ["<|bos|>", "<think> a </think> question ", turn, ending]
-    tokenizer: Any = SimpleNamespace(
+    tokenizer = SimpleNamespace(
         decode=lambda ids: "".join(words[place] for place in ids),
         convert_tokens_to_ids=lambda tokens: [words.index(token) for token in tokens],
         added_tokens_decoder={},
@@ -289,7 +276,7 @@ def test_what_a_template_opens_is_read_with_the_completion(
     assert opening_of(range(len(words)), tokenizer) == expected
 
 
-def test_format_is_read_on_the_prompts_end_and_the_completion() -> None:
+def test_format_is_read_on_the_prompts_end_and_the_completion():
     tokenizer = _tokenizer(f"{QWEN_LIKE} <think>", bos=False)
     (asked,) = questions([PROBLEM], "paper", tokenizer, max_prompt_tokens=99)
     assert asked.opening == "<think>"
@@ -298,18 +285,18 @@ def test_format_is_read_on_the_prompts_end_and_the_completion() -> None:
     assert not format_ok(asked.opening + " <think> two </think> <answer> 4 </answer>")
 
 
-def test_a_rollouts_texts_begin_with_what_their_prompts_open() -> None:
+def test_a_rollouts_texts_begin_with_what_their_prompts_open():
     tokenizer = _tokenizer(f"{QWEN_LIKE} <think>", bos=False)
     source = object.__new__(PromptSource)
     source.tokenizer = tokenizer
     plain, opened = tokenizer("user assistant")["input_ids"], tokenizer("user <think>")["input_ids"]
     four = tokenizer("two")["input_ids"]
-    completions: Any = [SimpleNamespace(token_ids=four) for _ in range(4)]
+    completions = [SimpleNamespace(token_ids=four) for _ in range(4)]
     texts = source.texts(completions, [plain, opened])
     assert texts == ["two", "two", "<think>two", "<think>two"]
 
 
-def test_a_change_of_text_moves_the_digest_and_a_digest_that_moved_needs_a_new_version() -> None:
+def test_a_change_of_text_moves_the_digest_and_a_digest_that_moved_needs_a_new_version():
     digests = {
         name: (template.version, template.digest()) for name, template in PROMPT_TEMPLATES.items()
     }

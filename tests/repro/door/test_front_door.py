@@ -1,7 +1,5 @@
 """`train`, `quantize` and `evaluate` of a model of one's own, by command and from Python."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from peft import PeftModel
@@ -20,7 +17,7 @@ from repro.__main__ import main
 from repro.door import front_door
 from repro.door.own_run import TrainRequest, _require_memory
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, find_record, read_record
+from repro.evidence.record import find_record, read_record
 from repro.run.places import runs_folder
 from repro.spec.arm import DAPO, GSPO
 from repro.spec.settings import parse_settings
@@ -32,13 +29,13 @@ LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in
 SETTINGS = dict(text.split("=") for text in SMALL)
 
 
-def request(**changes: Any) -> TrainRequest:
+def request(**changes):
     """Return the request of `LINE`, changed."""
     fields = {"model": "tiny", "data": "generated", "settings": parse_settings(SMALL)}
     return TrainRequest(**(fields | changes))
 
 
-def record_of(request: TrainRequest, runs: Path) -> Record:
+def record_of(request, runs):
     (run,) = request.selection().plan()
     path = find_record(run, runs)
     assert path is not None
@@ -46,7 +43,7 @@ def record_of(request: TrainRequest, runs: Path) -> Record:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """Return a folder in which the command trained and exported, by workers of its own."""
     folder = tmp_path_factory.mktemp("trained")
     command = [sys.executable, "-m", "repro", "train", *LINE, "--runs", "runs", "--out", "adapter"]
@@ -56,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained: Path) -> None:
+def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained):
     record = record_of(request(), trained / "runs")
     assert violations(record) == []
     assert record.facts["optimizer_steps"] == 3
@@ -69,7 +66,7 @@ def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained
     assert any("lora" in name for name, _ in model.named_parameters())
 
 
-def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(trained: Path) -> None:
+def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(trained):
     printed = (trained / "printed").read_text()
     record = record_of(request(), trained / "runs")
     before, after = (record.value(n) for n in ("accuracy_greedy_start", "accuracy_greedy"))
@@ -78,9 +75,7 @@ def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(train
     assert printed.index("The model is given:") < printed.index("Held-out accuracy")
 
 
-def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(trained, monkeypatch):
     monkeypatch.chdir(trained)
     began = (trained / "adapter" / "adapter_model.safetensors").stat().st_mtime_ns
     done = repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="adapter")
@@ -92,9 +87,7 @@ def test_a_second_call_from_python_trains_nothing_and_keeps_the_export(
         repro.train("tiny", "generated", settings=SETTINGS, runs="runs", out="another")
 
 
-def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tmp_path):
     sets = repro.evaluate(
         adapter=trained / "adapter", data="generated", limit=4, template="tiny", tokens=32
     )
@@ -108,9 +101,7 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, capsys):
     line = ["train", *LINE, "--runs", str(tmp_path), "--until", "0.1"]
     assert main(line) == 0
     record = record_of(request(until=0.1), tmp_path)
@@ -123,11 +114,11 @@ def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path):
     line = ["train", *LINE, "--set", "steps=12", "--set", "checkpoint_every=1"]
     line += ["--runs", str(tmp_path)]
 
-    def stop() -> None:
+    def stop():
         until = time.monotonic() + 120
         while not list(tmp_path.rglob("checkpoint/step-*")) and time.monotonic() < until:
             time.sleep(0.05)
@@ -163,13 +154,7 @@ def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
         ("--out {folder}", "name a new folder"),
     ],
 )
-def test_bad_input_is_a_sentence_and_leaves_nothing(
-    line: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unanswered.jsonl").write_text('{"question": "2 + 2?"}\n' * 3)
     (tmp_path / "bad_rewards.py").write_text(
@@ -184,7 +169,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(
     assert not Path("runs").exists()
 
 
-def test_algorithms_and_noise_are_values_of_the_arm() -> None:
+def test_algorithms_and_noise_are_values_of_the_arm():
     (dapo,), (gspo,) = (
         request(algorithm=name, aqn=True, format="bf16").selection().plan()
         for name in ("dapo", "gspo")
@@ -194,19 +179,17 @@ def test_algorithms_and_noise_are_values_of_the_arm() -> None:
     assert dapo.arm.weight_format == "bf16"
 
 
-def test_each_setting_has_a_record_of_its_own() -> None:
+def test_each_setting_has_a_record_of_its_own():
     requests = [request(), request(aqn=True), request(seed=1), request(until=50.0)]
     assert len({one.selection().target.name for one in requests}) == len(requests)
 
 
-def test_a_reward_of_the_script_itself_is_refused() -> None:
+def test_a_reward_of_the_script_itself_is_refused():
     with pytest.raises(ValueError, match="module's file"):
         repro.train("tiny", "generated", reward=lambda completions: [1.0])
 
 
-def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(
-    monkeypatch: pytest.MonkeyPatch, qwen_7b: Any
-) -> None:
+def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(monkeypatch, qwen_7b):
     run = qwen_7b("bf16")
     card = CudaDevice(name="a card", capability=(8, 9), memory_bytes=12 * 10**9)
     monkeypatch.setattr("repro.run.preflight.cuda_devices", lambda: (card,))
@@ -216,12 +199,12 @@ def test_a_model_that_fits_no_card_is_refused_with_what_would_fit(
 
 
 @pytest.fixture
-def qwen_7b(monkeypatch: pytest.MonkeyPatch) -> Any:
+def qwen_7b(monkeypatch):
     """Return a maker of runs of Qwen2.5-7B as they are on a GPU."""
     monkeypatch.setattr("repro.door.own_run._require_memory", lambda run, ranks: None)
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
 
-    def made(weight_format: str) -> Any:
+    def made(weight_format):
         model = "Qwen/Qwen2.5-7B-Instruct"
         asked = TrainRequest(model=model, data="gsm8k", format=weight_format)
         (run,) = asked.selection().plan()
@@ -230,7 +213,7 @@ def qwen_7b(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_importing_the_package_brings_no_torch_and_its_functions_are_documented() -> None:
+def test_importing_the_package_brings_no_torch_and_its_functions_are_documented():
     code = "import repro, sys; repro.train, repro.quantize; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert "until" in str(front_door.train.__doc__)

@@ -1,7 +1,5 @@
 """A small real model, trained for two steps; it is nobody's to download here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -15,9 +13,7 @@ FOLDER = "REPRO_SMALL_MODEL"
 
 @pytest.mark.nightly
 @pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder of a model")
-def test_a_real_model_is_trained_and_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_model_is_trained_and_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"What is {a} + {b}?,{a + b}" for a in range(1, 8) for b in range(1, 8)]
     Path("sums.csv").write_text("\n".join(["prompt,gold", *rows]) + "\n")

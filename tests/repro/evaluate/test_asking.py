@@ -1,19 +1,15 @@
 """Questions that a policy is asked: their parts, seeds and grades."""
 
-from __future__ import annotations
-
 import random
 import re
 import time
-from typing import Any
 
 import pytest
 
 from repro.evaluate.asking import Evaluator
 from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
-from repro.models.policy import Policy, load_policy
-from repro.reward.grader import GraderPool
+from repro.models.policy import load_policy
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
@@ -28,11 +24,11 @@ TEXTS = {
 }
 
 
-def asked(tokenizer: Any, opening: str = "") -> Any:
+def asked(tokenizer, opening=""):
     return questions(SUMS, "tiny", tokenizer, max_prompt_tokens=99, opening=opening)
 
 
-def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPool) -> None:
+def test_completions_are_graded_by_every_reading(tokenizer, pool):
     evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, 0)
     answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1)
     graded = [group[0] for group in answers.groups]
@@ -47,9 +43,7 @@ def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPoo
     assert dict(evaluator.grades) == {"ok": 3, "wrong": 3}
 
 
-def test_questions_are_asked_in_parts_of_the_sampler_s_rows(
-    tokenizer: Any, pool: GraderPool
-) -> None:
+def test_questions_are_asked_in_parts_of_the_sampler_s_rows(tokenizer, pool):
     writer = Writer(tokenizer, TEXTS)
     evaluator, shares = Evaluator(writer, tokenizer, pool, 7), list[float]()
     evaluator.on_part, evaluator.rows_at_once = shares.append, 4
@@ -62,15 +56,13 @@ def test_questions_are_asked_in_parts_of_the_sampler_s_rows(
     assert seeds != seeds_of(asked(tokenizer), samples=2, seed=7, stream="quality")
 
 
-def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(
-    tiny: Policy, tokenizer: Any, pool: GraderPool
-) -> None:
+def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(tiny, tokenizer, pool):
     engine = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
     assert Evaluator(engine, tokenizer, pool, 0).rows_at_once >= 1319
     assert Evaluator(TorchSampler(tiny), tokenizer, pool, 0).rows_at_once == 256
 
 
-def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer: Any, pool: GraderPool) -> None:
+def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer, pool):
     writer = Writer(tokenizer, TEXTS)
     (question, *_) = asked(tokenizer, "<think>\n")
     assert tokenizer.decode(question.prompt) == "1+2?\n<think>\n"
@@ -81,7 +73,7 @@ def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer: Any, pool: Grade
     assert graded.tokens < len(tokenizer(TEXTS["1+2?"])["input_ids"]) + 1
 
 
-def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: GraderPool) -> None:
+def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer, pool):
     broken = problem("what?", "\\frac{")
     writer = Writer(tokenizer, TEXTS | {"what?": RIGHT.format(n=1)})
     mixed = questions([broken, SUMS[0]], "tiny", tokenizer, max_prompt_tokens=99)
@@ -91,17 +83,17 @@ def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: G
     assert answers.accuracy == [100.0]
 
 
-def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
+def test_a_prompt_that_is_too_long_is_named(tokenizer):
     with pytest.raises(ValueError, match=r"problem 1\+2\?: its prompt has \d+ tokens; .* most 2"):
         questions(SUMS, "tiny", tokenizer, max_prompt_tokens=2)
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Policy:
+def tiny():
     return load_policy("tiny", weight_format="nvfp4")
 
 
-def test_working_is_what_stands_between_the_first_tags_however_many_there_are() -> None:
+def test_working_is_what_stands_between_the_first_tags_however_many_there_are():
     expression = re.compile(r"<think>(.*?)</think>", re.DOTALL)
     rng = random.Random(0)
     seen = set()

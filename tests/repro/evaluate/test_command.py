@@ -1,10 +1,6 @@
 """`evaluate`: a checkpoint with an adapter or without, asked from the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,22 +15,20 @@ LINE = ["evaluate", "tiny", "--device", "cpu", "--template", "tiny", "--tokens",
 GENERATED = ["--data", "generated", "--limit", "12"]
 
 
-def evaluated(tmp_path: Path, *more: str) -> dict[str, Any]:
+def evaluated(tmp_path, *more):
     assert main([*LINE, *more, "--out", str(tmp_path / "record.json")]) == 0
-    record: dict[str, Any] = json.loads((tmp_path / "record.json").read_text())
+    record = json.loads((tmp_path / "record.json").read_text())
     return record
 
 
-def write_problems(folder: Path, count: int) -> Path:
+def write_problems(folder, count):
     rows = [{"id": f"p{n}", "question": f"{n}+2?", "answer": str(n + 2)} for n in range(count)]
     folder.mkdir()
     (folder / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return folder
 
 
-def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sets_are_asked_k_times_and_read_strictly_and_leniently(tmp_path, capsys):
     own = write_problems(tmp_path / "own", 5)
     record = evaluated(
         tmp_path, "--data", f"generated,{own}", "--limit", "12", "--samples", "3", "--at", "1,3"
@@ -58,9 +52,7 @@ def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
     assert heading[:5] == ["data", "problems", "strict", "lenient", "truncated"]
 
 
-def test_sampling_on_a_cpu_says_how_far_it_has_come(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampling_on_a_cpu_says_how_far_it_has_come(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_command, "_SILENT_SECONDS", 0.0)
     evaluated(tmp_path, "--data", "generated", "--limit", "3", "--samples", "2")
     lines = capsys.readouterr().err.splitlines()
@@ -68,9 +60,7 @@ def test_sampling_on_a_cpu_says_how_far_it_has_come(
     assert len(lines) > 5
 
 
-def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(
-    tmp_path: Path,
-) -> None:
+def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(tmp_path):
     policy = load_policy(
         "tiny", weight_format="nvfp4", training="lora", lora_rank=4, lora_alpha=8.0, seed=0
     )
@@ -92,7 +82,7 @@ def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(
     assert accuracy[0] < accuracy[1]
 
 
-def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
+def test_the_same_line_gives_the_same_record(tmp_path):
     one, other = (evaluated(tmp_path, *GENERATED, "--samples", "2") for _ in range(2))
     assert one["sets"] == other["sets"]
 
@@ -111,20 +101,13 @@ def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
         (["--data", "generated", "--limit", "0"], "--limit 0: needs 1 or more"),
     ],
 )
-def test_a_bad_line_is_a_sentence_before_weights_are_read(
-    flags: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bad_line_is_a_sentence_before_weights_are_read(flags, sentence, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_command, "load_policy", None)
     assert main([*LINE, *flags]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_more_samples_than_memory_holds_are_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_samples_than_memory_holds_are_a_sentence(monkeypatch, capsys):
     errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: …")]
     monkeypatch.setattr(evaluate_command.Evaluator, "ask", Mock(side_effect=errors))
     for _ in errors:

@@ -1,13 +1,8 @@
 """What a run is asked by its scale: the ceiling for untrained arms alone."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
-from repro.reward.grader import GraderPool
 from repro.rl.collect import GradingRequest
 from repro.spec.config import (
     DataConfig,
@@ -43,15 +38,13 @@ TEXTS = {
 }
 
 
-def evaluation(
-    tokenizer: Any, pool: GraderPool, training: str = "lora", **arm: Any
-) -> ScaleEvaluator:
+def evaluation(tokenizer, pool, training="lora", **arm):
     procedure = "evaluate" if training == "none" else "train"
     run = small_run(SCALE, training=training, procedure=procedure, **arm)
     return ScaleEvaluator(run, Writer(tokenizer, TEXTS), tokenizer, pool)
 
 
-def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: GraderPool) -> None:
+def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer, pool):
     asked = evaluation(tokenizer, pool, "none").final(TEST, FURTHER)
     assert set(asked) == {
         "accuracy", "accuracy_greedy", "accuracy_hard", "accuracy_forced_working",
@@ -61,16 +54,14 @@ def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer: Any, pool: Gr
     }  # fmt: skip
 
 
-def test_final_answers_are_tallied_by_set(tokenizer: Any, pool: GraderPool) -> None:
+def test_final_answers_are_tallied_by_set(tokenizer, pool):
     tallies = final_tallies(evaluation(tokenizer, pool).final(TEST, FURTHER))
     assert tallies["accuracy"]["right"] == [1, 0, 1]
     assert tallies["accuracy_greedy"]["right"] == [1, 1]
     assert tallies["accuracy_hard"]["right"] == [0, 0, 1]
 
 
-def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split(
-    tokenizer: Any, pool: GraderPool
-) -> None:
+def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split(tokenizer, pool):
     answers = evaluation(tokenizer, pool).final(TEST, FURTHER)
     own, hard = (
         answers[name].estimates()["completion_tokens_mean"].value
@@ -81,9 +72,7 @@ def test_the_length_of_answers_is_the_mean_over_the_sets_where_there_is_no_split
     assert mean_tokens(sets)["completion_tokens_mean"].value == pytest.approx((own + hard) / 2)
 
 
-def test_greedy_and_sampled_questions_have_the_scale_s_limits(
-    tokenizer: Any, pool: GraderPool
-) -> None:
+def test_greedy_and_sampled_questions_have_the_scale_s_limits(tokenizer, pool):
     one = evaluation(tokenizer, pool)
     one.greedy(TEST)
     one.sampled(TEST)
@@ -95,7 +84,7 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
     ]
 
 
-def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer: Any, pool: GraderPool) -> None:
+def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer, pool):
     answered, drawn = evaluation(tokenizer, pool), evaluation(tokenizer, pool, reward="random")
     request = GradingRequest(
         texts=[TEXTS["1+2?"]] * 8, golds=["3"] * 8, seeds=range(8), cut=[False] * 8
@@ -105,17 +94,17 @@ def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer: Any, pool: Grade
     assert answered.evaluator.grades["ok"] == drawn.evaluator.grades["ok"] == 16
 
 
-def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer: Any, pool: GraderPool) -> None:
+def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):
     with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
         ScaleEvaluator(small_run(SCALE), Writer(tokenizer, TEXTS), None, pool)
 
 
-def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
+def test_an_evaluation_names_no_k_beyond_its_samples():
     with pytest.raises(ValueError, match="names k = 4; with 2 samples per problem"):
         EvaluationConfig(samples=2, at=(1, 4))
 
 
 @pytest.mark.parametrize("threshold", [-1.0, 101.0])
-def test_a_threshold_is_a_percentage(threshold: float) -> None:
+def test_a_threshold_is_a_percentage(threshold):
     with pytest.raises(ValueError, match=r"evaluation\.threshold is"):
         EvaluationConfig(threshold=threshold)

@@ -1,7 +1,5 @@
 """pass@k and maj@k against enumeration of every subset."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations, product
 
@@ -10,7 +8,7 @@ import pytest
 from repro.evidence.at_k import majority_at_k, pass_at_k
 
 
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
     for n in range(1, 9):
         for c, k in product(range(n + 1), range(1, n + 1)):
             subsets = list(combinations(range(n), k))
@@ -18,7 +16,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
             assert pass_at_k(n, c, k) == pytest.approx(share)
 
 
-def _majority_by_enumeration(answers: list[str], right: set[str], k: int) -> float:
+def _majority_by_enumeration(answers, right, k):
     """Return the share of k-subsets won by a right answer, ties shared; `-` abstains."""
     won = 0.0
     subsets = list(combinations(answers, k))
@@ -45,9 +43,7 @@ def _majority_by_enumeration(answers: list[str], right: set[str], k: int) -> flo
         ("bcdefgh", "a"),
     ],
 )
-def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(
-    answers: str, right: str
-) -> None:
+def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(answers, right):
     names = sorted(set(answers) - {"-"})
     counts = [answers.count(name) for name in names]
     flags = [name in right for name in names]
@@ -58,6 +54,6 @@ def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])
-def test_impossible_counts_are_refused(n: int, c: int, k: int) -> None:
+def test_impossible_counts_are_refused(n, c, k):
     with pytest.raises(ValueError, match="must lie in"):
         pass_at_k(n, c, k)

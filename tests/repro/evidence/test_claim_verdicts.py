@@ -1,19 +1,14 @@
 """Claims judged: the statuses, and what must lead to each."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.claim_verdicts import judge
-from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.claim import Dose, Effect, slope
 from repro.spec.target import Claim, Metric
 
@@ -25,10 +20,10 @@ HALF = Effect(paper=0.5, measure="units", place="Table 1")
 EIGHT = Effect(paper=8.0, measure="units", place="Table 1")
 
 
-def claim(*arms: str, **more: Any) -> Claim:
+def claim(*arms, **more):
     """Return a claim about one arm, about a above b, or by a contrast of one's own."""
     signs = (1, -1, -1, 1)[: len(arms)]
-    stated: dict[str, Any] = {"name": "c", "statement": "s", "source": "p", "metric": "accuracy"}
+    stated = {"name": "c", "statement": "s", "source": "p", "metric": "accuracy"}
     stated["contrast"] = dict(zip(arms, signs, strict=True))
     if not {"bound", "log", "effect", "mechanism", "side"} & more.keys():
         stated["effect"] = HALF
@@ -38,11 +33,11 @@ def claim(*arms: str, **more: Any) -> Claim:
 A_OVER_B = claim("a", "b")
 
 
-def values(**arms: list[float]) -> dict[str, dict[str, dict[int, float]]]:
+def values(**arms):
     return {"accuracy": {arm: dict(enumerate(numbers)) for arm, numbers in arms.items()}}
 
 
-def verdict_of(a_claim: Claim, lost: dict[str, str] | None = None, **arms: list[float]) -> Verdict:
+def verdict_of(a_claim, lost=None, **arms):
     return judge([a_claim], METRICS, values(**arms), {}, lost or {})[0]
 
 
@@ -75,9 +70,7 @@ CONTROL = claim("a", mechanism=True, side="below", bound=15.0, because="drift")
         (CONTROL, [40.0, 42.0, 39.0, 41.0, 40.0], LOW, "contradicted"),
     ],
 )
-def test_a_claim_is_judged_by_its_interval_and_its_bound(
-    stated: Claim, a: list[float], b: list[float], status: str
-) -> None:
+def test_a_claim_is_judged_by_its_interval_and_its_bound(stated, a, b, status):
     verdict = verdict_of(stated, a=a, b=b)
     assert (verdict.status, verdict.n) == (status, 5)
     # A contradicted claim of the paper's is a finding.
@@ -85,13 +78,13 @@ def test_a_claim_is_judged_by_its_interval_and_its_bound(
     assert ("5 seeds would have shown an effect" in verdict.sentence) == (status == "inconclusive")
 
 
-def test_four_seeds_never_decide() -> None:
+def test_four_seeds_never_decide():
     verdict = verdict_of(A_OVER_B, a=HIGH[:4], b=LOW[:4])
     assert verdict.status == "inconclusive"
     assert "4 paired seed(s); a verdict needs 5" in verdict.sentence
 
 
-def test_a_trend_is_pages_and_can_be_reversed() -> None:
+def test_a_trend_is_pages_and_can_be_reversed():
     arms = {"a": LOW, "b": [v + 2 for v in LOW], "c": [v + 4 for v in LOW]}
     for order, status in (("abc", "reproduced"), ("cba", "contradicted")):
         verdict = verdict_of(claim(contrast=slope(tuple(order)), test="page"), **arms)
@@ -102,7 +95,7 @@ def test_a_trend_is_pages_and_can_be_reversed() -> None:
         assert verdict.paper == pytest.approx(0.25)
 
 
-def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio() -> None:
+def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio():
     a_claim = claim("a", "b", log=True, bound=1.5, because="the headline")
     b = [100.0, 110.0, 90.0, 105.0, 95.0]
     twice = verdict_of(a_claim, a=[2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
@@ -113,7 +106,7 @@ def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio() -> None:
     assert slow.status == "contradicted"
 
 
-def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
+def test_holm_makes_a_weak_claim_among_many_inconclusive():
     weak = [1.0, 2.2, 0.3, 1.9, 0.9]
     alone = [A_OVER_B]
     numbers = values(a=[50 + value for value in weak], b=[50.0] * 5)
@@ -122,7 +115,7 @@ def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
     assert {v.status for v in judge(many, METRICS, numbers, {}, {})} == {"inconclusive"}
 
 
-def test_leaving_arms_out_makes_no_verdict_stronger() -> None:
+def test_leaving_arms_out_makes_no_verdict_stronger():
     columns = {"a": HIGH, "b": LOW, "c": [v + 0.4 for v in NEAR], "d": [82.0, 84.1, 81.5, 85.3, 81]}
     pairs = [*itertools.combinations(columns, 2), ("b", "a")]
     claims = [claim(*pair, name="".join(pair), effect=EIGHT) for pair in pairs]
@@ -141,7 +134,7 @@ def test_leaving_arms_out_makes_no_verdict_stronger() -> None:
                     assert part.p >= full.p
 
 
-def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1() -> None:
+def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1():
     pair = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
     others = [claim("c", "b", name="absent"), claim("a", "b", name="design", draws=1)]
     others.append(claim("a", "b", name="refused"))
@@ -156,7 +149,7 @@ def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1() -> None:
     assert [item.status for item in first[1:]] == ["not run", "not testable", "not run"]
 
 
-def test_without_any_effect_a_family_errs_in_5_percent_whichever_arms_are_sent() -> None:
+def test_without_any_effect_a_family_errs_in_5_percent_whichever_arms_are_sent():
     draw = random.Random(1)
     claims = [claim(x, y, name=x + y) for x, y in itertools.combinations("abcd", 2)]
     sets = [pair for n in (2, 4) for pair in itertools.combinations("abcd", n)]
@@ -175,7 +168,7 @@ def test_without_any_effect_a_family_errs_in_5_percent_whichever_arms_are_sent()
     assert wrong / 100 <= 0.1
 
 
-def test_a_failed_seed_takes_every_decision_away() -> None:
+def test_a_failed_seed_takes_every_decision_away():
     lost = {"a": "1 run(s) of a failed"}
     for high, low in ((HIGH, LOW), (LOW, HIGH)):
         verdict = verdict_of(A_OVER_B, lost, a=high, b=low)
@@ -184,18 +177,18 @@ def test_a_failed_seed_takes_every_decision_away() -> None:
     assert verdict_of(A_OVER_B, {"c": "-"}, a=HIGH, b=LOW).n == 5
 
 
-def test_an_absent_arm_is_not_run_with_its_reason() -> None:
+def test_an_absent_arm_is_not_run_with_its_reason():
     verdict = judge([A_OVER_B], METRICS, values(a=HIGH), {"b": "needs a GPU"}, {})[0]
     assert (verdict.status, verdict.sentence) == ("not run", "needs a GPU")
 
 
-def test_equal_seeds_cannot_tell() -> None:
+def test_equal_seeds_cannot_tell():
     verdict = verdict_of(A_OVER_B, a=[1.0] * 5, b=[1.0] * 5)
     assert verdict.status == "inconclusive"
     assert "agree to the last digit" in verdict.sentence
 
 
-def test_an_interaction_is_the_difference_of_two_differences() -> None:
+def test_an_interaction_is_the_difference_of_two_differences():
     four = claim("a", "b", "c", "d")
     verdict = verdict_of(four, a=HIGH, b=LOW, c=LOW, d=LOW)
     assert verdict.status == "reproduced"
@@ -206,7 +199,7 @@ def test_an_interaction_is_the_difference_of_two_differences() -> None:
     assert verdict_of(four, a=LOW, b=LOW, c=HIGH, d=LOW).status == "contradicted"
 
 
-def test_a_contrast_of_other_weights_is_told_by_them() -> None:
+def test_a_contrast_of_other_weights_is_told_by_them():
     pooled = claim(contrast={"a": 0.5, "b": 0.5, "c": -1})
     verdict = verdict_of(pooled, a=HIGH, b=[v - 4 for v in HIGH], c=LOW)
     plain = verdict_of(A_OVER_B, a=[v - 2 for v in HIGH], b=LOW)
@@ -214,13 +207,13 @@ def test_a_contrast_of_other_weights_is_told_by_them() -> None:
     assert verdict.sentence.startswith("0.5 a + 0.5 b - c: +8.3")
 
 
-def difference(paper: float | None = 8.0, **more: Any) -> Claim:
+def difference(paper=8.0, **more):
     """Return a claim that a lies above b; the paper's effect is 8 points."""
     effect = Effect(paper=paper, measure="units", place="Table 1")
     return claim("a", "b", **({"effect": effect} | more))
 
 
-def beside(*differences: float) -> dict[str, list[float]]:
+def beside(*differences):
     """Return values of a and b that differ by these."""
     base = [70.0, 71.0, 70.5, 72.5, 71.0, 69.0, 70.2, 71.7]
     return {"a": [b + d for b, d in zip(base, differences, strict=False)],
@@ -242,14 +235,14 @@ def beside(*differences: float) -> dict[str, list[float]]:
         ((9.0, -8.0, 12.0, -6.0, 5.0), "inconclusive"),
     ],
 )
-def test_a_size_is_shown_excluded_or_left_open(differences: tuple[float, ...], status: str) -> None:
+def test_a_size_is_shown_excluded_or_left_open(differences, status):
     verdict = verdict_of(difference(), **beside(*differences))
     assert verdict.status == status
     assert (verdict.paper, verdict.matters) == (8.0, pytest.approx(0.8))
     assert "the paper's size here is 8 points" in verdict.sentence
 
 
-def test_without_a_size_of_the_papers_what_matters_decides() -> None:
+def test_without_a_size_of_the_papers_what_matters_decides():
     own = Effect(smallest=0.8, measure="units", because="stated in advance")
     for differences, status in (
         ((0.4, 0.5, 0.45, 0.5, 0.4), "no difference"),
@@ -259,7 +252,7 @@ def test_without_a_size_of_the_papers_what_matters_decides() -> None:
         assert verdict_of(difference(effect=own), **beside(*differences)).status == status
 
 
-def test_intervals_are_simultaneous_over_the_claims_of_a_target() -> None:
+def test_intervals_are_simultaneous_over_the_claims_of_a_target():
     numbers = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
     one = judge([difference()], METRICS, numbers, {}, {})[0]
     many = [dataclasses.replace(difference(), name=f"c{i}") for i in range(4)]
@@ -273,7 +266,7 @@ def test_intervals_are_simultaneous_over_the_claims_of_a_target() -> None:
     assert "95 % interval (simultaneous over 4)" in wide.sentence
 
 
-def test_what_holm_shows_has_an_interval_that_does_not_reach_the_bound() -> None:
+def test_what_holm_shows_has_an_interval_that_does_not_reach_the_bound():
     # Both are shown; the second at its own level, which Bonferroni's interval does not have.
     first, second = beside(6.0, 7.0, 6.5, 7.5, 6.0), beside(0.9, 2.4, 0.1, 1.9, 0.9)
     numbers = {"accuracy": {arm: dict(enumerate(column)) for arm, column in (
@@ -284,7 +277,7 @@ def test_what_holm_shows_has_an_interval_that_does_not_reach_the_bound() -> None
     assert shown[1].low == 0.0
 
 
-def test_a_share_of_the_gain_becomes_points_of_this_policy() -> None:
+def test_a_share_of_the_gain_becomes_points_of_this_policy():
     share = Effect(paper=0.2, measure="of gain", place="Table 1")
     numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0))
     numbers["gain_greedy"] = {"b": dict.fromkeys(range(5), 50.0)}
@@ -296,7 +289,7 @@ def test_a_share_of_the_gain_becomes_points_of_this_policy() -> None:
     assert verdict.paper == pytest.approx(0.2 * (100 - 71.0))
 
 
-def test_under_a_ceiling_nothing_is_judged() -> None:
+def test_under_a_ceiling_nothing_is_judged():
     near = {"a": [97.0, 97.5, 98.0, 97.2, 97.9], "b": [97.1, 97.4, 98.1, 97.0, 97.8]}
     verdict = verdict_of(difference(headroom=True), **near)
     assert verdict.status == "not testable"
@@ -306,7 +299,7 @@ def test_under_a_ceiling_nothing_is_judged() -> None:
     assert verdict_of(tolerant, **near).status == "not testable"
 
 
-def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence() -> None:
+def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence():
     once = difference(draws=1)
     verdict = verdict_of(once, **beside(6.0, 7.0, 6.5, 7.5, 6.0))
     assert verdict.status == "not testable"
@@ -323,13 +316,13 @@ def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence() -> None:
     assert verdict_of(often, **beside(6.0, 7.0, 6.5, 7.5, 6.0)).status == "reproduced"
 
 
-def test_a_confounded_design_is_not_judged() -> None:
+def test_a_confounded_design_is_not_judged():
     verdict = verdict_of(difference(confounded="alpha grows, too"), a=HIGH, b=LOW)
     assert verdict.status == "not testable"
     assert verdict.sentence.startswith("by its design: alpha grows, too. Point estimate +10")
 
 
-def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides() -> None:
+def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides():
     fallen = {"a": [98.0, 98.4, 97.8, 97.8, 97.8], "b": [0.0, 71.6, 76.4, 61.0, 79.0]}
     assert verdict_of(difference(), **fallen).status == "inconclusive"
     verdict = verdict_of(difference(test="sign_flip"), **fallen)
@@ -340,7 +333,7 @@ def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides() -> None:
     assert verdict_of(difference(test="sign_flip"), **risen).status != "contradicted"
 
 
-def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded() -> None:
+def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded():
     effect = Effect(paper=2.0, measure="ratio", place="Table 6")
     faster = claim("a", "b", log=True, bound=1.0, effect=effect)
     b = [100.0, 110.0, 90.0, 105.0, 95.0]
@@ -356,7 +349,7 @@ def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded() -> None:
         assert verdict.paper == pytest.approx(2.0)
 
 
-def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away() -> None:
+def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away():
     numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
     del numbers["accuracy"]["a"][5]
     verdict = judge([difference()], METRICS, numbers, {}, {})[0]
@@ -369,7 +362,7 @@ TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
 TOKENS = [100.0, 112.0, 94.0, 105.0, 89.0, 101.0, 97.0, 108.0]
 
 
-def scaled(factor: float, wobble: float = 0.01) -> list[float]:
+def scaled(factor, wobble=0.01):
     return [factor * t * (1 + wobble * (-1) ** i) for i, t in enumerate(TOKENS)]
 
 
@@ -377,7 +370,7 @@ def scaled(factor: float, wobble: float = 0.01) -> list[float]:
     ("factor", "status"),
     [(1.3, "reproduced"), (1.0, "no difference"), (0.8, "contradicted"), (1.09, "inconclusive")],
 )
-def test_a_ratio_with_a_smallest_size_counts_from_it(factor: float, status: str) -> None:
+def test_a_ratio_with_a_smallest_size_counts_from_it(factor, status):
     ratio = claim("a", "b", log=True, bound=1.0, effect=TENTH)
     wobble = 0.05 if status == "inconclusive" else 0.01
     verdict = verdict_of(ratio, a=scaled(factor, wobble), b=TOKENS)
@@ -389,7 +382,7 @@ def test_a_ratio_with_a_smallest_size_counts_from_it(factor: float, status: str)
 @pytest.mark.parametrize(
     ("factor", "status"), [(1.02, "reproduced"), (1.3, "contradicted"), (1.09, "inconclusive")]
 )
-def test_quotients_are_equal_within_the_stated_ratio(factor: float, status: str) -> None:
+def test_quotients_are_equal_within_the_stated_ratio(factor, status):
     equal = claim("a", "b", log=True, side="within", bound=1.1, because="chosen", effect=TENTH)
     wobble = 0.05 if status == "inconclusive" else 0.01
     verdict = verdict_of(equal, a=scaled(factor, wobble), b=TOKENS)
@@ -399,7 +392,7 @@ def test_quotients_are_equal_within_the_stated_ratio(factor: float, status: str)
     assert verdict.effect == pytest.approx(factor, rel=0.01)
 
 
-def test_an_interaction_of_quotients_does_not_depend_on_the_scale_of_either_pair() -> None:
+def test_an_interaction_of_quotients_does_not_depend_on_the_scale_of_either_pair():
     grows = claim("a", "b", "c", "d", log=True, bound=1.0, effect=TENTH)
     more = [1000.0 * value for value in TOKENS]
     verdict = verdict_of(grows, a=[1.5 * v for v in more], b=more, c=scaled(1.2), d=TOKENS)
@@ -415,9 +408,7 @@ DOSES = [0.20, 0.24, 0.30, 0.45]
 TIMES = Effect(paper=2.0, smallest=1.1, measure="ratio", place="p", because="b")
 
 
-def _graded(
-    height: Callable[[float, float, int], float], **more: Any
-) -> tuple[Claim, dict[str, dict[str, dict[int, float]]]]:
+def _graded(height, **more):
     """Return a slope claim, and values of four arms by five seeds.
 
     Parameters
@@ -428,7 +419,7 @@ def _graded(
     stated = {"effect": HALF, "dose": Dose("entropy", 0.1)} | more
     starts = [[0.3, 0.1, 0.25, 0.2], [0.1, 0.3, 0.2, 0.35]]
     a_claim = claim(*DOSED, contrast=dict.fromkeys(DOSED, 0), **stated)
-    by_metric: dict[str, dict[str, dict[int, float]]] = {"accuracy": {}, "entropy": {}, "start": {}}
+    by_metric = {"accuracy": {}, "entropy": {}, "start": {}}
     for place, arm in enumerate(DOSED):
         for seed in range(5):
             dose, start = DOSES[place] + 0.01 * seed, starts[seed % 2][place]
@@ -438,11 +429,11 @@ def _graded(
     return a_claim, by_metric
 
 
-def _judged(a_claim: Claim, by_metric: dict[str, dict[str, dict[int, float]]]) -> Verdict:
+def _judged(a_claim, by_metric):
     return judge([a_claim], METRICS, by_metric, {}, {})[0]
 
 
-def test_a_slope_is_what_the_metric_gains_by_a_dose_within_each_seed() -> None:
+def test_a_slope_is_what_the_metric_gains_by_a_dose_within_each_seed():
     # 40 a unit, and a seed's own level, which is no slope.
     a_claim, by_metric = _graded(lambda dose, start, seed: 40 * dose + 3 * seed + 0.01 * (seed % 2))
     verdict = _judged(a_claim, by_metric)
@@ -450,8 +441,8 @@ def test_a_slope_is_what_the_metric_gains_by_a_dose_within_each_seed() -> None:
     assert verdict.effect == pytest.approx(4.0)
 
 
-def test_what_is_held_fixed_takes_nothing_from_a_slope() -> None:
-    def height(dose: float, start: float, seed: int) -> float:
+def test_what_is_held_fixed_takes_nothing_from_a_slope():
+    def height(dose, start, seed):
         return 40 * dose + 100 * start + seed
 
     plain, given = (
@@ -462,7 +453,7 @@ def test_what_is_held_fixed_takes_nothing_from_a_slope() -> None:
     assert given.effect == pytest.approx(4.0)
 
 
-def test_a_slope_of_logarithms_is_a_quotient_and_a_dose_may_be_negative() -> None:
+def test_a_slope_of_logarithms_is_a_quotient_and_a_dose_may_be_negative():
     a_claim, by_metric = _graded(
         lambda dose, start, seed: 100 * 3 ** (-10 * dose) * (1 + 0.01 * seed),
         effect=TIMES,
@@ -474,7 +465,7 @@ def test_a_slope_of_logarithms_is_a_quotient_and_a_dose_may_be_negative() -> Non
     assert (verdict.unit, verdict.effect) == ("x", pytest.approx(3.0))
 
 
-def test_arms_of_one_dose_give_no_slope() -> None:
+def test_arms_of_one_dose_give_no_slope():
     a_claim, by_metric = _graded(lambda dose, start, seed: dose)
     flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
     with pytest.raises(ValueError, match="do not differ in"):

@@ -1,7 +1,5 @@
 """Derived numbers: the area under a curve over a budget, the mean of the human-written sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from repro.evidence.derived import (
@@ -13,7 +11,7 @@ from repro.evidence.derived import (
 from repro.evidence.held_out import mean_height
 
 
-def test_the_mean_height_is_that_of_the_polyline() -> None:
+def test_the_mean_height_is_that_of_the_polyline():
     assert mean_height([0, 10], [0, 10], 10) == pytest.approx(5)
     assert mean_height([0, 10], [0, 10], 5) == pytest.approx(2.5)
     assert mean_height([0, 10], [0, 10], 20) == pytest.approx(7.5)
@@ -22,12 +20,12 @@ def test_the_mean_height_is_that_of_the_polyline() -> None:
 
 
 @pytest.mark.parametrize("places", [[5, 10], [0, 0], [0, 10, 9], []])
-def test_a_curve_that_is_none_is_refused(places: list[float]) -> None:
+def test_a_curve_that_is_none_is_refused(places):
     with pytest.raises(ValueError, match="curve"):
         mean_height(places, [1.0] * len(places), 10)
 
 
-def test_area_and_last_value_come_from_the_evaluations() -> None:
+def test_area_and_last_value_come_from_the_evaluations():
     series = {"evaluation_tokens": [0, 100], "evaluation_accuracy": [20.0, 40.0]}
     metrics = derived_metrics(series, 100)
     assert metrics["heldout_area"].value == pytest.approx(30)
@@ -36,7 +34,7 @@ def test_area_and_last_value_come_from_the_evaluations() -> None:
     assert derived_metrics({}, 100) == {}
 
 
-def curve(shares: list[float | None], tokens: int = 100) -> dict[str, list[float | None]]:
+def curve(shares, tokens=100):
     """Return the series of rollouts of so many tokens each."""
     return {
         "accuracy_sampled": shares,
@@ -44,12 +42,12 @@ def curve(shares: list[float | None], tokens: int = 100) -> dict[str, list[float
     }
 
 
-def take_off(shares: list[float | None], threshold: float) -> tuple[float | None, float | None]:
+def take_off(shares, threshold):
     metrics = curve_metrics(curve(shares), threshold)
     return metrics["take_off_steps"].value, metrics["took_off"].value
 
 
-def test_take_off_is_where_the_moving_mean_reaches_the_threshold() -> None:
+def test_take_off_is_where_the_moving_mean_reaches_the_threshold():
     # Moving means of 0, 20, 40, 60 %: half-way between steps 7 and 8.
     assert take_off([0.0] * 5 + [1.0] * 5, 50.0) == (pytest.approx(7.5), 1)
     # Above it from the start, it is known when the first mean is; never there, censored at the end.
@@ -58,13 +56,13 @@ def test_take_off_is_where_the_moving_mean_reaches_the_threshold() -> None:
     assert take_off([1.0] * 4, 50.0) == (4, 0)
 
 
-def test_a_mean_on_the_threshold_reaches_it_whatever_the_rounding_of_its_series() -> None:
+def test_a_mean_on_the_threshold_reaches_it_whatever_the_rounding_of_its_series():
     exact, rounded = (take_off([0.0] * 5 + [third] * 8, 100 / 3) for third in (1 / 3, 0.333333))
     assert exact[1] == rounded[1] == 1
     assert exact[0] == pytest.approx(rounded[0], rel=1e-5)
 
 
-def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none() -> None:
+def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none():
     plain = curve_metrics(curve([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), 45.0)
     twice = {
         name: [value for value in values for _ in range(2)]
@@ -79,7 +77,7 @@ def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none() -> None
     assert curve_metrics(curve([None, *[0.5] * 5]), 45.0)["took_off"].n == 5
 
 
-def test_a_run_whose_end_is_below_half_of_its_best_has_collapsed() -> None:
+def test_a_run_whose_end_is_below_half_of_its_best_has_collapsed():
     rising = [0.1] * 10 + [0.8] * 10
     for shares, fell in (
         (rising, 0.0),
@@ -101,19 +99,17 @@ def test_a_run_whose_end_is_below_half_of_its_best_has_collapsed() -> None:
         ({"entropy": [0.2] * 5 + [0.39] * 15}, 0.0),
     ],
 )
-def test_a_run_that_breaks_in_another_way_has_collapsed(
-    more: dict[str, list[float | None]], fell: float
-) -> None:
+def test_a_run_that_breaks_in_another_way_has_collapsed(more, fell):
     series = curve([0.2] * 10 + [0.3] * 10) | more
     assert curve_metrics(series, 50.0)["collapsed"].value == fell
 
 
-def test_short_completions_that_earn_less_than_at_the_start_are_a_collapse() -> None:
+def test_short_completions_that_earn_less_than_at_the_start_are_a_collapse():
     series = curve([0.3] * 10 + [0.2] * 10) | {"completion_tokens": [300.0] * 10 + [50.0] * 10}
     assert curve_metrics(series, 50.0)["collapsed"].value == 1.0
 
 
-def test_the_start_is_read_off_finished_completions() -> None:
+def test_the_start_is_read_off_finished_completions():
     series = curve([0.2] * 5 + [0.6] * 55) | {
         "reward": [0.1] * 60,
         "entropy": [9.0] * 60,
@@ -124,19 +120,19 @@ def test_the_start_is_read_off_finished_completions() -> None:
     assert metrics["accuracy_start"].value == pytest.approx(0.2)
 
 
-def test_a_count_of_tokens_that_falls_is_no_curve() -> None:
+def test_a_count_of_tokens_that_falls_is_no_curve():
     series = curve([0.5] * 6) | {"tokens_sampled": [100.0, 200.0, 150.0, 400.0, 500.0, 600.0]}
     with pytest.raises(ValueError, match=r"series\.tokens_sampled falls from 200"):
         curve_metrics(series, 50.0)
 
 
-def test_what_a_scale_does_not_ask_for_is_not_formed() -> None:
+def test_what_a_scale_does_not_ask_for_is_not_formed():
     series = curve([0.5] * 6)
     assert "took_off" not in training_metrics(series, {}, {})
     assert "took_off" in training_metrics(series, {}, {"threshold": 50.0})
 
 
-def test_estimates_at_k_need_votes_of_no_more_samples_than_there_are() -> None:
+def test_estimates_at_k_need_votes_of_no_more_samples_than_there_are():
     tally = {"right": [0, 0, 1], "right_lenient": [0, 0, 1]}
     votes = [{"problems": 1, "right": [2], "wrong": []}]
     both = {"votes": votes, "votes_lenient": votes}

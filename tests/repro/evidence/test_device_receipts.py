@@ -1,29 +1,24 @@
 """Records of measurements whose device was not their own, or was slowed, are refused."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.evidence.procedure import Measured
 from repro.evidence.receipts import violations
-from repro.evidence.record import Estimate, Record, read_record, record_of
+from repro.evidence.record import Estimate, read_record, record_of
 from repro.measure import device_state
 from repro.run import carry_out as recording
 from repro.run.carry_out import carry_out
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import GIB, Tier
 from repro.targets import TARGETS
 from repro.targets.rollout_speed import ROLLOUT
 
-STATE: dict[str, Any] = {
+STATE = {
     "at": 1000.0,
     "memory": {
         "free_bytes": 79 * GIB,
@@ -44,13 +39,13 @@ LATER = STATE | {
 }
 
 
-def record_with(**facts: Any) -> Record:
+def record_with(**facts):
     run = plan(ROLLOUT, Tier.SYSTEMS, 1)[0]
     metrics = {"tokens_per_second_7b_1": Estimate(value=1.0, unit="tokens per second")}
     return record_of(run, metrics=metrics, facts=facts, environment={}, started=datetime.now(UTC))
 
 
-def between(when: str = "before", **changes: Any) -> dict[str, Any]:
+def between(when="before", **changes):
     """Return both states, one of them with other values."""
     device = copy.deepcopy({"before": STATE, "after": LATER})
     for name, value in changes.items():
@@ -72,7 +67,7 @@ UNKNOWN = {"card": FAILED, "slowed_us": FAILED, "processes": {"unknown": "a cont
     ],
     ids=["from before the rule", "power cap", "idle card", "not to be asked"],
 )
-def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(facts: dict[str, Any]) -> None:
+def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(facts):
     assert violations(record_with(**facts)) == []
 
 
@@ -104,12 +99,12 @@ def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(facts: dict[str,
         ),
     ],
 )
-def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str) -> None:
+def test_a_spoilt_measurement_is_refused_for_its_reason(device, words):
     (reason,) = violations(record_with(device=device))
     assert re.search(words, reason)
 
 
-def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks() -> None:
+def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks():
     # Heat while weights were made; and repeats of an earlier process, outside this one's span.
     hot = between("after", slowed_us={"sw_thermal_slowdown": 3_007_000})
     assert violations(record_with(device=hot, timed_slowed={"sw_thermal_slowdown": 0.009})) == []
@@ -122,9 +117,7 @@ def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks(
     ("amount", "share", "refused"),
     [("bytes", 1.04, False), ("bytes", 1.06, True), ("flops", 1.2, False), ("flops", 1.3, True)],
 )
-def test_a_time_that_the_devices_own_rate_rules_out_is_refused(
-    amount: str, share: float, refused: bool
-) -> None:
+def test_a_time_that_the_devices_own_rate_rules_out_is_refused(amount, share, refused):
     # A card at its power limit multiplies at another rate in every reading; it copies at one.
     timing = {
         "method": "device_events",
@@ -144,30 +137,26 @@ def test_a_time_that_the_devices_own_rate_rules_out_is_refused(
         ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate is not shown"),
     ],
 )
-def test_a_time_without_its_method_or_the_devices_rate_is_refused(
-    timing: dict[str, Any], words: str
-) -> None:
+def test_a_time_without_its_method_or_the_devices_rate_is_refused(timing, words):
     (reason,) = violations(record_with(timing=timing))
     assert words in reason
 
 
-def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
+def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not():
     built = between("after", allocator={"retries": 3})
     assert violations(record_with(device=built, timed_retries={"7b_1": 0})) == []
     (reason,) = violations(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
     assert reason == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
 
 
-def systems_runs() -> list[RunConfig]:
+def systems_runs():
     """Return a run of every procedure of the systems tier."""
     runs = [plan(target, Tier.SYSTEMS, 1)[0] for target in TARGETS if Tier.SYSTEMS in target.scales]
     return list({run.procedure: run for run in runs}.values())
 
 
 @pytest.mark.parametrize("run", systems_runs(), ids=lambda run: run.procedure)
-def test_every_new_record_of_the_systems_tier_has_its_device(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_new_record_of_the_systems_tier_has_its_device(run, tmp_path, monkeypatch):
     states = iter([STATE, LATER])
     metrics = {"x": Estimate(value=1.0, unit="ratio")}
     monkeypatch.setattr(device_state, "device_state", lambda: next(states))
@@ -178,13 +167,11 @@ def test_every_new_record_of_the_systems_tier_has_its_device(
     assert device["retries"] == 0
 
 
-def test_a_device_that_is_not_clean_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def busy() -> None:
+def test_a_device_that_is_not_clean_is_not_measured(tmp_path, monkeypatch):
+    def busy():
         raise device_state.DeviceBusyError("others hold 30 GiB")
 
-    measured: list[int] = []
+    measured = []
     monkeypatch.setattr(recording, "cuda_devices", lambda: ("one",))
     monkeypatch.setattr(device_state, "require_clean", busy)
     monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured.append(len(runs)))
@@ -193,9 +180,7 @@ def test_a_device_that_is_not_clean_is_not_measured(
     assert measured == []
 
 
-def test_records_of_other_tiers_ask_no_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_other_tiers_ask_no_device(tmp_path, monkeypatch):
     run = dataclasses.replace(systems_runs()[0], tier="paper")
     measured = [Measured(metrics={"x": Estimate(value=1.0, unit="ratio")})]
     monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured)

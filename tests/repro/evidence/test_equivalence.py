@@ -1,10 +1,7 @@
 """Equivalence, limits on an interval's width, unpaired arms, and measures beside the means."""
 
-from __future__ import annotations
-
 import random
 from statistics import correlation, fmean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +9,14 @@ from scipy import stats
 
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.statistics import welch
-from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.claim import Claim, Effect, Metric
 
 METRICS = {"accuracy": Metric(name="accuracy", unit="percent", title="accuracy")}
 BASE = [30.0, 31.5, 29.0, 33.0, 30.5, 28.5, 31.0, 32.0]
 
 
-def claim(**more: Any) -> Claim:
-    stated: dict[str, Any] = {"contrast": {"a": 1, "b": -1}, "metric": "accuracy"}
+def claim(**more):
+    stated = {"contrast": {"a": 1, "b": -1}, "metric": "accuracy"}
     stated |= {"name": "c", "statement": "s", "source": "p"}
     return Claim(**(stated | more))
 
@@ -29,16 +25,16 @@ EQUAL = claim(test="tost", side="within", bound=1.35, because="half of the paper
 ABOVE = claim(effect=Effect(paper=2.7, smallest=1.35, measure="units", because="half"))
 
 
-def judged(stated: Claim, a: list[float], b: list[float]) -> Verdict:
+def judged(stated, a, b):
     values = {"accuracy": {"a": dict(enumerate(a)), "b": dict(enumerate(b))}}
     return judge([stated], METRICS, values, {}, {})[0]
 
 
-def apart(*differences: float) -> list[float]:
+def apart(*differences):
     return [b + d for b, d in zip(BASE, differences, strict=True)]
 
 
-def test_two_one_sided_tests_are_those_of_scipy() -> None:
+def test_two_one_sided_tests_are_those_of_scipy():
     draw = random.Random(3)
     seen = set()
     for shift in (0.0, 0.5, 1.0, 1.3, 2.5):
@@ -63,7 +59,7 @@ def test_two_one_sided_tests_are_those_of_scipy() -> None:
 
 
 @pytest.mark.parametrize(("true", "most"), [(1.35, 0.05), (-1.35, 0.05), (2.0, 0.01)])
-def test_equivalence_errs_in_no_more_than_5_percent_at_its_bound(true: float, most: float) -> None:
+def test_equivalence_errs_in_no_more_than_5_percent_at_its_bound(true, most):
     draw = random.Random(5)
     wrong = sum(
         judged(EQUAL, apart(*(true + draw.gauss(0, 0.5) for _ in BASE)), BASE).status
@@ -73,7 +69,7 @@ def test_equivalence_errs_in_no_more_than_5_percent_at_its_bound(true: float, mo
     assert wrong / 400 <= most + 2.5 * (most * (1 - most) / 400) ** 0.5
 
 
-def test_an_interval_wider_than_the_limit_is_not_judged() -> None:
+def test_an_interval_wider_than_the_limit_is_not_judged():
     wild = apart(9.0, -8.0, 12.0, -6.0, 5.0, 3.0, -2.0, 7.0)
     sure = apart(*[8.0, 8.4, 7.9, 8.1] * 2)
     for stated in (ABOVE, EQUAL):
@@ -92,7 +88,7 @@ def test_an_interval_wider_than_the_limit_is_not_judged() -> None:
     assert judged(ratio, sure, BASE).status == "reproduced"
 
 
-def test_unpaired_arms_are_compared_as_scipys_welch_does() -> None:
+def test_unpaired_arms_are_compared_as_scipys_welch_does():
     a, b = [5.0, 9.0, 7.5, 8.0, 6.0, 9.5, 7.0, 6.5], BASE
     found = welch([a, b], [1, -1], correlation(a, b))
     wanted = stats.ttest_ind(a, b, equal_var=False)
@@ -114,7 +110,7 @@ def test_unpaired_arms_are_compared_as_scipys_welch_does() -> None:
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.3, 0.6, 0.9])
-def test_choosing_unpaired_by_the_correlation_seen_keeps_the_rate_of_errors(shared: float) -> None:
+def test_choosing_unpaired_by_the_correlation_seen_keeps_the_rate_of_errors(shared):
     draw = random.Random(7)
     loose = claim(effect=Effect(paper=2.0, smallest=0.01, measure="units", because="-"))
     loose = claim(effect=loose.effect, unpaired_below=0.3)
@@ -126,7 +122,7 @@ def test_choosing_unpaired_by_the_correlation_seen_keeps_the_rate_of_errors(shar
     assert wrong / 400 <= 0.05 + 2.5 * (0.05 * 0.95 / 400) ** 0.5
 
 
-def test_interquartile_means_and_the_probability_of_improvement_stand_beside_the_means() -> None:
+def test_interquartile_means_and_the_probability_of_improvement_stand_beside_the_means():
     beside = claim(effect=ABOVE.effect, secondary=("iqm", "improvement"))
     # One collapse moves the mean and not the interquartile mean.
     a = [35.0, 36.0, 34.5, 37.0, 35.5, 34.0, 36.5, 2.0]
@@ -140,7 +136,7 @@ def test_interquartile_means_and_the_probability_of_improvement_stand_beside_the
     assert judged(beside, a, BASE).sentence == verdict.sentence
 
 
-def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed() -> None:
+def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed():
     from repro.evidence.verdicts.secondary import secondary
 
     both = claim(effect=ABOVE.effect, secondary=("iqm", "improvement"))
@@ -184,6 +180,6 @@ def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed() -> None:
         ({"effect": ABOVE.effect, "test": "sign_flip", "unpaired_below": 0.3}, "no unpaired"),
     ],
 )
-def test_declarations_that_do_not_fit_are_refused(values: dict[str, Any], words: str) -> None:
+def test_declarations_that_do_not_fit_are_refused(values, words):
     with pytest.raises(ValueError, match=words):
         claim(**values)

@@ -1,12 +1,9 @@
 """The sum of the GPU tests' JUnit files: counts, names of what failed, and a start that died."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +24,7 @@ def test_skips():
 """
 
 
-def start(folder: Path, name: str, text: str) -> None:
+def start(folder, name, text):
     test = folder / f"test_{name}.py"
     test.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder)]
@@ -36,12 +33,12 @@ def start(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+def h200(monkeypatch):
     monkeypatch.setattr(gpu_tests, "ask_driver_tool", lambda fields: [{"name": "NVIDIA H200"}])
     monkeypatch.setattr(gpu_tests, "source_commit", lambda: ("c" * 40, False))
 
 
-def test_results_are_counted_and_a_start_without_any_is_a_failure(tmp_path: Path) -> None:
+def test_results_are_counted_and_a_start_without_any_is_a_failure(tmp_path):
     start(tmp_path, "alone", MIXED)
     start(tmp_path, "together", "import no_such_package\n")
     assert gpu_tests.main(tmp_path) == 1
@@ -53,7 +50,7 @@ def test_results_are_counted_and_a_start_without_any_is_a_failure(tmp_path: Path
     assert ["fails" in record["failed"][0], len(record["failed"])] == [True, 3]
 
 
-def test_a_run_that_passes_is_fine_and_its_record_makes_a_line(tmp_path: Path) -> None:
+def test_a_run_that_passes_is_fine_and_its_record_makes_a_line(tmp_path):
     for name in gpu_tests.STARTS:
         start(tmp_path, name, PASSES)
     assert gpu_tests.main(tmp_path) == 0
@@ -65,13 +62,13 @@ def test_a_run_that_passes_is_fine_and_its_record_makes_a_line(tmp_path: Path) -
     assert "2 passed, 0 failed, 0 skipped; benchmarks 1 passed" in line
 
 
-def test_no_device_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_device_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_tests, "ask_driver_tool", ask_driver_tool)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="nvidia-smi"):
         gpu_tests.main(tmp_path)
 
 
-def test_the_committed_records_have_no_failure() -> None:
+def test_the_committed_records_have_no_failure():
     for path in expected_folder(None).glob(f"systems/*/{gpu_tests.NAME}"):
         assert not json.loads(path.read_text(encoding="utf-8"))["failed"], path

@@ -1,18 +1,14 @@
 """Tests along a run, means of its first steps, and what the policy samples after training."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Sequence
 from math import comb
 from statistics import fmean
-from typing import Any
 
 import pytest
 
 from repro.evidence.derived import derive
 from repro.evidence.held_out import along, explored
-from repro.evidence.record import Estimate, Record
+from repro.evidence.record import Estimate
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.run.select import select
 from repro.spec.claim import Claim, Effect, Metric
@@ -22,14 +18,14 @@ END = {
     "accuracy": Estimate(value=40.0, unit="percent"),
     "accuracy_greedy": Estimate(value=44.0, unit="percent"),
 }
-SERIES: dict[str, Sequence[float | None]] = {
+SERIES = {
     "test_steps": [75, 100, 125],
     "test_accuracy": [30.0, 36.0, 38.0],
     "test_accuracy_greedy": [33.0, 41.0, 42.0],
 }
 
 
-def test_late_tests_are_those_of_the_last_third_with_the_end() -> None:
+def test_late_tests_are_those_of_the_last_third_with_the_end():
     found = along(SERIES, 150, END)
     assert found["test_late"].value == pytest.approx((36 + 38 + 40) / 3)
     assert found["test_late"].n == 3
@@ -39,7 +35,7 @@ def test_late_tests_are_those_of_the_last_third_with_the_end() -> None:
     assert earlier["test_late"].value == pytest.approx((38 + 40) / 2)
 
 
-def test_the_area_is_the_trapezoids_from_the_first_test_on() -> None:
+def test_the_area_is_the_trapezoids_from_the_first_test_on():
     np = pytest.importorskip("numpy")
     found = along(SERIES, 150, END)
     for name, ending in (("test_area", ""), ("test_area_greedy", "_greedy")):
@@ -48,7 +44,7 @@ def test_the_area_is_the_trapezoids_from_the_first_test_on() -> None:
         assert found[name].value == pytest.approx(area)
 
 
-def test_runs_without_tests_along_them_have_none_of_these_and_broken_series_are_refused() -> None:
+def test_runs_without_tests_along_them_have_none_of_these_and_broken_series_are_refused():
     assert along({}, 150, END) == {}
     assert along(SERIES, 150, {}) == {}
     with pytest.raises(ValueError, match="3 tests at 2 steps"):
@@ -57,7 +53,7 @@ def test_runs_without_tests_along_them_have_none_of_these_and_broken_series_are_
         along(SERIES | {"test_steps": [75, 75, 125]}, 150, END)
 
 
-def test_what_the_trained_policy_samples_has_pass_at_k_and_entropy() -> None:
+def test_what_the_trained_policy_samples_has_pass_at_k_and_entropy():
     hits = [10, 5, 3, 2] + [0] * 12 + [4]  # problems with 0 to 16 right samples
     facts = {
         "answers": {"accuracy_explored": {"right": hits}},
@@ -74,13 +70,13 @@ def test_what_the_trained_policy_samples_has_pass_at_k_and_entropy() -> None:
         derive("train", {"evaluation": {}}, {}, {"explored": {"entropy_sum": 1.0}})
 
 
-def of_rewards(rewards: list[float | None]) -> Record:
+def of_rewards(rewards):
     (selection,) = select(["table1"], tier="smoke")
     record = honest_record(selection.plan(1, ["bf16_lora"])[0])
     return dataclasses.replace(record, series={"reward": rewards})
 
 
-def test_the_mean_over_the_first_steps_needs_all_of_them() -> None:
+def test_the_mean_over_the_first_steps_needs_all_of_them():
     record = of_rewards([0.1, 0.2, None, 0.6, 0.9])
     assert record.value("train_reward_to_2") == pytest.approx(0.15)
     assert record.value("train_reward_to_4") == pytest.approx(0.3)
@@ -90,7 +86,7 @@ def test_the_mean_over_the_first_steps_needs_all_of_them() -> None:
         assert record.value(name) is None
 
 
-def test_a_start_on_the_same_prompts_leaves_what_was_learnt() -> None:
+def test_a_start_on_the_same_prompts_leaves_what_was_learnt():
     """Four arms: what each format gains over its own untrained policy, which takes starts out."""
     arms = {"nvfp4": 1, "nvfp4_untrained": -1, "bf16": -1, "bf16_untrained": 1}
     claim = Claim(
@@ -101,10 +97,10 @@ def test_a_start_on_the_same_prompts_leaves_what_was_learnt() -> None:
     gains = {"nvfp4": 0.15, "bf16": 0.10, "nvfp4_untrained": 0.0, "bf16_untrained": 0.0}
     starts = {"nvfp4": 0.20, "nvfp4_untrained": 0.20, "bf16": 0.30, "bf16_untrained": 0.30}
 
-    def noise(arm: str, seed: int) -> float:
+    def noise(arm, seed):
         return 0.001 * ((3 * seed + len(arm)) % 5)
 
-    values: dict[str, Any] = {
+    values = {
         arm: {
             seed: of_rewards([starts[arm] + gains[arm] + shift + noise(arm, seed)] * 3).value(
                 "train_reward_to_3"

@@ -1,16 +1,12 @@
 """Metrics over several sets follow from the sets' own answers."""
 
-from __future__ import annotations
-
 import dataclasses
 from statistics import fmean
-from typing import Any
 
 import pytest
 
 from repro.evidence.derived import at_k_metrics
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record
 from repro.spec.config import ProblemSet
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -27,13 +23,13 @@ MEANS = {
 NAMES = ("one", "two")
 
 
-def changed(record: Record, part: str, **values: Any) -> Record:
+def changed(record, part, **values):
     """Return a record with other members of one part of its configuration."""
     config = record.config | {part: record.config[part] | values}
     return dataclasses.replace(record, config=config)
 
 
-def over_sets() -> Record:
+def over_sets():
     """Return a record whose accuracy is the mean over its further test sets."""
     (run,) = plan(STUDY, Tier.MINI, 1, ["bf16_lora"])
     sets = tuple(ProblemSet(name=name, data=SCALE.data) for name in NAMES)
@@ -47,13 +43,13 @@ def over_sets() -> Record:
     return dataclasses.replace(record, facts=record.facts | {"answers": answers})
 
 
-def share(tally: list[int]) -> float:
+def share(tally):
     """Return the percent of right answers."""
     right = sum(count * number for number, count in enumerate(tally))
     return 100 * right / (sum(tally) * (len(tally) - 1))
 
 
-def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
+def test_a_mean_over_sets_needs_no_answers_of_its_own():
     record = over_sets()
     assert violations(dataclasses.replace(record, metrics=record.metrics | record.derived())) == []
     metrics, answers = record.derived(), record.facts["answers"]
@@ -67,14 +63,14 @@ def test_a_mean_over_sets_needs_no_answers_of_its_own() -> None:
     assert "format_rate_one" not in metrics
 
 
-def test_a_set_that_was_not_asked_is_missed() -> None:
+def test_a_set_that_was_not_asked_is_missed():
     record = over_sets()
     answers = {n: t for n, t in record.facts["answers"].items() if n != "accuracy_two"}
     less = dataclasses.replace(record, facts=record.facts | {"answers": answers})
     assert "facts.answers.accuracy_two is missing" in violations(less)
 
 
-def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
+def test_estimates_at_k_over_sets_follow_from_the_sets_answers():
     record = over_sets()
     evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
     metrics = changed(record, "scale", evaluation=evaluation).derived()

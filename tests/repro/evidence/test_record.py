@@ -1,16 +1,11 @@
 """Records: whole or absent, never overwritten, and read with errors that name file and field."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import os
 import subprocess
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +13,6 @@ from repro.evidence import provenance, steady_clock
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import (
     Estimate,
-    Record,
     RecordError,
     failed_record,
     find_record,
@@ -28,22 +22,17 @@ from repro.evidence.record import (
     seal_of,
 )
 from repro.evidence.steady_clock import steady_now
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 
-Maker = Callable[[RunConfig], Record]
-
 
 @pytest.fixture
-def run() -> RunConfig:
+def run():
     return plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0]
 
 
-def test_a_record_read_back_is_the_one_written(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_a_record_read_back_is_the_one_written(run, made_up_record, tmp_path):
     written = made_up_record(run)
     path = written.write(tmp_path)
     assert path == record_path(run, tmp_path)
@@ -51,9 +40,7 @@ def test_a_record_read_back_is_the_one_written(
     assert find_record(run, tmp_path) == path
 
 
-def test_a_record_is_never_overwritten(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_a_record_is_never_overwritten(run, made_up_record, tmp_path):
     path = made_up_record(run).write(tmp_path)
     before = path.read_bytes()
     with pytest.raises(FileExistsError, match="never overwritten"):
@@ -62,10 +49,8 @@ def test_a_record_is_never_overwritten(
     assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
-def test_a_write_that_dies_leaves_nothing_behind(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*arguments: Any) -> None:
+def test_a_write_that_dies_leaves_nothing_behind(run, made_up_record, tmp_path, monkeypatch):
+    def die(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "link", die)
@@ -74,9 +59,7 @@ def test_a_write_that_dies_leaves_nothing_behind(
     assert not list(tmp_path.rglob("seed-*"))
 
 
-def test_a_failure_stays_counted_and_leaves_room_for_another_try(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_a_failure_stays_counted_and_leaves_room_for_another_try(run, made_up_record, tmp_path):
     first = failed_record(run, "MemoryError: out of memory\ntrace", {}).write(tmp_path)
     second = failed_record(run, "again", {}).write(tmp_path)
     assert [first.name, second.name] == ["seed-0.failed-1.json", "seed-0.failed-2.json"]
@@ -86,14 +69,12 @@ def test_a_failure_stays_counted_and_leaves_room_for_another_try(
     assert read_record(first).outcome["reason"].startswith("MemoryError")
 
 
-def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(run, tmp_path, monkeypatch):
     started = steady_now()
 
     class SetBack(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> SetBack:
+        def now(cls, tz=None):
             return cls(2001, 1, 1, tzinfo=tz)
 
     monkeypatch.setattr(steady_clock, "datetime", SetBack)
@@ -107,9 +88,7 @@ def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_metric_that_is_not_finite_is_absent_when_read_back(
-    value: float, run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_a_metric_that_is_not_finite_is_absent_when_read_back(value, run, made_up_record, tmp_path):
     record = made_up_record(run)
     metrics = {**record.metrics, "peak_bytes": Estimate(value=value, unit="bytes")}
     series = {**record.series, "loss": [value, 1.0]}
@@ -119,9 +98,7 @@ def test_a_metric_that_is_not_finite_is_absent_when_read_back(
     assert read.series["loss"] == [None, 1.0]
 
 
-def test_a_record_that_could_not_be_read_is_not_written(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_a_record_that_could_not_be_read_is_not_written(run, made_up_record, tmp_path):
     record = made_up_record(run)
     for change in ({"config": record.config | {"seed": math.inf}}, {"started": "2999-01-01"}):
         with pytest.raises(RecordError):
@@ -130,8 +107,8 @@ def test_a_record_that_could_not_be_read_is_not_written(
 
 
 def test_a_record_of_another_configuration_is_named_with_the_difference(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+    run, made_up_record, tmp_path
+):
     other = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=29))
     made_up_record(other).write(tmp_path)
     with pytest.raises(RecordError, match=r"scale\.steps is 29, needed 30"):
@@ -149,8 +126,8 @@ def test_a_record_of_another_configuration_is_named_with_the_difference(
     ],
 )
 def test_an_edited_record_is_refused_with_file_and_reason(
-    spoil: Callable[[Any], Any], words: str, run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+    spoil, words, run, made_up_record, tmp_path
+):
     path = made_up_record(run).write(tmp_path)
     raw = json.loads(path.read_text())
     spoil(raw)
@@ -184,8 +161,8 @@ def test_an_edited_record_is_refused_with_file_and_reason(
     ],
 )
 def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
-    name: str, value: Any, run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+    name, value, run, made_up_record, tmp_path
+):
     path = made_up_record(run).write(tmp_path)
     values = json.loads(path.read_text()) | {name: value}
     values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
@@ -200,7 +177,7 @@ def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
     "content",
     [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]"],
 )
-def test_what_is_no_record_is_refused_with_its_file(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_record_is_refused_with_its_file(content, tmp_path):
     path = tmp_path / "seed-0.json"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=f"{path}: not a readable record"):
@@ -208,15 +185,15 @@ def test_what_is_no_record_is_refused_with_its_file(content: bytes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_keeps_nobody_waiting(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_file_keeps_nobody_waiting(make, tmp_path):
     make(tmp_path / "seed-0.json")
     with pytest.raises(RecordError, match="not a readable record: it is not a plain file"):
         read_record(tmp_path / "seed-0.json")
 
 
 def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_steps(
-    run: RunConfig, made_up_record: Maker, tmp_path: Path
-) -> None:
+    run, made_up_record, tmp_path
+):
     made = made_up_record(run)
     spoiled = dataclasses.replace(made, series={**made.series, "loss": [1.0, float("nan"), 2.0]})
     path = spoiled.write(tmp_path)
@@ -227,10 +204,8 @@ def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_
     assert read.value("loss") is read.value("loss_mean") is read.value("train_loss") is None
 
 
-def test_the_environment_is_captured_and_failed_probes_say_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken() -> str:
+def test_the_environment_is_captured_and_failed_probes_say_so(monkeypatch):
+    def broken():
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr("platform.platform", broken)
@@ -241,9 +216,7 @@ def test_the_environment_is_captured_and_failed_probes_say_so(
     json.dumps(captured)
 
 
-def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert capture_environment()["gpu"] == []
 
@@ -252,9 +225,7 @@ def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
     ("visible", "indices"),
     [("1", ["1"]), ("0,1", ["0", "1"]), (None, ["0", "1"]), ("MIG-7", ["0", "1"])],
 )
-def test_a_record_has_the_devices_that_its_process_may_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, indices: list[str]
-) -> None:
+def test_a_record_has_the_devices_that_its_process_may_use(monkeypatch, tmp_path, visible, indices):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\n"
@@ -274,16 +245,14 @@ def test_a_record_has_the_devices_that_its_process_may_use(
     assert device_of({"gpu": gpus}) == "nvidia_h200"
 
 
-def test_a_device_is_named_as_folders_spell_it() -> None:
+def test_a_device_is_named_as_folders_spell_it():
     assert device_of({"gpu": [{"name": "NVIDIA H200"}]}) == "nvidia_h200"
     assert device_of({"gpu": []}) is None
     assert device_of({"gpu": {"failed": "x"}}) is None
 
 
-def test_the_commit_is_named_asked_or_unknown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def ask() -> tuple[str, bool | None]:
+def test_the_commit_is_named_asked_or_unknown(monkeypatch, tmp_path):
+    def ask():
         return provenance.source_commit.__wrapped__()
 
     monkeypatch.setenv("REPRO_COMMIT", "abc")

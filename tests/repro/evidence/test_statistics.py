@@ -1,7 +1,5 @@
 """The statistics against scipy or counting by hand; for those in tests/test_fuzz.py, the edges."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -13,13 +11,13 @@ from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.verdicts import statistics as st
 
 
-def test_a_single_value_has_no_interval_and_none_is_an_error() -> None:
+def test_a_single_value_has_no_interval_and_none_is_an_error():
     assert mean_interval([2.0]) == Interval(value=2.0, low=None, high=None, n=1)
     with pytest.raises(ValueError, match="no values"):
         mean_interval([])
 
 
-def test_differences_that_cancel_have_a_mean_of_zero() -> None:
+def test_differences_that_cancel_have_a_mean_of_zero():
     # Of accuracies: 98.2 - 97.6 and 97.6 - 98.2, and so on; their plain mean is about 3e-15.
     ends = [(98.2, 97.6), (97.6, 98.2), (98.4, 98.0), (97.0, 97.4)]
     differences = [first - second for first, second in ends]
@@ -30,7 +28,7 @@ def test_differences_that_cancel_have_a_mean_of_zero() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 3), (5, 4), (8, 4), (4, 5)])
-def test_pages_test_is_scipys_exact_one(n: int, k: int) -> None:
+def test_pages_test_is_scipys_exact_one(n, k):
     data = np.random.default_rng(n * 10 + k).normal(size=(n, k)) + 0.4 * np.arange(k)
     statistic, p = st.page_trend(data.tolist())
     by_scipy = stats.page_trend_test(data, method="exact")
@@ -38,7 +36,7 @@ def test_pages_test_is_scipys_exact_one(n: int, k: int) -> None:
     assert p == pytest.approx(by_scipy.pvalue, abs=1e-12)
 
 
-def test_pages_test_with_ties_permutes_the_midranks() -> None:
+def test_pages_test_with_ties_permutes_the_midranks():
     blocks = [[1.0, 1.0, 2.0], [3.0, 2.0, 2.0]]
     ranks = [[1.5, 1.5, 3.0], [3.0, 1.5, 1.5]]
     score = [
@@ -52,13 +50,13 @@ def test_pages_test_with_ties_permutes_the_midranks() -> None:
     assert p == pytest.approx(sum(s >= observed for s in score) / len(score))
 
 
-def test_the_detectable_effect_has_the_power_it_promises() -> None:
+def test_the_detectable_effect_has_the_power_it_promises():
     effect = st.minimum_detectable_effect(2.5, 5)
     shift = effect / 2.5 * math.sqrt(5)
     assert stats.nct.sf(stats.t.ppf(0.975, 4), 4, shift) == pytest.approx(0.8, abs=1e-3)
 
 
-def test_the_sign_flip_test_counts_the_patterns_of_signs() -> None:
+def test_the_sign_flip_test_counts_the_patterns_of_signs():
     assert st.sign_flip([98.0, 26.8, 21.4, 36.8, 18.8]) == pytest.approx(1 / 32)
     differences = [1.0, -1.5, 2.0, -1.0, 0.5, 3.0]
     means = [np.mean([s * d for s, d in zip(signs, differences, strict=True)])
@@ -69,7 +67,7 @@ def test_the_sign_flip_test_counts_the_patterns_of_signs() -> None:
         st.sign_flip([1.0])
 
 
-def test_of_many_pairs_the_patterns_are_drawn_and_the_same_each_time() -> None:
+def test_of_many_pairs_the_patterns_are_drawn_and_the_same_each_time():
     differences = [float(d) for d in np.random.default_rng(3).normal(0.25, 1.0, size=30)]
     p = st.sign_flip(differences)
     assert p == st.sign_flip(differences)
@@ -79,7 +77,7 @@ def test_of_many_pairs_the_patterns_are_drawn_and_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("n", [6, 9, 12, 15])
-def test_median_intervals_are_those_of_scipys_quantile_test(n: int) -> None:
+def test_median_intervals_are_those_of_scipys_quantile_test(n):
     values = [float(value) for value in np.random.default_rng(n).normal(size=n)]
     interval, level = st.median_interval(values)
     own = stats.quantile_test(np.array(values), q=0, p=0.5).confidence_interval(0.95)
@@ -88,7 +86,7 @@ def test_median_intervals_are_those_of_scipys_quantile_test(n: int) -> None:
     assert level >= 0.95
 
 
-def test_few_values_have_their_range_and_its_own_level() -> None:
+def test_few_values_have_their_range_and_its_own_level():
     interval, level = st.median_interval([19.0, 98.0, 27.0, 21.0, 37.0])
     assert (interval.low, interval.value, interval.high) == (19.0, 27.0, 98.0)
     assert level == pytest.approx(1 - 2 / 32)

@@ -1,14 +1,10 @@
 """The store: a line per run and the whole records beside it, which must agree."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
 import lzma
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +15,7 @@ from repro.evidence.provenance import (
     digest_of_commit,
 )
 from repro.evidence.receipts import violations
-from repro.evidence.record import Estimate, Record, RecordError, failed_record, read_record
+from repro.evidence.record import Estimate, RecordError, failed_record, read_record
 from repro.evidence.store import (
     HEAD,
     Blessed,
@@ -43,33 +39,28 @@ from tests.repro.recorded_smoke import place
 TABLE1 = find("table1")
 SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
 METRICS = [metric.name for metric in TABLE1.metrics]
-Maker = Callable[..., Record]
 
 
 @pytest.fixture
-def records(made_up_record: Maker) -> list[Record]:
+def records(made_up_record):
     (selection,) = select(["table1"], tier="smoke")
     return [made_up_record(run) for run in selection.plan(2, ["bf16_lora", "nvfp4_lora"])]
 
 
-def stored(records: list[Record], expected: Path) -> Path:
+def stored(records, expected):
     path = stored_path(expected, "smoke", "table1", None)
     write_stored(path, METRICS, records)
     return path
 
 
-def test_what_is_written_is_read_back_and_gives_the_same_bytes_in_any_order(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_what_is_written_is_read_back_and_gives_the_same_bytes_in_any_order(records, tmp_path):
     path, other = stored(records, tmp_path / "a"), stored(records[::-1], tmp_path / "b")
     assert list(read_stored(path)) == sorted(records, key=lambda r: (r.arm, r.seed))
     for end in (".csv", ".jsonl.xz"):
         assert path.with_suffix(end).read_bytes() == other.with_suffix(end).read_bytes()
 
 
-def test_the_lines_have_six_digits_and_the_whole_records_all(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_the_lines_have_six_digits_and_the_whole_records_all(records, tmp_path):
     value = 100 / 3
     more = {"accuracy": Estimate(value=value, unit="percent")}
     gone = {"accuracy": Estimate(value=None, unit="percent")}
@@ -84,7 +75,7 @@ def test_the_lines_have_six_digits_and_the_whole_records_all(
     assert [record.value("accuracy") for record in read_stored(path)] == [value, None]
 
 
-def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
+def test_series_stand_behind_the_runs_and_come_back(records, tmp_path):
     first = dataclasses.replace(records[0], series=records[0].series | {"only_here": [1.0, None]})
     path = stored([first, *records[1:]], tmp_path)
     lines = lzma.decompress(path.with_suffix(".jsonl.xz").read_bytes()).decode().splitlines()
@@ -97,7 +88,7 @@ def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_p
         assert read[record.arm, record.seed] == record.series
 
 
-def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path: Path) -> None:
+def test_a_damaged_or_missing_archive_is_refused(records, tmp_path):
     path = stored(records, tmp_path)
     path.with_suffix(".jsonl.xz").write_bytes(b"no archive")
     with pytest.raises(RecordError, match=r"table1\.jsonl\.xz: not readable"):
@@ -107,9 +98,7 @@ def test_a_damaged_or_missing_archive_is_refused(records: list[Record], tmp_path
         read_stored(path)
 
 
-def test_a_check_does_not_depend_on_where_the_records_come_from(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_check_does_not_depend_on_where_the_records_come_from(table1_records, tmp_path):
     runs = tmp_path / "runs"
     table1_records(runs)
     (run,) = SELECTION.plan([3], ["nvfp4_lora"])
@@ -134,9 +123,7 @@ def test_a_check_does_not_depend_on_where_the_records_come_from(
     assert sides[0]["records"] == sides[1]["records"] == 5 * len(TABLE1.arms) - 1
 
 
-def test_two_sources_give_each_run_once_and_name_a_conflict(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_two_sources_give_each_run_once_and_name_a_conflict(records, tmp_path):
     records = sorted(records, key=lambda record: (record.arm, record.seed))
     stored(records[:3], tmp_path)
     for record in records[2:]:
@@ -150,9 +137,7 @@ def test_two_sources_give_each_run_once_and_name_a_conflict(
         joined.entries("smoke", "table1")
 
 
-def test_what_is_stored_has_fewer_digits_and_series_and_the_metrics_as_they_were(
-    smoke_runs: Path,
-) -> None:
+def test_what_is_stored_has_fewer_digits_and_series_and_the_metrics_as_they_were(smoke_runs):
     whole = read_record(place(smoke_runs))
     stored = compact(whole, ["kl"])
     assert stored.series["kl"] == whole.series["kl"]
@@ -165,7 +150,7 @@ def test_what_is_stored_has_fewer_digits_and_series_and_the_metrics_as_they_were
     assert compact(stored, ["kl"]) == stored
 
 
-def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs() -> None:
+def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs():
     expected = expected_folder(None)
     sources = blessed_sources(expected)
     assert {source.tier for source in sources} == {"smoke", "systems", "mini"}
@@ -181,7 +166,7 @@ def test_the_committed_records_lie_where_they_belong_and_their_tables_are_theirs
     assert names == {name for source in sources for _, name in source.targets()}
 
 
-def test_the_committed_records_are_of_sources_that_this_checkout_has() -> None:
+def test_the_committed_records_are_of_sources_that_this_checkout_has():
     whole = _git(PACKAGE.parent, "rev-parse", "--is-shallow-repository")
     if checkout_folder() is None or whole != "false":
         pytest.skip("needs a checkout with its whole history")

@@ -1,14 +1,11 @@
 """Expectations judged, and the false-discovery rate of a study."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.verdict import (
-    Status,
     Verdict,
     judge_expectation,
     with_discovery_rate,
@@ -17,7 +14,7 @@ from repro.spec.target import Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
 HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]
-BEFORE: tuple[Status | None, ...] = ("reproduced", "contradicted", None)
+BEFORE = ("reproduced", "contradicted", None)
 BAR = Expectation(arm="a", metric="accuracy", accept=(70.0, None), source="derived", because="b")
 
 
@@ -30,21 +27,19 @@ BAR = Expectation(arm="a", metric="accuracy", accept=(70.0, None), source="deriv
         ((81.0, 90.0), "inconclusive"),
     ],
 )
-def test_an_expectation_is_judged_by_the_means_interval(
-    accept: tuple[float | None, float | None], status: str
-) -> None:
+def test_an_expectation_is_judged_by_the_means_interval(accept, status):
     expectation = dataclasses.replace(BAR, accept=accept)
     assert judge_expectation(expectation, ACCURACY, dict(enumerate(HIGH)), None).status == status
 
 
-def test_one_seed_outside_breaks_an_expectation_of_every_seed() -> None:
+def test_one_seed_outside_breaks_an_expectation_of_every_seed():
     expectation = dataclasses.replace(BAR, accept=(15.0, None), statistic="every_seed")
     verdict = judge_expectation(expectation, ACCURACY, {0: 40.0, 1: 14.9, 2: 41.0}, None)
     assert verdict.status == "contradicted"
     assert "2 of 3 inside" in verdict.sentence
 
 
-def test_a_bar_does_not_hold_while_planned_seeds_are_missing() -> None:
+def test_a_bar_does_not_hold_while_planned_seeds_are_missing():
     values, missing = dict(enumerate(HIGH)), "1 of 6 planned seeds of a have no record (5)"
     assert judge_expectation(BAR, ACCURACY, values, None).status == "reproduced"
     verdict = judge_expectation(BAR, ACCURACY, values, None, lost=missing)
@@ -60,14 +55,14 @@ def test_a_bar_does_not_hold_while_planned_seeds_are_missing() -> None:
     ]
 
 
-def shown(p: float, about: str = "claim") -> Verdict:
+def shown(p, about="claim"):
     return Verdict(
         name="c", statement="s", source="Table 1", about=about, status="reproduced",
         sentence="because", p=p, p_alone=p,
     )  # fmt: skip
 
 
-def test_a_small_p_among_many_statements_is_not_shown_over_the_study() -> None:
+def test_a_small_p_among_many_statements_is_not_shown_over_the_study():
     study = [shown(0.03), *[shown(0.5)] * 9, shown(0.0001, about="mechanism")]
     first, *_, machinery = with_discovery_rate(study)
     assert first.q == pytest.approx(0.3)

@@ -1,25 +1,13 @@
 """A trained adapter beside its base, as a run leaves it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import load_policy, trainable_parameters
 from repro.procedures.train import keep_policy
-from repro.spec.arm import PlantedRounding, WeightFormat
 
 
-def trained_policy(
-    weight_format: WeightFormat = "bf16",
-    *,
-    norms_trained: bool = False,
-    order: int | None = None,
-    rounding: PlantedRounding | None = None,
-) -> Policy:
+def trained_policy(weight_format="bf16", *, norms_trained=False, order=None, rounding=None):
     """Return the tiny policy with an adapter that moves it as far as training would."""
     policy = load_policy(
         "tiny",
@@ -40,11 +28,11 @@ def trained_policy(
 
 
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def run_of(tmp_path_factory):
     """Return a function that gives the folder of a run that trained on a format."""
-    made: dict[str, Path] = {}
+    made = {}
 
-    def run(weight_format: WeightFormat) -> Path:
+    def run(weight_format):
         if weight_format not in made:
             made[weight_format] = tmp_path_factory.mktemp(weight_format)
             keep_policy(trained_policy(weight_format), made[weight_format])

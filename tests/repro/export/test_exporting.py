@@ -1,11 +1,7 @@
 """`export`: what other programs load is what was trained, or nothing is written."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,14 +27,12 @@ from repro.models.files.merged_files import merged_tensor, write_merged
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.procedures.train import keep_policy
-from repro.spec.arm import PlantedRounding, WeightFormat
+from repro.spec.arm import PlantedRounding
 from repro.spec.hub import PINNED_BYTES, gguf_copy_of
 from tests.repro.export.conftest import trained_policy
 
-Runs = Callable[..., Path]
 
-
-def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path: Path) -> None:
+def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path):
     policy = trained_policy(norms_trained=True)
     save_adapter(policy, tmp_path)
     rows = probes_of(policy)
@@ -49,9 +43,7 @@ def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path: P
     )
 
 
-def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(tmp_path, monkeypatch):
     commit, hub = "0123abcd" * 5, tmp_path / "hub"
     snapshot = hub / "models--owner--name" / "snapshots" / commit
     shutil.copytree(TINY_FOLDER, snapshot)
@@ -73,8 +65,8 @@ def test_a_base_of_the_hub_is_named_and_loaded_by_the_commit_that_was_read(
 
 
 def test_an_adapter_of_a_gguf_file_names_the_file_and_has_its_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pin = f"{PINNED_BYTES}{'ab' * 32}"
@@ -105,8 +97,8 @@ def test_an_adapter_of_a_gguf_file_names_the_file_and_has_its_tokenizer(
     ("weight_format", "origin"), [("bf16", True), ("bf16", False), ("nvfp4", True)]
 )
 def test_an_adapter_loads_here_as_it_was_trained_and_anothers_on_16_bit_weights(
-    weight_format: WeightFormat, origin: bool, run_of: Runs, tmp_path: Path
-) -> None:
+    weight_format, origin, run_of, tmp_path
+):
     policy = trained_policy(weight_format)
     shutil.copytree(run_of(weight_format) / "adapter", tmp_path / "a")
     if not origin:  # as another program writes it
@@ -125,9 +117,7 @@ def test_an_adapter_loads_here_as_it_was_trained_and_anothers_on_16_bit_weights(
         ("merged", ["merged in 16 bits, from what was trained: mean KL"]),
     ],
 )
-def test_every_kind_of_export_is_compared_and_says_so(
-    kind: str, said: list[str], run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_export_is_compared_and_says_so(kind, said, run_of, tmp_path, capsys):
     run = run_of("nvfp4")
     assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
     printed = capsys.readouterr().out
@@ -138,8 +128,8 @@ def test_every_kind_of_export_is_compared_and_says_so(
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
 def test_an_adapter_on_a_quantised_folder_is_the_policy_that_was_trained(
-    weight_format: str, run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    weight_format, run_of, tmp_path, capsys
+):
     pytest.importorskip(READERS[weight_format][0], reason="peft reads the base by it")
     base, out = tmp_path / "base", tmp_path / "out"
     assert main(["quantize", "tiny", str(base), "--format", weight_format]) == 0
@@ -150,12 +140,7 @@ def test_an_adapter_on_a_quantised_folder_is_the_policy_that_was_trained(
     assert read_adapter(out).base == str(base)
 
 
-def test_a_base_that_peft_cannot_read_here_is_a_sentence(
-    run_of: Runs,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_base_that_peft_cannot_read_here_is_a_sentence(run_of, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(READERS, "nvfp4", ("no_such_package", "no-such-package"))
     assert main(["quantize", "tiny", str(tmp_path / "base")]) == 0
     line = ["export", str(run_of("nvfp4")), str(tmp_path / "out"), "--base", str(tmp_path / "base")]
@@ -163,7 +148,7 @@ def test_a_base_that_peft_cannot_read_here_is_a_sentence(
     assert "pip install no-such-package" in capsys.readouterr().err
 
 
-def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
+def test_added_noise_is_in_no_file(tmp_path):
     policy = trained_policy(norms_trained=True)
     save_adapter(policy, tmp_path / "quiet")
     write_merged(policy, tmp_path / "quiet_merged")
@@ -180,7 +165,7 @@ def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
+def test_full_training_keeps_a_16_bit_model(tmp_path):
     policy = load_policy("tiny", weight_format="bf16", training="full")
     with torch.no_grad():
         policy.decoder.get_parameter("model.norm.weight").mul_(2.0)
@@ -191,15 +176,10 @@ def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
     assert again.tokenizer is not None
 
 
-def test_a_merge_that_lost_the_adapter_leaves_nothing(
-    run_of: Runs,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_merge_that_lost_the_adapter_leaves_nothing(run_of, tmp_path, capsys, monkeypatch):
     from repro.export import exporting
 
-    def without_adapter(policy: object, folder: Path) -> Path:
+    def without_adapter(policy, folder):
         shutil.copytree(TINY_FOLDER, folder)
         return folder
 
@@ -209,9 +189,7 @@ def test_a_merge_that_lost_the_adapter_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(
-    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(run_of, tmp_path, capsys):
     adapter = tmp_path / "adapter"
     shutil.copytree(run_of("nvfp4") / "adapter", adapter)
     tensors = load_file(adapter / TENSORS)
@@ -234,13 +212,8 @@ def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(
     ],
 )
 def test_an_adapter_on_channels_of_another_order_is_itself_again_and_leaves_merged_alone(
-    weight_format: WeightFormat,
-    order: int,
-    rounding: PlantedRounding | None,
-    word: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    weight_format, order, rounding, word, tmp_path, capsys
+):
     policy = trained_policy(weight_format, order=order, rounding=rounding)
     keep_policy(policy, tmp_path / "run")
     rows = probes_of(policy)

@@ -1,10 +1,5 @@
 """`quantize`: a folder appears when it says what the quantised source says, or not at all."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -23,9 +18,7 @@ from repro.models.policy import load_policy
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
-def test_a_checkpoint_is_quantised_and_read_back(
-    weight_format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_quantised_and_read_back(weight_format, tmp_path, capsys):
     assert main(["quantize", "tiny", str(tmp_path / "out"), "--format", weight_format]) == 0
     assert read_description(tmp_path / "out").stored_format == weight_format
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -35,8 +28,8 @@ def test_a_checkpoint_is_quantised_and_read_back(
 
 
 def test_without_its_reader_the_folder_is_read_back_here_and_is_no_source_of_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setitem(quantising.READERS, "nvfp4", ("no_such_package", "no-such-package"))
     assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
     assert "this project alone (for transformers: pip install no-such" in capsys.readouterr().out
@@ -45,10 +38,8 @@ def test_without_its_reader_the_folder_is_read_back_here_and_is_no_source_of_ano
     assert not (tmp_path / "two").exists()
 
 
-def test_what_does_not_say_the_same_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spoiled(*arguments: Any) -> Any:
+def test_what_does_not_say_the_same_leaves_nothing(tmp_path, capsys, monkeypatch):
+    def spoiled(*arguments):
         logits, reader = read(*arguments)
         return logits.roll(1, dims=-1), reader
 
@@ -59,7 +50,7 @@ def test_what_does_not_say_the_same_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_distance_is_the_divergence_of_the_next_token() -> None:
+def test_the_distance_is_the_divergence_of_the_next_token():
     reference = torch.tensor([[[0.0, 0.0], [2.0, 0.0]]])
     other = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
     difference = distance(reference, other)
@@ -69,7 +60,7 @@ def test_the_distance_is_the_divergence_of_the_next_token() -> None:
     assert difference.positions == 2
 
 
-def test_a_distance_above_its_bound_or_without_a_number_is_refused() -> None:
+def test_a_distance_above_its_bound_or_without_a_number_is_refused():
     one, other = torch.zeros(1, 2, 4), torch.tensor([3.0, 0, 0, 0]).expand(1, 2, 4)
     with pytest.raises(DifferentError, match=r"a folder: mean KL .* at most 1\.00e-06"):
         require_same("a folder", distance(one, other), torch.float32)
@@ -81,7 +72,7 @@ def test_a_distance_above_its_bound_or_without_a_number_is_refused() -> None:
         distance(one, one[:, :1])
 
 
-def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was() -> None:
+def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was():
     exact, rounded = (
         load_policy("tiny", weight_format="nvfp4", compute_dtype=dtype)
         for dtype in (torch.float32, torch.bfloat16)

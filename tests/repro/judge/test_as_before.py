@@ -1,29 +1,24 @@
 """Two sets of records compared: what regresses, what does not, and what is not judged at all."""
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import UTC, datetime
 
 import pytest
 
-from repro.evidence.record import Estimate, Record, record_of
-from repro.judge.as_before import Comparison, MetricRow, Records, Side, compare
+from repro.evidence.record import Estimate, record_of
+from repro.judge.as_before import Side, compare
 from repro.regression.judgement import Judgement
-from repro.spec.claim import Metric
 from repro.spec.config import digest_of
-from repro.spec.target import Target, plan
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.steps import TABLE3
-from tests.repro.recorded_steps import Change, step_records, times, unchanged
+from tests.repro.recorded_steps import step_records, times, unchanged
 
 STEP = "step_seconds_7b_b2"
 
 
-def compared(
-    new: Change = unchanged, old: Change = unchanged, target: Target = TABLE3
-) -> Comparison:
+def compared(new=unchanged, old=unchanged, target=TABLE3):
     sides = (
         Side(name="old", records=step_records(old)),
         Side(name="new", records=step_records(new)),
@@ -31,32 +26,32 @@ def compared(
     return compare(target, Tier.SYSTEMS, *sides)
 
 
-def row(comparison: Comparison, metric: str, arm: str = "nvfp4_lora") -> MetricRow:
+def row(comparison, metric, arm="nvfp4_lora"):
     (one,) = (item for item in comparison.rows if (item.arm, item.metric) == (arm, metric))
     return one
 
 
-def status(comparison: Comparison) -> tuple[str, int]:
+def status(comparison):
     judgement = Judgement(comparisons=(comparison,))
     return judgement.status, judgement.exit_status
 
 
-def values(*own: float) -> Change:
+def values(*own):
     """Return a change that sets the step times of the NVFP4 arm at batch 2."""
 
-    def change(arm: str, metric: Metric, given: list[float]) -> list[float]:
+    def change(arm, metric, given):
         return list(own) if (arm, metric.name) == ("nvfp4_lora", STEP) else given
 
     return change
 
 
-def only(metric: str, **changes: object) -> Target:
+def only(metric, **changes):
     """Return Table 3 with one metric alone, perhaps changed."""
-    changed = dataclasses.replace(TABLE3.metric(metric), **changes)  # type: ignore[arg-type]
+    changed = dataclasses.replace(TABLE3.metric(metric), **changes)
     return dataclasses.replace(TABLE3, metrics=(changed,), claims=(), headline=metric)
 
 
-def test_six_percent_slower_with_small_noise_regresses() -> None:
+def test_six_percent_slower_with_small_noise_regresses():
     comparison = compared(times(1.06, STEP))
     one = row(comparison, STEP)
     assert one.verdict == "regressed"
@@ -73,7 +68,7 @@ def test_six_percent_slower_with_small_noise_regresses() -> None:
     assert (one.verdict, status(less)) == ("unchanged", ("fine", 0))
 
 
-def test_six_percent_slower_with_large_noise_is_unclear_and_fails_nothing() -> None:
+def test_six_percent_slower_with_large_noise_is_unclear_and_fails_nothing():
     comparison = compared(values(9.0, 10.6, 12.2), old=values(8.5, 10.0, 11.5))
     one = row(comparison, STEP)
     assert one.change == pytest.approx(0.06, abs=0.01)
@@ -93,18 +88,16 @@ def test_six_percent_slower_with_large_noise_is_unclear_and_fails_nothing() -> N
         ("prediction_error_7b_b8", 1.8, "unchanged"),
     ],
 )
-def test_a_metric_is_judged_by_the_threshold_of_its_unit(
-    metric: str, factor: float, verdict: str
-) -> None:
+def test_a_metric_is_judged_by_the_threshold_of_its_unit(metric, factor, verdict):
     assert row(compared(times(factor, metric)), metric).verdict == verdict
 
 
-def test_what_has_no_better_and_no_worse_is_not_judged() -> None:
+def test_what_has_no_better_and_no_worse_is_not_judged():
     names = {item.metric for item in compared(times(2.0, "predicted_", "idle_")).rows}
     assert not any(name.startswith(("predicted_", "idle_", "optimizer_")) for name in names)
 
 
-def test_many_rows_are_corrected_for_their_number() -> None:
+def test_many_rows_are_corrected_for_their_number():
     new, old = values(10.5, 10.9, 10.7), values(9.9, 10.2, 10.0)
     alone = row(compared(new, old=old, target=only(STEP)), STEP)
     among = row(compared(new, old=old), STEP)
@@ -129,15 +122,13 @@ def test_many_rows_are_corrected_for_their_number() -> None:
         ((8.5, 10.0, 11.5), (8.5, 10.0, 11.5), "unclear"),
     ],
 )
-def test_few_timings_are_judged_by_what_spread_there_is(
-    new: tuple[float, ...], old: tuple[float, ...], verdict: str
-) -> None:
+def test_few_timings_are_judged_by_what_spread_there_is(new, old, verdict):
     one = row(compared(values(*new), old=values(*old)), STEP)
     assert one.verdict == verdict
     assert (one.p_worse is None) == (max(len(new), len(old)) < 3)
 
 
-def test_a_count_that_should_stay_zero_regresses_by_one() -> None:
+def test_a_count_that_should_stay_zero_regresses_by_one():
     target = only(STEP, unit="rows", better="lower")
     quiet = values(0.0, 0.0, 0.0)
     assert row(compared(quiet, old=quiet, target=target), STEP).verdict == "unchanged"
@@ -146,7 +137,7 @@ def test_a_count_that_should_stay_zero_regresses_by_one() -> None:
     )
 
 
-def smoke_rows(metric: Metric, *factors: float) -> MetricRow:
+def smoke_rows(metric, *factors):
     """Return the row of a smoke metric whose seeds are multiplied one by one."""
     target = dataclasses.replace(find("table1"), metrics=(metric,), claims=(), headline=None)
     records = {"bf16": {seed: with_values(seed, metric, 10.0 + seed) for seed in range(5)}}
@@ -157,7 +148,7 @@ def smoke_rows(metric: Metric, *factors: float) -> MetricRow:
     return one
 
 
-def with_values(seed: int, metric: Metric, value: float) -> Record:
+def with_values(seed, metric, value):
     (run,) = plan(find("table1"), Tier.SMOKE, [seed], ["bf16"])
     estimate = Estimate(value=value, unit=metric.unit)
     metrics, started = {metric.name: estimate}, datetime.now(UTC)
@@ -176,24 +167,22 @@ def with_values(seed: int, metric: Metric, value: float) -> Record:
         ("accuracy", (1.4, 1.42, 1.41), "improved"),
     ],
 )
-def test_seeds_are_compared_in_pairs_where_they_draw_something(
-    metric: str, factors: tuple[float, ...], verdict: str
-) -> None:
+def test_seeds_are_compared_in_pairs_where_they_draw_something(metric, factors, verdict):
     """Seeds differ by a tenth of their value each, which would hide every one of these changes."""
     assert smoke_rows(find("table1").metric(metric), *factors).verdict == verdict
 
 
-def test_bytes_that_were_zero_have_no_ratio_and_regress_all_the_same() -> None:
+def test_bytes_that_were_zero_have_no_ratio_and_regress_all_the_same():
     target = only(STEP, unit="bytes")
     one = row(compared(values(512.0, 512.0), old=values(0.0, 0.0), target=target), STEP)
     assert (one.verdict, one.relative, one.change) == ("regressed", False, 512.0)
 
 
-def on_arms(change: dict[str, object]) -> Records:
+def on_arms(change):
     """Return Table 3's records with some fields replaced."""
 
-    def replaced(record: Record) -> Record:
-        return dataclasses.replace(record, **change)  # type: ignore[arg-type]
+    def replaced(record):
+        return dataclasses.replace(record, **change)
 
     return {
         arm: {seed: replaced(record) for seed, record in by_seed.items()}
@@ -201,7 +190,7 @@ def on_arms(change: dict[str, object]) -> Records:
     }
 
 
-def against(new: Records, problems: tuple[str, ...] = ()) -> Comparison:
+def against(new, problems=()):
     old = Side(name="old", records=step_records())
     return compare(TABLE3, Tier.SYSTEMS, old, Side(name="new", records=new, problems=problems))
 
@@ -221,9 +210,7 @@ STATE = {"commit": "1" * 40, "dirty": False, "sha256": "1" * 64}
     ],
     ids=["none", "refused", "another device", "another configuration", "two commits"],
 )
-def test_sides_that_do_not_stand_beside_each_other_are_not_judged(
-    changes: dict[str, object] | None, problems: tuple[str, ...], words: str
-) -> None:
+def test_sides_that_do_not_stand_beside_each_other_are_not_judged(changes, problems, words):
     new = {} if changes is None else on_arms(changes)
     if changes and "sources" in changes:
         new = {**step_records(), "bf16_lora": new["bf16_lora"]}
@@ -232,7 +219,7 @@ def test_sides_that_do_not_stand_beside_each_other_are_not_judged(
     assert (comparison.rows, status(comparison)) == ((), ("could not judge", 2))
 
 
-def without(metric: str, records: Records) -> Records:
+def without(metric, records):
     """Return records that lack a metric."""
     return {
         arm: {
@@ -245,7 +232,7 @@ def without(metric: str, records: Records) -> Records:
     }
 
 
-def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
+def test_a_value_that_is_missing_is_said_and_the_others_are_judged():
     gone = without("peak_bytes_7b_b8", step_records(times(1.06, STEP)))
     comparison = against(gone)
     assert "lacks 2 values of table3" in comparison.problems[0]
@@ -254,21 +241,21 @@ def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
     assert status(against({**gone, "nvfp4_lora": gone["bf16_lora"]})) == ("could not judge", 2)
 
 
-def test_a_new_metric_has_no_baseline_and_is_no_problem() -> None:
+def test_a_new_metric_has_no_baseline_and_is_no_problem():
     new = Side(name="new", records=step_records())
     old = without(STEP, step_records())
     comparison = compare(TABLE3, Tier.SYSTEMS, Side(name="old", records=old), new)
     assert status(comparison) == ("fine", 0)
 
 
-def test_times_and_bytes_belong_to_no_device_at_the_smoke_tier() -> None:
+def test_times_and_bytes_belong_to_no_device_at_the_smoke_tier():
     sides = [Side(name=name, records=step_records()) for name in ("old", "new")]
     units = {item.unit for item in compare(TABLE3, Tier.SMOKE, *sides).rows}
     assert units == {"ratio", "percent"}
 
 
-def test_rows_are_listed_by_how_bad_they_are() -> None:
-    def change(arm: str, metric: Metric, given: list[float]) -> list[float]:
+def test_rows_are_listed_by_how_bad_they_are():
+    def change(arm, metric, given):
         factor = {STEP: 1.1, "rollout_seconds_7b_b2": 1.3, "update_seconds_7b_b2": 0.8}
         return [factor.get(metric.name, 1.0) * value for value in given]
 
@@ -277,7 +264,7 @@ def test_rows_are_listed_by_how_bad_they_are() -> None:
     assert [item.verdict for item in rows[4:7]] == ["improved", "improved", "unchanged"]
 
 
-def test_every_metric_says_which_way_is_better() -> None:
+def test_every_metric_says_which_way_is_better():
     silent = [
         f"{target.name}.{metric.name}"
         for target in TARGETS

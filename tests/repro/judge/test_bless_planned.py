@@ -1,58 +1,42 @@
 """Blessing what was planned: failures kept, shared arms at home, sweeps without expectations."""
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 import json
 import lzma
 import subprocess
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
+from repro.door.command_line import build_parser
 from repro.evidence import origins, provenance
-from repro.evidence.plans import KeptPlan, PlanError, keep_plans, read_plans
-from repro.evidence.record import Record, failed_record
+from repro.evidence.plans import PlanError, keep_plans, read_plans
+from repro.evidence.record import failed_record
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, main_bless
 from repro.run.analysis_plan import write_plans
 from repro.run.select import select
-from repro.spec.config import RunConfig, digest_of
+from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from tests.repro.made_up import at_commit, on_device, source_of
 
-Maker = Callable[..., Record]
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
-def go(target: str, runs: Path, expected: Path, **how: bool) -> None:
-    args = argparse.Namespace(
-        targets=[target],
-        tier="mini",
-        data=None,
-        steps=None,
-        runs=str(runs),
-        expected=str(expected),
-        add=False,
-        unfinished=False,
-    )
-    vars(args).update(how)
-    assert main_bless(args) == 0
+def go(target, runs, expected, *flags):
+    """Bless a target of the mini tier as a command line does."""
+    where = ["--tier", "mini", "--runs", str(runs), "--expected", str(expected)]
+    assert main_bless(build_parser().parse_args(["bless", target, *where, *flags])) == 0
 
 
-def write(target: str, runs: Path, maker: Maker, **changes: object) -> None:
+def write(target, runs, maker, **changes):
     (selection,) = select([target], tier="mini")
     for run in selection.plan():
         dataclasses.replace(maker(run), **changes).write(runs)
 
 
-def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+def test_failed_runs_are_kept_and_shared_arms_stay_at_home(tmp_path, expected, planned_record):
     runs = tmp_path / "runs"
     write("study_schedules", runs, planned_record)
     (runs / "mini" / "study_schedules" / "aqn_linear" / "seed-8.json").unlink()
@@ -76,8 +60,8 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
 
 
 def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+    tmp_path, expected, planned_record
+):
     runs, rest = tmp_path / "runs", tmp_path / "rest"
     write("study", runs, planned_record)
     whole = len(list((runs / "mini" / "study").glob("*/seed-*.json")))
@@ -88,18 +72,16 @@ def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
         path.rename(later / path.name)
     with pytest.raises(BlessError, match="planned seeds of nvfp4_lora have no record"):
         go("study", runs, expected)
-    go("study", runs, expected, unfinished=True)
+    go("study", runs, expected, "--unfinished")
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "study"]
     touched = [v for v in checked.verdicts if "of nvfp4_lora have no record" in v.sentence]
     assert touched
     assert {v.status for v in touched} == {"inconclusive"}
-    go("study", rest, expected, add=True)
+    go("study", rest, expected, "--add")
     assert len(blessed_records(expected, Tier.MINI, "study")) == whole
 
 
-def test_the_blessed_plan_is_the_one_made_before_the_runs(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+def test_the_blessed_plan_is_the_one_made_before_the_runs(tmp_path, expected, planned_record):
     runs = tmp_path / "runs"
     (selection,) = select(["study_schedules"], tier="mini")
     write_plans(selection.plan(), runs)
@@ -123,13 +105,13 @@ def test_the_blessed_plan_is_the_one_made_before_the_runs(
     assert plan.made > made["made"]
 
 
-def of_schedules(expected: Path) -> list[KeptPlan]:
+def of_schedules(expected):
     return [plan for plan in read_plans(expected) if plan.target == "study_schedules"]
 
 
 def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+    tmp_path, expected, planned_record
+):
     (selection,) = select(["study"], tier="mini")
     write_plans(selection.plan(), tmp_path / "runs")
     write("study", tmp_path / "runs", planned_record)
@@ -138,9 +120,7 @@ def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
     assert {plan.target for plan in read_plans(expected)} == readers
 
 
-def test_an_incomplete_set_is_not_blessed(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+def test_an_incomplete_set_is_not_blessed(tmp_path, expected, planned_record):
     runs = tmp_path / "runs"
     write("study", runs, planned_record)
     for arm in ("bf16_lora", "nvfp4_lora_aqn"):
@@ -152,9 +132,7 @@ def test_an_incomplete_set_is_not_blessed(
     assert not (expected / "records").exists()
 
 
-def test_a_plan_that_was_edited_is_refused(
-    tmp_path: Path, expected: Path, planned_record: Maker
-) -> None:
+def test_a_plan_that_was_edited_is_refused(tmp_path, expected, planned_record):
     for name in ("study_schedules", "study_rates"):
         write(name, tmp_path / "runs", planned_record)
         go(name, tmp_path / "runs", expected)
@@ -165,7 +143,7 @@ def test_a_plan_that_was_edited_is_refused(
     # A line may be taken out by hand; its plan is then nobody's.
     first, second = lzma.decompress(path.read_bytes()).decode().splitlines(keepends=True)
 
-    def rewrite(text: str) -> None:
+    def rewrite(text):
         path.write_bytes(lzma.compress(text.encode()))
 
     rewrite(second)
@@ -188,9 +166,9 @@ def test_a_plan_that_was_edited_is_refused(
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
-    tmp_path: Path, expected: Path, planned_record: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def copied(run: RunConfig) -> Record:
+    tmp_path, expected, planned_record, monkeypatch
+):
+    def copied(run):
         return at_commit(planned_record(run), dirty=None)
 
     for digest in (source_of("0" * 40), "0" * 64, None):
@@ -204,9 +182,7 @@ def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
             go("study_sweep", runs, expected)
 
 
-def test_the_digest_of_a_commit_is_that_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_a_commit_is_that_of_its_files(tmp_path, monkeypatch):
     package = tmp_path / "repro"
     package.mkdir()
     (tmp_path / "kernels").mkdir()

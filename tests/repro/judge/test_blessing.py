@@ -1,9 +1,6 @@
 """`bless --device`: a new card's baseline in one command, from whatever has complete records."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +11,10 @@ from tests.repro.made_up import on_device
 from tests.repro.recorded_steps import write_steps
 
 CARD = "NVIDIA H100 80GB HBM3"
-Printed = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def line(tmp_path, monkeypatch):
     """Return the command on a folder with records of one new card, on a machine without a GPU."""
     monkeypatch.setattr(bless_command, "capture_environment", lambda: {"gpu": []})
     shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
@@ -28,8 +24,8 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_is_recorded_is_blessed_under_the_cards_name_and_the_rest_left_out(
-    tmp_path: Path, line: list[str], capsys: Printed
-) -> None:
+    tmp_path, line, capsys
+):
     assert main([*line, "--tier", "systems"]) == 0
     said = capsys.readouterr().out.splitlines()
     folder = tmp_path / "expected" / "records" / "systems" / "nvidia_h100_80gb_hbm3"
@@ -41,8 +37,8 @@ def test_what_is_recorded_is_blessed_under_the_cards_name_and_the_rest_left_out(
 
 
 def test_records_of_another_card_than_this_machines_are_left_out(
-    tmp_path: Path, line: list[str], capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, line, capsys, monkeypatch
+):
     gpu = {"gpu": [{"name": "NVIDIA H200"}]}
     monkeypatch.setattr(bless_command, "capture_environment", lambda: gpu)
     assert main([*line, "table3"]) == 2

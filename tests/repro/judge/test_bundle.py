@@ -1,18 +1,15 @@
 """Bundles: judged elsewhere they say the same; nothing in one is obeyed, or reaches a disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import lzma
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.__main__ import main
 from repro.evidence.derived import share_of
-from repro.evidence.record import Estimate, Record
+from repro.evidence.record import Estimate
 from repro.evidence.store import Blessed, stored_text
 from repro.judge import bundle
 from repro.report.one_page import REPORTED, page_text, reported_rows, reports
@@ -29,7 +26,7 @@ MARKUP = "<script>alert(1)</script>![x](http://x.test/y)\x1b[2J|"
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def packed(tmp_path):
     """Return a bundle of Table 1's two arms with two seeds each, whose runs lie beside it."""
     for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora_aqn"]):
         honest_record(run).write(tmp_path / "runs")
@@ -40,23 +37,21 @@ def packed(tmp_path: Path) -> Path:
     return file
 
 
-def text_of(file: Path) -> str:
+def text_of(file):
     return lzma.decompress(file.read_bytes()).decode()
 
 
-def replace(file: Path, *records: Record) -> None:
+def replace(file, *records):
     """Put other records, each with its own seal, into a bundle."""
     head = text_of(file).splitlines(keepends=True)[0]
     file.write_bytes(lzma.compress((head + stored_text(records)).encode()))
 
 
-def first(file: Path) -> Record:
+def first(file):
     return bundle.read_bundle(file).records[0]
 
 
-def test_a_bundle_is_judged_as_the_runs_are(
-    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bundle_is_judged_as_the_runs_are(packed, tmp_path, capsys):
     capsys.readouterr()
     main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")])
     said = capsys.readouterr().out
@@ -67,8 +62,8 @@ def test_a_bundle_is_judged_as_the_runs_are(
 
 
 def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     name, file = ["table1_coder_0_5b", "--tier", "mini"], Path("theirs.jsonl.xz")
     stored = Blessed(EXPECTED, "mini", "nvidia_h100_80gb_hbm3")
@@ -99,9 +94,7 @@ def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhe
         '{"target": "table1", "tier": "smoke"}\n{"schema": ' + "9" * 4000 + "}",
     ],
 )
-def test_what_is_no_bundle_is_a_sentence(
-    packed: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_bundle_is_a_sentence(packed, text, capsys):
     packed.write_bytes(lzma.compress(text.encode()))
     capsys.readouterr()
     assert main(["bundle", "--verify", str(packed)]) == 2
@@ -110,9 +103,7 @@ def test_what_is_no_bundle_is_a_sentence(
     assert len(said) < 1_000
 
 
-def test_damaged_linked_and_bloated_files_are_a_sentence(
-    packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_linked_and_bloated_files_are_a_sentence(packed, monkeypatch):
     whole = packed.read_bytes()
     wide = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**28}]
     bad = [b"", whole[:-9], whole + whole, lzma.compress(b"x", filters=wide)]
@@ -138,9 +129,7 @@ def test_damaged_linked_and_bloated_files_are_a_sentence(
         ("[" * 1_000_000, "RecursionError"),
     ],
 )
-def test_a_small_file_that_grows_when_it_is_read_is_refused_early(
-    packed: Path, capsys: pytest.CaptureFixture[str], content: str, why: str
-) -> None:
+def test_a_small_file_that_grows_when_it_is_read_is_refused_early(packed, capsys, content, why):
     head = text_of(packed).splitlines(keepends=True)[0]
     packed.write_bytes(lzma.compress((head + content).encode()))
     capsys.readouterr()
@@ -152,14 +141,14 @@ def test_a_small_file_that_grows_when_it_is_read_is_refused_early(
     assert peak < 100e6
 
 
-def test_tallies_of_more_problems_than_there_are_are_refused_at_once() -> None:
+def test_tallies_of_more_problems_than_there_are_are_refused_at_once():
     with pytest.raises(ValueError, match="problems"):
         share_of([10**12, 1])
     with pytest.raises(ValueError, match="problems"):
         share_of([-(10**9), 10**9])
 
 
-def test_records_of_many_commits_are_refused_before_git_is_asked(packed: Path) -> None:
+def test_records_of_many_commits_are_refused_before_git_is_asked(packed):
     good = first(packed)
     many = [dataclasses.replace(good, seed=n, commit=f"{n:040x}") for n in range(30)]
     replace(packed, *many)
@@ -167,9 +156,7 @@ def test_records_of_many_commits_are_refused_before_git_is_asked(packed: Path) -
         bundle.judge_bundle(packed, EXPECTED)
 
 
-def test_edited_foreign_and_repeated_records_count_for_nothing(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edited_foreign_and_repeated_records_count_for_nothing(packed, capsys):
     good = first(packed)
     elsewhere = dataclasses.replace(good, arm="../../../../tmp/arm", seed=1)
     config = good.config | {"target": "table9"}
@@ -197,16 +184,14 @@ def test_edited_foreign_and_repeated_records_count_for_nothing(
         {"inputs": 3},
         {"series": {"reward": ["a", {}]}},
         {"metrics": {"accuracy": Estimate(value=10**19, unit="percent")}},
-        {"metrics": {"accuracy": Estimate(value="high", unit="percent")}},  # type: ignore[arg-type]
+        {"metrics": {"accuracy": Estimate(value="high", unit="percent")}},
         {"outcome": {}},
         {"seed": 10**18},
         {"started": 5, "finished": None},
     ],
     ids=str,
 )
-def test_values_that_no_run_leaves_are_refused_or_a_sentence_and_never_more(
-    packed: Path, values: dict[str, Any]
-) -> None:
+def test_values_that_no_run_leaves_are_refused_or_a_sentence_and_never_more(packed, values):
     replace(packed, dataclasses.replace(first(packed), **values))
     assert main(["bundle", "--verify", str(packed)]) in (0, 1, 2)
     page_text([], EXPECTED, reports(packed.parents[1], EXPECTED))
@@ -216,9 +201,7 @@ def test_values_that_no_run_leaves_are_refused_or_a_sentence_and_never_more(
     ]
 
 
-def test_a_record_that_names_code_imports_none(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_names_code_imports_none(packed, tmp_path, monkeypatch):
     (tmp_path / "planted_reward.py").write_text(
         f"open({str(tmp_path / 'imported')!r}, 'w')\ndef pay(completions, answers): ...\n"
     )
@@ -232,9 +215,7 @@ def test_a_record_that_names_code_imports_none(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(packed, capsys):
     good = first(packed)
     failed = {"status": "failed", "reason": MARKUP}
     loud = on_device(dataclasses.replace(good, outcome=failed, seed=1), MARKUP)
@@ -253,9 +234,7 @@ def test_pages_show_what_others_report_as_theirs_and_obey_none_of_it(
     assert row.startswith("| somebody | table1, smoke tier")
 
 
-def test_one_broken_file_costs_itself_alone(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_broken_file_costs_itself_alone(packed, capsys):
     place = packed.parents[1]
     other = place / "other"
     other.mkdir()
@@ -283,9 +262,7 @@ def test_one_broken_file_costs_itself_alone(
     assert reports(place, EXPECTED) == []
 
 
-def test_runs_that_two_sent_or_that_are_blessed_here_are_said_to_be(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_two_sent_or_that_are_blessed_here_are_said_to_be(packed, capsys):
     place = packed.parents[1]
     assert main(["bundle", "--verify", str(place)]) == 0
     (place / "other").mkdir()
@@ -305,7 +282,7 @@ def test_runs_that_two_sent_or_that_are_blessed_here_are_said_to_be(
     assert "elsewhere, too: blessed here" in one.summary
 
 
-def test_every_bundle_that_others_sent_can_be_judged() -> None:
+def test_every_bundle_that_others_sent_can_be_judged():
     if not REPORTED.is_dir():
         pytest.skip("reported/ is part of a checkout alone")
     for one in reports(REPORTED, EXPECTED):

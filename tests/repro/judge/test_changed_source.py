@@ -1,18 +1,13 @@
 """Records whose commit does not say what ran are marked wherever a verdict on them stands."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
 from repro.evidence.origins import CHANGED
-from repro.evidence.record import Record
 from repro.report.one_page import page_text, reported_rows, reports
 from repro.run.places import expected_folder
 from repro.spec.target import plan
@@ -24,21 +19,21 @@ EXPECTED = expected_folder(None)
 LINE = ["table1", "--tier", "smoke"]
 
 
-def began_on_changes(record: Record) -> Record:
+def began_on_changes(record):
     return at_commit(record, dirty=True)
 
 
-def finished_at_another(record: Record) -> Record:
+def finished_at_another(record):
     other = {"commit": "1" * 40, "dirty": False, "sha256": source_of("1" * 40)}
     return dataclasses.replace(record, sources=[*record.sources, other])
 
 
-def of_no_commit(record: Record) -> Record:
+def of_no_commit(record):
     (state,) = record.sources
     return dataclasses.replace(record, sources=[state | {"sha256": source_of("another tree")}])
 
 
-def recorded(runs: Path, change: Callable[[Record], Record]) -> None:
+def recorded(runs, change):
     """Write two seeds of two arms, the second seed of one of them changed."""
     for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora"]):
         record = honest_record(run)
@@ -47,9 +42,7 @@ def recorded(runs: Path, change: Callable[[Record], Record]) -> None:
 
 
 @pytest.mark.parametrize("change", [began_on_changes, finished_at_another])
-def test_a_changed_source_is_said_with_the_records_and_their_verdicts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Record], Record]
-) -> None:
+def test_a_changed_source_is_said_with_the_records_and_their_verdicts(tmp_path, capsys, change):
     recorded(tmp_path / "runs", change)
     place = ["--runs", str(tmp_path / "runs")]
     main(["check", *LINE, *place])
@@ -73,9 +66,7 @@ def test_a_changed_source_is_said_with_the_records_and_their_verdicts(
 
 
 @pytest.mark.parametrize("change", [began_on_changes, finished_at_another, of_no_commit])
-def test_others_records_of_a_changed_or_unknown_source_are_shown_as_such(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Record], Record]
-) -> None:
+def test_others_records_of_a_changed_or_unknown_source_are_shown_as_such(tmp_path, capsys, change):
     recorded(tmp_path / "runs", change)
     file = tmp_path / "reported" / "somebody" / "table1.jsonl.xz"
     assert main(["bundle", str(file), *LINE, "--runs", str(tmp_path / "runs")]) == 0

@@ -1,39 +1,29 @@
 """At the paper's tier, measured accuracies are held against the printed ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from scipy import stats
 
-from repro.evidence.record import Record
-from repro.evidence.verdicts.verdict import Verdict
-from repro.judge.check import Checked, check_selection
+from repro.judge.check import check_selection
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import with_accuracy
 
-Maker = Callable[[RunConfig], Record]
 
-
-def checked(runs: Path, name: str) -> Checked:
+def checked(runs, name):
     target = find(name)
     selection = Selection(target=target, source=target, tier=Tier.PAPER)
     return check_selection(selection, runs, expected_folder(None))
 
 
-def write_accuracies(make: Maker, runs: Path, name: str, arm: str, values: list[float]) -> None:
+def write_accuracies(make, runs, name, arm, values):
     for run, value in zip(plan(find(name), Tier.PAPER, len(values), [arm]), values, strict=True):
         with_accuracy(make(run), "accuracy", value).write(runs)
 
 
-def paper_value(outcome: Checked, arm: str) -> Verdict:
+def paper_value(outcome, arm):
     return next(v for v in outcome.verdicts if v.name == f"{arm}.accuracy")
 
 
@@ -47,8 +37,8 @@ def paper_value(outcome: Checked, arm: str) -> Verdict:
     ],
 )
 def test_the_printed_value_is_reproduced_contradicted_or_undecided(
-    name: str, values: list[float], status: str, made_up_record: Maker, tmp_path: Path
-) -> None:
+    name, values, status, made_up_record, tmp_path
+):
     write_accuracies(made_up_record, tmp_path, name, "nvfp4_lora_aqn", values)
     outcome = checked(tmp_path, name)
     verdict = paper_value(outcome, "nvfp4_lora_aqn")
@@ -57,9 +47,7 @@ def test_the_printed_value_is_reproduced_contradicted_or_undecided(
     assert outcome.sound, "what the paper printed is never this suite's fault"
 
 
-def test_the_printed_value_is_accepted_within_its_sampling_error(
-    made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_the_printed_value_is_accepted_within_its_sampling_error(made_up_record, tmp_path):
     write_accuracies(made_up_record, tmp_path, "table1", "nvfp4_lora_aqn", [90.8] * 5)
     verdict = paper_value(checked(tmp_path, "table1"), "nvfp4_lora_aqn")
     wilson = stats.binomtest(round(0.908 * 1319), 1319).proportion_ci(method="wilson")
@@ -69,9 +57,7 @@ def test_the_printed_value_is_accepted_within_its_sampling_error(
     assert "Table 1: 90.8" in verdict.source
 
 
-def test_arms_with_learning_rates_of_their_own_are_compared_with_a_caveat(
-    made_up_record: Maker, tmp_path: Path
-) -> None:
+def test_arms_with_learning_rates_of_their_own_are_compared_with_a_caveat(made_up_record, tmp_path):
     for arm, value in (("nvfp4_lora", 88.5), ("bf16_lora", 88.1)):
         values = [value + 0.1 * seed for seed in range(5)]
         write_accuracies(made_up_record, tmp_path, "table1", arm, values)

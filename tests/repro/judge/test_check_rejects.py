@@ -1,35 +1,29 @@
 """Records that are no evidence, or of another run than they say: what `check` makes of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from repro.evidence.record import SEAL, Record, failed_record, seal_of
-from repro.judge.check import Checked, check_selection, exit_status, mixed_versions
+from repro.evidence.record import SEAL, failed_record, seal_of
+from repro.judge.check import check_selection, exit_status, mixed_versions
 from repro.judge.gathering import gather
 from repro.report.console import main_check
 from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
-from repro.spec.config import RunConfig, digest_of
+from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import with_accuracy, with_gain
 from tests.repro.recorded_smoke import SELECTION, place
 
-Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
 
 
-def not_blessed(runs: Path) -> Path:
+def not_blessed(runs):
     """Return the expectations without the blessed ones, which made-up records need not meet."""
     folder = runs.parent / "expected"
     if not folder.exists():
@@ -41,22 +35,20 @@ def not_blessed(runs: Path) -> Path:
     return folder
 
 
-def checked(runs: Path) -> Checked:
+def checked(runs):
     selection = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
     return check_selection(selection, runs, not_blessed(runs))
 
 
-def on_arm(arm: str, change: Spoil) -> Spoil:
+def on_arm(arm, change):
     return lambda record: change(record) if record.arm == arm else record
 
 
-def with_facts(**facts: Any) -> Spoil:
+def with_facts(**facts):
     return lambda record: dataclasses.replace(record, facts={**record.facts, **facts})
 
 
-def test_the_claims_on_an_arm_that_is_refused_are_not_run(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_claims_on_an_arm_that_is_refused_are_not_run(table1_records, tmp_path):
     table1_records(tmp_path, on_arm("nvfp4_lora", with_facts(linears={"bf16": 21})))
     outcome = checked(tmp_path)
     assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
@@ -68,9 +60,7 @@ def test_the_claims_on_an_arm_that_is_refused_are_not_run(
     assert all("refused" in verdict.sentence for verdict in judged)
 
 
-def test_a_record_of_another_configuration_is_refused(
-    made_up_record: Callable[[RunConfig], Record], tmp_path: Path
-) -> None:
+def test_a_record_of_another_configuration_is_refused(made_up_record, tmp_path):
     for run in plan(TABLE1, Tier.SMOKE):
         scale = run.scale
         if run.arm.name == "nvfp4_lora":
@@ -81,9 +71,7 @@ def test_a_record_of_another_configuration_is_refused(
     assert "scale.steps is 300, needed 30" in outcome.evidence.refused[0][1]
 
 
-def test_a_record_copied_to_another_arms_place_is_refused(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_record_copied_to_another_arms_place_is_refused(table1_records, tmp_path):
     table1_records(tmp_path)
     arms = tmp_path / "smoke/table1"
     (arms / "nf4_lora/seed-0.json").write_text((arms / "nvfp4_lora/seed-0.json").read_text())
@@ -99,9 +87,7 @@ def test_a_record_copied_to_another_arms_place_is_refused(
         (lambda raw: raw["config"]["scale"].update(steps=1), "digest is not that of"),
     ],
 )
-def test_a_record_that_another_hand_sealed_is_one_refusal(
-    edit: Callable[[Any], None], words: str, smoke_runs: Path, tmp_path: Path
-) -> None:
+def test_a_record_that_another_hand_sealed_is_one_refusal(edit, words, smoke_runs, tmp_path):
     runs = shutil.copytree(smoke_runs, tmp_path / "runs")
     raw = json.loads(place(runs).read_text())
     edit(raw)
@@ -113,10 +99,8 @@ def test_a_record_that_another_hand_sealed_is_one_refusal(
     assert evidence.count == 3
 
 
-def test_arms_that_saw_other_problems_are_not_compared(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def other_problems(record: Record) -> Record:
+def test_arms_that_saw_other_problems_are_not_compared(table1_records, tmp_path):
+    def other_problems(record):
         return dataclasses.replace(record, inputs={**record.inputs, "test_problems": "0" * 64})
 
     table1_records(tmp_path, on_arm("nvfp4_lora_aqn", other_problems))
@@ -128,10 +112,8 @@ def test_arms_that_saw_other_problems_are_not_compared(
     assert ending([outcome]).startswith("Fault: 4 records refused (table1).")
 
 
-def test_training_that_teaches_nothing_is_contradicted(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def no_gain(record: Record) -> Record:
+def test_training_that_teaches_nothing_is_contradicted(table1_records, tmp_path):
+    def no_gain(record):
         return with_gain(record, (record.seed - 2) / 3)
 
     table1_records(tmp_path, on_arm("bf16_lora", no_gain))
@@ -142,10 +124,8 @@ def test_training_that_teaches_nothing_is_contradicted(
     assert ending([outcome]).startswith("Worse than before: 1 ")
 
 
-def test_a_control_that_gains_is_contradicted(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def gains(record: Record) -> Record:
+def test_a_control_that_gains_is_contradicted(table1_records, tmp_path):
+    def gains(record):
         return with_gain(record, 40.0 + record.seed)
 
     table1_records(tmp_path, on_arm("bf16_lora_random_reward", gains))
@@ -156,9 +136,7 @@ def test_a_control_that_gains_is_contradicted(
     }
 
 
-def test_a_failed_run_is_named_and_takes_success_away(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_failed_run_is_named_and_takes_success_away(table1_records, tmp_path):
     table1_records(tmp_path)
     (tmp_path / "smoke/table1/bf16_full/seed-3.json").unlink()
     run = plan(TABLE1, Tier.SMOKE, [3], ["bf16_full"])[0]
@@ -173,9 +151,7 @@ def test_a_failed_run_is_named_and_takes_success_away(
     assert outcome.sound
 
 
-def test_a_planned_seed_without_a_record_is_a_failed_one(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_planned_seed_without_a_record_is_a_failed_one(table1_records, tmp_path):
     table1_records(tmp_path, seeds=8)
     assert checked(tmp_path).evidence.planned == (0, 1, 2)
     (tmp_path / "smoke/table1/bf16_full/seed-2.json").unlink()
@@ -189,16 +165,14 @@ def test_a_planned_seed_without_a_record_is_a_failed_one(
 
 @pytest.mark.parametrize(("seeds", "status"), [(2, "inconclusive"), (3, "reproduced")])
 def test_the_smoke_tier_is_decided_on_the_three_seeds_that_it_plans(
-    table1_records: Callable[..., None], tmp_path: Path, seeds: int, status: str
-) -> None:
+    table1_records, tmp_path, seeds, status
+):
     table1_records(tmp_path, seeds=seeds)
     outcome = checked(tmp_path)
     assert {v.status for v in outcome.verdicts if v.name.endswith("_gains")} == {status}
 
 
-def test_the_smoke_tier_says_nothing_of_the_papers_claims(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_smoke_tier_says_nothing_of_the_papers_claims(table1_records, tmp_path):
     table1_records(tmp_path)
     outcome = checked(tmp_path)
     claims = {claim.name: claim for claim in TABLE1.claims}
@@ -209,12 +183,10 @@ def test_the_smoke_tier_says_nothing_of_the_papers_claims(
             assert addressed == (verdict.p is not None)
 
 
-def test_the_exit_status_tells_a_cheat_from_a_finding(
-    table1_records: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_status_tells_a_cheat_from_a_finding(table1_records, tmp_path, capsys):
     from repro.__main__ import build_parser
 
-    def finding(record: Record) -> Record:
+    def finding(record):
         return with_accuracy(record, "accuracy", 60.0 + record.seed)
 
     table1_records(tmp_path / "honest", on_arm("nvfp4_lora_aqn", finding))
@@ -228,10 +200,8 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(
     assert main_check(parser.parse_args([*line, str(tmp_path / "cheat")])) == 1
 
 
-def test_an_arm_without_inputs_is_no_evidence(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def emptied(record: Record) -> Record:
+def test_an_arm_without_inputs_is_no_evidence(table1_records, tmp_path):
+    def emptied(record):
         return dataclasses.replace(record, inputs={})
 
     table1_records(tmp_path, on_arm("nvfp4_lora_aqn", emptied))
@@ -242,14 +212,12 @@ def test_an_arm_without_inputs_is_no_evidence(
     }  # fmt: skip
 
 
-def test_results_of_another_seed_are_not_compared(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def of_order(record: Record, seed: int) -> Record:
+def test_results_of_another_seed_are_not_compared(table1_records, tmp_path):
+    def of_order(record, seed):
         order = digest_of(["the order of seed", seed])
         return dataclasses.replace(record, inputs=record.inputs | {"order_of_problems": order})
 
-    def rotated(record: Record) -> Record:
+    def rotated(record):
         if record.procedure != "train":
             return record
         return of_order(record, record.seed + (record.arm == "nvfp4_lora_aqn"))
@@ -263,10 +231,8 @@ def test_results_of_another_seed_are_not_compared(
     assert any("is that of seed 0 of bf16_lora, too" in why for why in refused)
 
 
-def test_arms_of_other_versions_of_a_library_are_compared_with_a_mark(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
-    def newer(record: Record) -> Record:
+def test_arms_of_other_versions_of_a_library_are_compared_with_a_mark(table1_records, tmp_path):
+    def newer(record):
         packages = {"packages": {"torch": "9.9", "numpy": "9.9"}}
         return dataclasses.replace(record, environment=record.environment | packages)
 

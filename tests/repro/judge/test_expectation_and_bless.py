@@ -1,25 +1,19 @@
 """Expectations are read strictly; blessing is refused unless the records deserve it."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import tomllib
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.evidence.verdicts.expectation import Expectation, ExpectationError, load_bars
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError, bless
 from repro.judge.check import check_selection, exit_status
-from repro.judge.gathering import Evidence, gather
+from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
 from repro.spec.tier import Tier
@@ -28,17 +22,14 @@ from tests.repro.made_up import at_commit, with_accuracy
 
 TABLE1 = find("table1")
 SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
-Writer = Callable[..., None]
 
 
-def blessed(evidence: Evidence, expected: Path, tier: Tier = Tier.SMOKE) -> list[Path]:
+def blessed(evidence, expected, tier=Tier.SMOKE):
     problems = [why for _, why in (*evidence.refused, *evidence.failed)]
     return bless(TABLE1, tier, evidence.records, problems=problems, expected=expected)
 
 
-def test_records_are_as_before_beside_themselves_blessed(
-    table1_records: Writer, tmp_path: Path, expected: Path
-) -> None:
+def test_records_are_as_before_beside_themselves_blessed(table1_records, tmp_path, expected):
     runs = tmp_path / "runs"
     table1_records(runs)
     paths = blessed(gather(SELECTION, runs), expected)
@@ -54,8 +45,8 @@ def test_records_are_as_before_beside_themselves_blessed(
 
 
 def test_what_belongs_to_the_machine_is_not_compared_without_a_device(
-    table1_records: Writer, tmp_path: Path, expected: Path
-) -> None:
+    table1_records, tmp_path, expected
+):
     table1_records(tmp_path / "runs")
     blessed(gather(SELECTION, tmp_path / "runs"), expected)
     records = blessed_records(expected, Tier.SMOKE, "table1")
@@ -67,13 +58,13 @@ def test_what_belongs_to_the_machine_is_not_compared_without_a_device(
 
 
 def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
-    table1_records: Writer, tmp_path: Path, expected: Path
-) -> None:
+    table1_records, tmp_path, expected
+):
     table1_records(tmp_path / "runs")
     blessed(gather(SELECTION, tmp_path / "runs"), expected)
 
-    def by(points: float) -> Callable[[Record], Record]:
-        def changed(record: Record) -> Record:
+    def by(points):
+        def changed(record):
             value = record.metrics["accuracy"].value + points
             return with_accuracy(record, "accuracy", value) if record.arm == "nf4_lora" else record
 
@@ -107,30 +98,21 @@ def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
     ],
 )
 def test_records_that_do_not_deserve_it_are_not_blessed(
-    spoil: Callable[[Record], Record],
-    seeds: int,
-    words: str,
-    table1_records: Writer,
-    tmp_path: Path,
-    expected: Path,
-) -> None:
+    spoil, seeds, words, table1_records, tmp_path, expected
+):
     table1_records(tmp_path / "runs", spoil, seeds)
     with pytest.raises(BlessError, match=words):
         blessed(gather(SELECTION, tmp_path / "runs"), expected)
     assert not (expected / "records").exists()
 
 
-def test_the_papers_tier_is_never_blessed(
-    table1_records: Writer, tmp_path: Path, expected: Path
-) -> None:
+def test_the_papers_tier_is_never_blessed(table1_records, tmp_path, expected):
     table1_records(tmp_path / "runs")
     with pytest.raises(BlessError, match="paper's own numbers"):
         blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.PAPER)
 
 
-def test_a_tier_with_a_device_needs_the_device_named(
-    table1_records: Writer, tmp_path: Path, expected: Path
-) -> None:
+def test_a_tier_with_a_device_needs_the_device_named(table1_records, tmp_path, expected):
     table1_records(tmp_path / "runs")
     with pytest.raises(BlessError, match="needs one"):
         blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.SYSTEMS)
@@ -153,7 +135,7 @@ BAR = '{ arm = "a", metric = "m", at_least = 1, goal = 2.0 }'
         ("because = so", "Invalid value"),
     ],
 )
-def test_a_spoiled_bar_names_file_and_field(text: str, words: str, tmp_path: Path) -> None:
+def test_a_spoiled_bar_names_file_and_field(text, words, tmp_path):
     (tmp_path / "bars").mkdir()
     (tmp_path / "bars" / "smoke.toml").write_text(f"[[table1]]\n{text}\n")
     with pytest.raises(ExpectationError) as caught:
@@ -162,7 +144,7 @@ def test_a_spoiled_bar_names_file_and_field(text: str, words: str, tmp_path: Pat
     assert words in str(caught.value)
 
 
-def test_bars_of_a_device_are_read_for_that_device_alone(tmp_path: Path) -> None:
+def test_bars_of_a_device_are_read_for_that_device_alone(tmp_path):
     (tmp_path / "bars").mkdir()
     (tmp_path / "bars" / "systems.toml").write_text(
         f'[[kernels]]\ndevice = "nvidia_h200"\nbecause = "must"\nbars = [{BAR}]\n'
@@ -173,7 +155,7 @@ def test_bars_of_a_device_are_read_for_that_device_alone(tmp_path: Path) -> None
     assert load_bars(tmp_path, "systems", "kernels", "nvidia_a100") == []
 
 
-def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
+def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist():
     folder = expected_folder(None)
     for path in sorted((folder / "bars").glob("*.toml")):
         for name in tomllib.loads(path.read_text()):
@@ -185,9 +167,7 @@ def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
             assert {bar.metric for bar in bars} <= metrics, name
 
 
-def test_a_bar_that_is_younger_than_a_run_is_met_post_hoc(
-    table1_records: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_bar_that_is_younger_than_a_run_is_met_post_hoc(table1_records, tmp_path):
     table1_records(tmp_path / "runs")
     expected = tmp_path / "expected"
     (expected / "bars").mkdir(parents=True)
@@ -207,12 +187,12 @@ def test_a_bar_that_is_younger_than_a_run_is_met_post_hoc(
         load_bars(expected, "smoke", "table1")
 
 
-def test_no_bar_says_that_it_is_older_than_its_commit() -> None:
+def test_no_bar_says_that_it_is_older_than_its_commit():
     """Bars of the file's first day, before which no blessed run began, need not say it."""
     root = expected_folder(None).parent
     path = "expected/bars/systems.toml"
 
-    def git(*arguments: str) -> str:
+    def git(*arguments):
         done = subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
         )
@@ -223,7 +203,7 @@ def test_no_bar_says_that_it_is_older_than_its_commit() -> None:
     oldest = datetime(2026, 11, 22, 16, 5, tzinfo=UTC)
     if len(commits) < 2 or datetime.fromisoformat(commits[0][1]) > oldest:
         pytest.skip("the history of the bars is not here")
-    first: dict[Any, datetime] = {}
+    first = {}
     for commit, at in commits:
         for key, _ in bars_of(git("show", f"{commit}:{path}")):
             first.setdefault(key, datetime.fromisoformat(at))
@@ -233,7 +213,7 @@ def test_no_bar_says_that_it_is_older_than_its_commit() -> None:
             assert stated >= first[key] - timedelta(hours=1), key
 
 
-def bars_of(text: str) -> list[tuple[Any, datetime | None]]:
+def bars_of(text):
     """Return (what a bar asks, when it was stated) of each bar of a file."""
     return [
         (

@@ -1,22 +1,17 @@
 """A point that does not fit: claims and bars on it are not run, with the sentence; others stand."""
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.evidence.not_run import reason
-from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.record import Estimate, record_of
 from repro.evidence.store import blessed_records
 from repro.judge.blessing import bless
-from repro.judge.check import Checked, check_selection
+from repro.judge.check import check_selection
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.rollout_speed import ROLLOUT
@@ -28,12 +23,12 @@ SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
 
 
 @pytest.fixture(scope="module")
-def records() -> list[Record]:
+def records():
     """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B."""
     return [made_up(run) for run in plan(ROLLOUT, Tier.SYSTEMS)]
 
 
-def made_up(run: RunConfig) -> Record:
+def made_up(run):
     bf16 = run.arm.name == "bf16_lora"
     values = {
         metric.name: (1000.0 if bf16 else 3000.0) + run.seed
@@ -54,21 +49,19 @@ def made_up(run: RunConfig) -> Record:
     return at_commit(record)
 
 
-def on_h200(records: list[Record], **changes: Any) -> list[Record]:
+def on_h200(records, **changes):
     """Return records of the device whose bars name every cell."""
     gpu = {"gpu": [{"name": "NVIDIA H200"}]}
     return [dataclasses.replace(record, environment=gpu, **changes) for record in records]
 
 
-def checked(records: list[Record], folder: Path, expected: Path | None = None) -> Checked:
+def checked(records, folder, expected=None):
     for record in records:
         record.write(folder)
     return check_selection(SELECTION, folder, expected or expected_folder(None))
 
 
-def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(records, tmp_path):
     by_name = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
     claim = by_name["faster_32b_256"]
     assert claim.status == "not run"
@@ -76,9 +69,7 @@ def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
     assert by_name["faster_32b_64"].status == by_name["faster_7b_256"].status == "reproduced"
 
 
-def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
-    records: list[Record], tmp_path: Path
-) -> None:
+def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(records, tmp_path):
     result = checked(on_h200(records), tmp_path)
     by_name = {verdict.name: verdict for verdict in result.verdicts}
     bar = by_name["bf16_lora.tokens_per_second_32b_256"]
@@ -88,10 +79,8 @@ def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
     assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 
 
-def test_records_with_a_point_left_out_are_blessed_with_the_others(
-    records: list[Record], tmp_path: Path
-) -> None:
-    by_arm: dict[str, dict[int, Record]] = {}
+def test_records_with_a_point_left_out_are_blessed_with_the_others(records, tmp_path):
+    by_arm = {}
     for record in records:
         by_arm.setdefault(record.arm, {})[record.seed] = record
     expected = tmp_path / "expected"
@@ -118,15 +107,13 @@ def test_records_with_a_point_left_out_are_blessed_with_the_others(
         ("trained_parity_error_ratio", False),
     ],
 )
-def test_a_reason_is_found_for_the_metrics_of_its_part_alone(
-    records: list[Record], metric: str, said: bool
-) -> None:
+def test_a_reason_is_found_for_the_metrics_of_its_part_alone(records, metric, said):
     parts = {"32b_256": SAID, "14b": SAID, "parity": SAID}
     record = dataclasses.replace(records[0], facts={"not_run": parts})
     assert (reason(record, metric) is not None) is said
 
 
-def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point() -> None:
+def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point():
     run = plan(TABLE3, Tier.SYSTEMS)[0]
     lines = ["7b_b2 bf16: the weights alone do not fit", "7b_b2 nvfp4: does not fit with [2] rows"]
     record = record_of(

@@ -1,15 +1,9 @@
 """Records of several commits: whole seeds may stand together, arms of one seed may not."""
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import dataclasses
 import functools
 import shutil
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,31 +12,28 @@ from repro.__main__ import main
 from repro.evidence import origins
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
-from repro.evidence.record import Record, RecordError
+from repro.evidence.record import RecordError
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
-from repro.judge.blessing import BlessError, main_bless
+from repro.judge.blessing import BlessError
 from repro.judge.check import check_selection, device_name
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
-from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.judge.test_bless_planned import go
 from tests.repro.made_up import at_commit, on_device, planned_record, source_of
 from tests.repro.planned import FIRST, SECOND
 
 OLD, NEW = "a" * 40, "b" * 40
-Change = Callable[[Record], Record]
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
-def at(record: Record, commit: str) -> Record:
+def at(record, commit):
     return on_device(at_commit(record, commit, dirty=None), "NVIDIA H200")
 
 
-def write(
-    target: str, runs: Path, seeds: Sequence[int], commit: str, change: Change | None = None
-) -> None:
+def write(target, runs, seeds, commit, change=None):
     """Write the records that `runs` lacks."""
     (selection,) = select([target], tier="mini")
     with mock.patch("os.fsync"):
@@ -54,21 +45,12 @@ def write(
 
 
 @functools.cache
-def _honest(run: RunConfig, planned: str) -> Record:
+def _honest(run, planned):
     """Return a run's record under its plan as it is now, made once."""
     return planned_record(run)
 
 
-def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
-    line: dict[str, Any] = {"data": None, "steps": None, "add": False, "unfinished": False} | more
-    named = argparse.Namespace(targets=[target], tier="mini", runs=str(runs), **line)
-    named.expected = str(expected)
-    assert main_bless(named) == 0
-
-
-def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
-    tmp_path: Path, expected: Path
-) -> None:
+def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(tmp_path, expected):
     write("study", tmp_path, FIRST, NEW)
     write("study_rates", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
     (selection,) = select(["study_rates"], tier="mini")
@@ -81,10 +63,10 @@ def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
 
 
 def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_seeds(
-    tmp_path: Path, expected: Path
-) -> None:
-    def with_files(digest: str, arm: str = "") -> Change:
-        def changed(record: Record) -> Record:
+    tmp_path, expected
+):
+    def with_files(digest, arm=""):
+        def changed(record):
             own = digest if arm in ("", record.arm) else "a"
             return dataclasses.replace(
                 record, inputs=record.inputs | {"checkpoint_files": own * 64}
@@ -105,17 +87,17 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
     assert any("had different checkpoint files" in sentence for sentence in said)
 
 
-def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path: Path, expected: Path) -> None:
+def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study", tmp_path / "new", SECOND, NEW)
-    go("study", tmp_path / "new", expected, add=True)
+    go("study", tmp_path / "new", expected, "--add")
     records = blessed_records(expected, Tier.MINI, "study")
     assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
     assert len(records) == 10 * len(find("study").arms)
     assert len(list((tmp_path / "new" / "mini" / "study" / "bf16_lora").iterdir())) == 5
     # Blessing the same again changes nothing: what is there already is met, not doubled.
-    go("study", tmp_path / "new", expected, add=True)
+    go("study", tmp_path / "new", expected, "--add")
     assert blessed_records(expected, Tier.MINI, "study") == records
     checks = blessed_checks(expected, "study")
     assert [item.sound for item in checks] == [True]
@@ -123,14 +105,12 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path: Path, expe
     assert main(runs) == 0
 
 
-def test_more_seeds_of_another_card_join_where_the_target_is_stored(
-    tmp_path: Path, expected: Path
-) -> None:
+def test_more_seeds_of_another_card_join_where_the_target_is_stored(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     added = SECOND[:2]
     write("study", tmp_path / "new", added, NEW, lambda record: on_device(record, "NVIDIA H100"))
-    go("study", tmp_path / "new", expected, add=True, unfinished=True)
+    go("study", tmp_path / "new", expected, "--add", "--unfinished")
     records = blessed_records(expected, Tier.MINI, "study", "nvidia_h200")
     cards = {record.seed: device_of(record.environment) for record in records}
     assert cards == dict.fromkeys(FIRST, "nvidia_h200") | dict.fromkeys(added, "nvidia_h100")
@@ -139,29 +119,29 @@ def test_more_seeds_of_another_card_join_where_the_target_is_stored(
     assert checked.sound
 
 
-def other_commit(record: Record) -> Record:
+def other_commit(record):
     return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 8) else record
 
 
-def other_device(record: Record) -> Record:
+def other_device(record):
     here = (record.arm, record.seed) == ("nvfp4_lora", 8)
     return on_device(record, "NVIDIA H100 80GB HBM3") if here else record
 
 
-def other_sources(record: Record) -> Record:
+def other_sources(record):
     state = record.sources[0] | {"sha256": "0" * 64}
     environment = record.environment | {"source_sha256": "0" * 64}
     return dataclasses.replace(record, sources=[state], environment=environment)
 
 
-def other_input(key: str) -> Change:
-    def change(record: Record) -> Record:
+def other_input(key):
+    def change(record):
         return dataclasses.replace(record, inputs=record.inputs | {key: "0" * 64})
 
     return change
 
 
-def two_sources(record: Record) -> Record:
+def two_sources(record):
     more = {"commit": OLD, "dirty": None, "sha256": source_of(OLD)}
     return dataclasses.replace(record, sources=[more, *record.sources])
 
@@ -177,13 +157,7 @@ def two_sources(record: Record) -> Record:
         (None, other_input("plan:study"), r"another analysis plan"),
     ],
 )
-def test_seeds_that_were_not_run_alike_are_refused(
-    old: Change | None,
-    new: Change | None,
-    words: str,
-    tmp_path: Path,
-    expected: Path,
-) -> None:
+def test_seeds_that_were_not_run_alike_are_refused(old, new, words, tmp_path, expected):
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD, old)
     write("study", runs, SECOND, NEW, new)
@@ -192,9 +166,7 @@ def test_seeds_that_were_not_run_alike_are_refused(
     assert not (expected / "records").exists()
 
 
-def test_an_arm_shared_with_another_target_counts(
-    tmp_path: Path, expected: Path, planned_record: Callable[..., Record]
-) -> None:
+def test_an_arm_shared_with_another_target_counts(tmp_path, expected, planned_record):
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD)
     write("study_rates", runs, FIRST, NEW)
@@ -209,27 +181,25 @@ def test_an_arm_shared_with_another_target_counts(
     assert check_selection(selection, fresh, expected).sound
 
 
-def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
-    tmp_path: Path, expected: Path
-) -> None:
+def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study", tmp_path / "new", [9, 10], NEW)
     with pytest.raises(RecordError, match=r"seed-9.json: recorded at commit a.* again at commit b"):
-        go("study", tmp_path / "new", expected, add=True)
+        go("study", tmp_path / "new", expected, "--add")
 
 
-def test_shared_arms_come_from_the_blessed_records_too(tmp_path: Path, expected: Path) -> None:
+def test_shared_arms_come_from_the_blessed_records_too(tmp_path, expected):
     write("study", tmp_path / "old", FIRST, OLD)
-    go("study", tmp_path / "old", expected, unfinished=True)
+    go("study", tmp_path / "old", expected, "--unfinished")
     write("study_rates", tmp_path / "new", FIRST, OLD)
     shutil.rmtree(tmp_path / "new" / "mini" / "study")
-    go("study_rates", tmp_path / "new", expected, add=True)
+    go("study_rates", tmp_path / "new", expected, "--add")
     records = blessed_records(expected, Tier.MINI, "study_rates")
     assert {record.arm for record in records} == {"lora_3e5"}
 
 
-def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> None:
+def test_timings_stay_with_one_commit(made_up_record):
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
     assert origins.mixed_sources(records, several=True) is None
@@ -237,12 +207,10 @@ def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> 
 
 
 @pytest.mark.parametrize("several", [True, False])
-def test_commits_of_the_same_sources_are_one_state(
-    made_up_record: Callable[..., Record], monkeypatch: pytest.MonkeyPatch, several: bool
-) -> None:
+def test_commits_of_the_same_sources_are_one_state(made_up_record, monkeypatch, several):
     (selection,) = select(["table1"], tier="smoke")
 
-    def of(arm: str) -> str:
+    def of(arm):
         return OLD if arm < "nf4" else NEW
 
     records = [at(made_up_record(run), of(run.arm.name)) for run in selection.plan(5)]
@@ -256,7 +224,7 @@ def test_commits_of_the_same_sources_are_one_state(
     assert origins.mixed_sources(alike, several=several) is None
 
 
-def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record]) -> None:
+def test_commits_are_named_with_their_seeds(made_up_record):
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), NEW if run.seed < 3 else OLD) for run in selection.plan(4)]
     assert commits_of(records) == {NEW: [0, 1, 2], OLD: [3]}

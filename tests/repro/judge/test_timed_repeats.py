@@ -1,19 +1,14 @@
 """Timed repeats stand in for seeds where a workload is deterministic: in verdicts and in bless."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
-from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.blessing import bless
-from repro.judge.check import Checked, check_selection, exit_status
+from repro.judge.check import check_selection, exit_status
 from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
 from tests.repro.recorded_steps import write_steps
@@ -22,10 +17,10 @@ SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
 
 
-def write(runs: Path, own: tuple[float, ...] = FAST, lora: tuple[float, ...] = SLOW) -> None:
+def write(runs, own=FAST, lora=SLOW):
     """Write made-up records of Table 3 with these step times of NVFP4 and 16-bit LoRA."""
 
-    def change(arm: str, metric: Metric, values: list[float]) -> list[float]:
+    def change(arm, metric, values):
         if metric.name.startswith("step_seconds_"):
             return list(own if arm == "nvfp4_lora" else lora)
         if metric.name.startswith("speedup_"):
@@ -35,11 +30,11 @@ def write(runs: Path, own: tuple[float, ...] = FAST, lora: tuple[float, ...] = S
     write_steps(runs, change)
 
 
-def checked(runs: Path, expected: Path | None = None) -> Checked:
+def checked(runs, expected=None):
     return check_selection(SELECTION, runs, expected or expected_folder(None))
 
 
-def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> None:
+def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path):
     write(tmp_path)
     claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"reproduced"}
@@ -49,7 +44,7 @@ def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> 
     assert claims[0].effect == pytest.approx(1.794, abs=0.01)
 
 
-def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path: Path) -> None:
+def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path):
     write(tmp_path / "slow", (20.1, 20.0, 20.2))
     claims = [v for v in checked(tmp_path / "slow").verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"contradicted"}
@@ -58,21 +53,21 @@ def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path: Pat
     assert {v.status for v in claims} == {"inconclusive"}
 
 
-def test_two_repeats_are_too_few_and_the_sentence_says_so(tmp_path: Path) -> None:
-    write(tmp_path, FAST[:2], SLOW[:2])
+def test_two_repeats_are_too_few_and_the_sentence_says_so(tmp_path):
+    write(tmp_path, (10.0, 10.0), (18.0, 18.0))
     claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
     assert {v.status for v in claims} == {"inconclusive"}
     assert "2 paired repeat(s); a verdict needs 3" in claims[0].sentence
-    assert claims[0].effect == pytest.approx(1.79, abs=0.02)
+    assert claims[0].effect == pytest.approx(1.8)
     assert f"Point estimate {claims[0].effect:.3g} x" in claims[0].sentence
 
 
-def stated(runs: Path) -> dict[str, Verdict]:
+def stated(runs):
     """Return the verdicts on the suite's stated bars; blessed values may have their names."""
     return {v.name: v for v in checked(runs).verdicts if v.source.startswith("derived")}
 
 
-def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
+def test_a_bar_must_hold_in_every_repeat(tmp_path):
     write(tmp_path)
     bars = stated(tmp_path)
     assert bars["nvfp4_lora.speedup_7b_b8"].status == "reproduced"
@@ -83,14 +78,12 @@ def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
     assert "2 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
 
 
-def blessed(runs: Path, expected: Path) -> Path:
+def blessed(runs, expected):
     records = gather(SELECTION, runs).records
     return bless(TABLE3, Tier.SYSTEMS, records, problems=[], expected=expected)[0]
 
 
-def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
-    tmp_path: Path, expected: Path
-) -> None:
+def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(tmp_path, expected):
     write(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
     again = checked(tmp_path / "runs", expected)
@@ -111,13 +104,8 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     ids=["missed before", "met before", "met", "nothing blessed"],
 )
 def test_a_missed_bar_counts_against_the_suite_only_where_it_was_met_before(
-    before: tuple[float, ...] | None,
-    now: tuple[float, ...],
-    stood: str | None,
-    status: int,
-    tmp_path: Path,
-    expected: Path,
-) -> None:
+    before, now, stood, status, tmp_path, expected
+):
     shutil.copytree(expected_folder(None) / "bars", expected / "bars")
     if before is not None:
         write(tmp_path / "old", before)

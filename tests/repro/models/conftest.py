@@ -1,31 +1,25 @@
 """Tiny random checkpoints of all three architectures, written by transformers itself."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from repro.models.checkpoint import MANIFEST
-from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES, small_model
 
 ARCHITECTURES = tuple(CLASSES)
 
 
-def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
+def quantized_linears(policy):
     """Return the quantised projections of a policy by name."""
     modules = policy.decoder.named_modules()
     return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
 
 
-def require_same_weights(one: Policy, other: Policy) -> None:
+def require_same_weights(one, other):
     """Check that two policies have the same quantised projections, to the bit."""
     ours, theirs = quantized_linears(one), quantized_linears(other)
     assert ours.keys() == theirs.keys()
@@ -36,7 +30,7 @@ def require_same_weights(one: Policy, other: Policy) -> None:
             assert torch.equal(tensor.cpu().float(), stored[part].cpu().float()), (name, part)
 
 
-def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit_config(folder, change):
     """Let `change` edit the values of a folder's config.json; the manifest, which tells, goes."""
     (folder / MANIFEST).unlink(missing_ok=True)
     values = json.loads((folder / "config.json").read_text())
@@ -44,7 +38,7 @@ def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
     (folder / "config.json").write_text(json.dumps(values))
 
 
-def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def edit_tensors(folder, change):
     """Let `change` edit the tensors of a folder's one file; the manifest, which tells, goes."""
     (folder / MANIFEST).unlink(missing_ok=True)
     tensors = load_file(folder / "model.safetensors")
@@ -52,7 +46,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def random_model(architecture: str, **changes: Any) -> Any:
+def random_model(architecture, **changes):
     """Return a random bfloat16 model: norms and biases off their trivial values, 2 layers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -67,11 +61,11 @@ def random_model(architecture: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make_checkpoint(tmp_path_factory):
     """Return a function that writes a random checkpoint of an architecture, once per argument."""
-    made: dict[tuple[Any, ...], Path] = {}
+    made = {}
 
-    def make(architecture: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    def make(architecture, *, max_shard_size="1GB", **changes):
         key = (architecture, max_shard_size, *sorted(changes.items()))
         if key not in made:
             folder = tmp_path_factory.mktemp(architecture)
@@ -84,18 +78,18 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def architecture(request: pytest.FixtureRequest) -> str:
+def architecture(request):
     """Return each architecture's name in turn."""
     return str(request.param)
 
 
 @pytest.fixture
-def folder(architecture: str, make_checkpoint: Callable[..., Path]) -> Path:
+def folder(architecture, make_checkpoint):
     """Return a checkpoint folder of the architecture in turn."""
     return make_checkpoint(architecture)
 
 
 @pytest.fixture
-def token_ids() -> torch.Tensor:
+def token_ids():
     """Return three rows of 24 token ids."""
     return torch.randint(0, 97, (3, 24), generator=torch.Generator().manual_seed(3))

@@ -1,17 +1,12 @@
 """Adapters of others against stock peft's logits; what is not plain LoRA is refused by field."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from repro.models.files.adapter_files import (
@@ -27,7 +22,7 @@ WHERE = Path("adapter_config.json")
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def write_by_peft(base: Path, folder: Path, **settings: Any) -> None:
+def write_by_peft(base, folder, **settings):
     """Let peft make, randomise and save an adapter."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     values = {"r": 8, "lora_alpha": 12, "target_modules": ALL, "task_type": "CAUSAL_LM"}
@@ -54,8 +49,8 @@ def write_by_peft(base: Path, folder: Path, **settings: Any) -> None:
     ids=str,
 )
 def test_what_is_plain_lora_in_other_words_has_pefts_logits(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, token_ids: Tensor, settings: Any
-) -> None:
+    make_checkpoint, tmp_path, token_ids, settings
+):
     base = make_checkpoint("qwen2")
     write_by_peft(base, tmp_path, **settings)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -73,7 +68,7 @@ def test_what_is_plain_lora_in_other_words_has_pefts_logits(
         assert torch.equal(parameter, tensors[name].float()), name
 
 
-def plain_values() -> dict[str, Any]:
+def plain_values():
     """Return the values that peft writes for plain LoRA on the seven projections."""
     config = LoraConfig(r=8, lora_alpha=12, target_modules=ALL, task_type="CAUSAL_LM")
     return {
@@ -109,7 +104,7 @@ def plain_values() -> dict[str, Any]:
         ("use_rslora", "false"),
     ],
 )
-def test_what_is_another_thing_is_refused_by_its_field(field: str, value: Any) -> None:
+def test_what_is_another_thing_is_refused_by_its_field(field, value):
     # A field that peft adds is refused until it is looked at; what it writes by itself is not.
     assert settings_of(plain_values(), WHERE).rank == 8
     with pytest.raises(CheckpointError, match=field) as caught:
@@ -130,9 +125,7 @@ Q_B = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
         (lambda t: t[Q_B][:1].fill_(float("nan")), "NaN"),
     ],
 )
-def test_tensors_that_do_not_fit_the_config_are_named(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, spoil: Any, words: str
-) -> None:
+def test_tensors_that_do_not_fit_the_config_are_named(make_checkpoint, tmp_path, spoil, words):
     base = make_checkpoint("qwen2")
     write_by_peft(base, tmp_path)
     tensors = load_file(tmp_path / TENSORS)
@@ -144,9 +137,7 @@ def test_tensors_that_do_not_fit_the_config_are_named(
 
 
 @pytest.mark.parametrize("base", [None, "", "/no/such/folder", "no-such-folder"])
-def test_a_base_that_is_not_here_is_named_with_the_file_that_names_it(
-    tmp_path: Path, base: str | None
-) -> None:
+def test_a_base_that_is_not_here_is_named_with_the_file_that_names_it(tmp_path, base):
     values = plain_values() | {"base_model_name_or_path": base}
     (tmp_path / "adapter_config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=r"adapter_config.json: base_model_name_or_path is"):
@@ -165,9 +156,7 @@ def test_a_base_that_is_not_here_is_named_with_the_file_that_names_it(
         ("rounding", {"format": "nvfp4", "seed": 2}),
     ],
 )
-def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(
-    tmp_path: Path, field: str, value: Any
-) -> None:
+def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(tmp_path, field, value):
     (tmp_path / "adapter_config.json").write_text(json.dumps(plain_values()))
     own = {"weight_format": "bf16", "order": None} | {field: value}
     (tmp_path / "qerl_adapter.json").write_text(json.dumps(own))
@@ -182,9 +171,7 @@ def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(
         {"target_modules": [*ALL, "lm_head"]},
     ],
 )
-def test_an_adapter_on_other_modules_is_refused_by_its_tensors(
-    make_checkpoint: Callable[..., Path], tmp_path: Path, settings: Any
-) -> None:
+def test_an_adapter_on_other_modules_is_refused_by_its_tensors(make_checkpoint, tmp_path, settings):
     base = make_checkpoint("llama")
     write_by_peft(base, tmp_path, **settings)
     with pytest.raises(CheckpointError, match=r"(lora_.*is missing|lm_head.*has no place)"):

@@ -1,23 +1,17 @@
 """NF4 in files: back bit for bit, and the same weights to bitsandbytes and to transformers."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, write_quantized
 from repro.models.files.tensor_files import CheckpointError
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from tests.repro.models.conftest import (
     edit_config,
     edit_tensors,
@@ -30,27 +24,27 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 CODES = "model.layers.0.self_attn.q_proj.weight"
 
 
-def load(folder: Path, weight_format: Any = "nf4", compute_dtype: str = "float32") -> Policy:
+def load(folder, weight_format="nf4", compute_dtype="float32"):
     return load_policy(folder, weight_format=weight_format, compute_dtype=compute_dtype)
 
 
 @pytest.fixture
-def dense(architecture: str, make_checkpoint: Callable[..., Path]) -> Path:
+def dense(architecture, make_checkpoint):
     return make_checkpoint(architecture, **SIZES)
 
 
 @pytest.fixture
-def stored(dense: Path, tmp_path: Path) -> Path:
+def stored(dense, tmp_path):
     return write_quantized(dense, tmp_path / "stored", "nf4").folder
 
 
 @pytest.fixture(scope="module")
-def qwen2(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def qwen2(make_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nf4") / "qwen2"
     return write_quantized(make_checkpoint("qwen2", **SIZES), folder, "nf4").folder
 
 
-def test_codes_and_scales_come_back_to_the_bit(dense: Path, stored: Path) -> None:
+def test_codes_and_scales_come_back_to_the_bit(dense, stored):
     require_same_weights(load(dense), load(stored))
     manifest = json.loads((stored / MANIFEST).read_text())
     said = (manifest["format"], manifest["layout"], manifest["linears"])
@@ -59,7 +53,7 @@ def test_codes_and_scales_come_back_to_the_bit(dense: Path, stored: Path) -> Non
         load(stored, "nvfp4")
 
 
-def test_bitsandbytes_reads_the_same_weights_from_the_files(stored: Path) -> None:
+def test_bitsandbytes_reads_the_same_weights_from_the_files(stored):
     functional = pytest.importorskip(
         "bitsandbytes.functional", reason="needs bitsandbytes to compare with"
     )
@@ -82,7 +76,7 @@ def test_bitsandbytes_reads_the_same_weights_from_the_files(stored: Path) -> Non
             assert torch.equal(value, own[key]), (name, key)
 
 
-def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor) -> None:
+def test_transformers_loads_it_and_says_the_same(stored, token_ids):
     pytest.importorskip("bitsandbytes", reason="transformers loads NF4 by bitsandbytes")
     stock = AutoModelForCausalLM.from_pretrained(stored, dtype=torch.bfloat16, device_map="cpu")
     stock.eval()
@@ -96,10 +90,10 @@ def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor
     assert float((one - other).abs().max()) < 0.05 * float(other.abs().max())
 
 
-def state(**fields: Any) -> Callable[[dict[str, Tensor]], None]:
+def state(**fields):
     """Return a change of these fields of the state that is stored with a projection's codes."""
 
-    def change(tensors: dict[str, Tensor]) -> None:
+    def change(tensors):
         name = f"{CODES}.quant_state.bitsandbytes__nf4"
         values = json.loads(tensors[name].numpy().tobytes()) | fields
         tensors[name] = torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
@@ -120,9 +114,7 @@ def state(**fields: Any) -> Callable[[dict[str, Tensor]], None]:
         (state(shape=[32, 128]), "shape is"),
     ],
 )
-def test_damaged_and_other_files_are_refused_by_name(
-    qwen2: Path, tmp_path: Path, spoil: Any, words: str
-) -> None:
+def test_damaged_and_other_files_are_refused_by_name(qwen2, tmp_path, spoil, words):
     shutil.copytree(qwen2, tmp_path / "broken")
     edit_tensors(tmp_path / "broken", spoil)
     with pytest.raises(CheckpointError, match=words) as caught:
@@ -139,22 +131,20 @@ def test_damaged_and_other_files_are_refused_by_name(
     ],
 )
 def test_another_kind_of_bitsandbytes_checkpoint_is_refused_by_field(
-    qwen2: Path, tmp_path: Path, change: Any, words: str
-) -> None:
+    qwen2, tmp_path, change, words
+):
     shutil.copytree(qwen2, tmp_path / "other")
     edit_config(tmp_path / "other", lambda config: config["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
         load(tmp_path / "other")
 
 
-def test_what_transformers_writes_is_read(
-    make_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_transformers_writes_is_read(make_checkpoint, tmp_path):
     functional = pytest.importorskip("bitsandbytes.functional", reason="compares with it")
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
     )
-    stock: Any = AutoModelForCausalLM.from_pretrained(
+    stock = AutoModelForCausalLM.from_pretrained(
         make_checkpoint("qwen2", **SIZES),
         dtype=torch.float16,
         quantization_config=config,

@@ -1,13 +1,9 @@
 """Quantised checkpoints: theirs in ours, ours in theirs, and every way to be broken."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from kernels import reference
 from repro.models.checkpoint import MANIFEST, verify, write_quantized
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import SUMMARY_FILE
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from tests.repro.models.conftest import (
     edit_config,
     edit_tensors,
@@ -37,26 +33,26 @@ compressors = pytest.importorskip("compressed_tensors.compressors")
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def own(**fields: Any) -> Callable[[dict[str, Any]], None]:
+def own(**fields):
     """Return a change of these fields of a quantization config."""
     return lambda config: config.update(fields)
 
 
-def group(**fields: Any) -> Callable[[dict[str, Any]], None]:
+def group(**fields):
     """Return a change of these fields of its one group."""
     return lambda config: config["config_groups"]["group_0"].update(fields)
 
 
-def weights(**fields: Any) -> Callable[[dict[str, Any]], None]:
+def weights(**fields):
     """Return a change of these fields of what that group says of weights."""
     return lambda config: config["config_groups"]["group_0"]["weights"].update(fields)
 
 
-def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
+def load(folder, weight_format="nvfp4", **more):
     return load_policy(folder, weight_format=weight_format, **more)
 
 
-def write_by_compressed_tensors(source: Path, out: Path) -> Any:
+def write_by_compressed_tensors(source, out):
     """Quantise with compressed-tensors alone and save with transformers; return the dense model."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     scheme = quantization.preset_name_to_scheme("NVFP4A16", ["Linear"])
@@ -89,19 +85,19 @@ def write_by_compressed_tensors(source: Path, out: Path) -> Any:
 
 
 @pytest.fixture
-def quantized(folder: Path, tmp_path: Path) -> Path:
+def quantized(folder, tmp_path):
     return write_quantized(folder, tmp_path / "quantized").folder
 
 
 @pytest.fixture(scope="module")
-def stored(make_checkpoint: Callable[..., Path], tmp_path_factory: Any) -> Path:
+def stored(make_checkpoint, tmp_path_factory):
     """Return a quantised Qwen2; a test that changes it copies it."""
-    folder: Path = tmp_path_factory.mktemp("stored") / "qwen2"
+    folder = tmp_path_factory.mktemp("stored") / "qwen2"
     return write_quantized(make_checkpoint("qwen2"), folder).folder
 
 
 @pytest.fixture
-def copied(stored: Path, tmp_path: Path) -> Path:
+def copied(stored, tmp_path):
     return Path(shutil.copytree(stored, tmp_path / "copied"))
 
 

@@ -1,24 +1,18 @@
 """The KL between two policies: in slices of tokens what it is row by row."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from repro.models import divergence
 from repro.models.divergence import compared
-from repro.models.policy import Policy, load_policy
-from repro.spec.arm import WeightFormat
+from repro.models.policy import load_policy
 from tests.repro.models.whole_kl import distributions, mean_kl
 
 ROWS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 PREDICTING = slice(2, -1)  # behind prompts of three tokens
 
 
-def policy(weight_format: WeightFormat = "bf16", order: int | None = None) -> Policy:
+def policy(weight_format="bf16", order=None):
     return load_policy(
         "tiny",
         weight_format=weight_format,
@@ -30,9 +24,9 @@ def policy(weight_format: WeightFormat = "bf16", order: int | None = None) -> Po
     )
 
 
-def hidden(of: Policy) -> Tensor:
+def hidden(of):
     """Return the last hidden states that predict the completions' tokens."""
-    decoder: Any = of.decoder
+    decoder = of.decoder
     with torch.no_grad():
         return torch.cat([
             decoder.model(input_ids=torch.tensor([row])).last_hidden_state[0, PREDICTING]
@@ -42,9 +36,7 @@ def hidden(of: Policy) -> Tensor:
 
 @pytest.mark.parametrize("order", [None, 7])
 @torch.no_grad()
-def test_the_kl_in_slices_is_that_of_whole_distributions(
-    order: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kl_in_slices_is_that_of_whole_distributions(order, monkeypatch):
     monkeypatch.setattr(divergence, "SLICE", 3)
     clean = policy(order=order)
     p = distributions(clean, ROWS, PREDICTING)

@@ -1,7 +1,5 @@
 """4-bit projections are packed once, at loading, and trainer and engine read the same tensors."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest
@@ -12,7 +10,6 @@ from kernels.packing import PackedWeight
 from repro.models.fused_weights import fuse_projections, fused_weight
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import take_products
-from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
@@ -25,11 +22,11 @@ FORMATS = ["nvfp4", "mxfp4", "nf4"]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-def make(weight_format: Any, device: str = "cpu") -> Policy:
+def make(weight_format, device="cpu"):
     return random_policy(SHAPE, weight_format=weight_format, lora_rank=16, seed=0, device=device)
 
 
-def layers(policy: Policy) -> dict[str, QuantizedLinear]:
+def layers(policy):
     return {
         name: cast(QuantizedLinear, base_linear(layer))
         for name, layer in adapter_layers(policy.model)
@@ -37,15 +34,13 @@ def layers(policy: Policy) -> dict[str, QuantizedLinear]:
 
 
 @pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch) -> None:
+def packing(monkeypatch):
     """Pack on the CPU, as where the device's kernels read packed weights."""
     monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_loading_packs_every_projection_and_keeps_its_values(
-    weight_format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_packs_every_projection_and_keeps_its_values(weight_format, monkeypatch):
     plain = layers(make(weight_format))
     monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
     packed = layers(make(weight_format))
@@ -58,7 +53,7 @@ def test_loading_packs_every_projection_and_keeps_its_values(
 
 @pytest.mark.usefixtures("packing")
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format: str) -> None:
+def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format):
     by_projection = layers(make(weight_format))
     group = [by_projection[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
     fused = fused_weight(group)
@@ -68,7 +63,7 @@ def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format: s
     assert fused_weight([group[1], group[0], group[2]]) is None
 
 
-def test_where_kernels_read_codes_nothing_is_packed() -> None:
+def test_where_kernels_read_codes_nothing_is_packed():
     policy = make("nvfp4")
     assert fuse_projections(policy.model, torch.bfloat16) == 0
     assert not any(isinstance(layer.weight, PackedWeight) for layer in layers(policy).values())
@@ -76,7 +71,7 @@ def test_where_kernels_read_codes_nothing_is_packed() -> None:
 
 @pytest.mark.usefixtures("packing")
 @pytest.mark.parametrize("linears", ["dequantised", "bitsandbytes"])
-def test_other_products_take_their_codes_out_of_packed_weights(linears: str) -> None:
+def test_other_products_take_their_codes_out_of_packed_weights(linears):
     if linears == "bitsandbytes":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
     policy = make("nf4")
@@ -92,7 +87,7 @@ def test_other_products_take_their_codes_out_of_packed_weights(linears: str) -> 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_a_pass_without_an_engine_is_to_the_bit_the_pass_with_one(weight_format: str) -> None:
+def test_a_pass_without_an_engine_is_to_the_bit_the_pass_with_one(weight_format):
     policy = make(weight_format, "cuda")
     ids = torch.arange(96, device="cuda").view(2, 48)
     with torch.no_grad():

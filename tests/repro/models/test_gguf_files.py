@@ -1,15 +1,10 @@
 """GGUF files, written here by gguf's own writer, against the transformers models they came from."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
 import struct
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,11 +58,11 @@ TYPES = (
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def codes_of(values: np.ndarray, kind: Any, generator: np.random.Generator) -> np.ndarray:
+def codes_of(values, kind, generator):
     """Return a matrix as a file keeps it: random codes for types that gguf cannot make."""
     if kind not in (Type.Q4_K, Type.Q6_K):
         return gguf.quantize(values, kind)
@@ -81,21 +76,19 @@ def codes_of(values: np.ndarray, kind: Any, generator: np.random.Generator) -> n
     return codes.reshape(len(values), -1)
 
 
-def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
+def pairs(rows, heads):
     """Return a projection's rows as Llama's files have them: a head's halves interleaved."""
     halves = rows.reshape(heads, 2, -1, rows.shape[1])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def tensors_of(
-    architecture: str, *, tied: bool, types: tuple[Any, ...] = TYPES
-) -> tuple[Any, dict[str, tuple[np.ndarray, Any]]]:
+def tensors_of(architecture, *, tied, types=TYPES):
     """Return a random model whose weights a file can hold exactly, and that file's tensors."""
     config_class, model_class = CLASSES[architecture]
     torch.manual_seed(3)
     model = model_class(config_class(**SIZES, tie_word_embeddings=tied)).eval()
     generator = np.random.default_rng(5)
-    tensors: dict[str, tuple[np.ndarray, Any]] = {}
+    tensors = {}
     for number, (name, parameter) in enumerate(model.named_parameters()):
         module, _, leaf = name.rpartition(".")
         part = module.split(".", 3)[3] if "layers" in module else module
@@ -114,7 +107,7 @@ def tensors_of(
     return model, tensors
 
 
-def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
+def metadata(architecture, **changes):
     """Return what a file says beside its tensors; None leaves a key out."""
     values = {
         "block_count": 2,
@@ -145,13 +138,7 @@ def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (whole | changes).items() if value is not None}
 
 
-def write(
-    path: Path,
-    architecture: str,
-    tensors: dict[str, tuple[np.ndarray, Any]],
-    named: str | None = None,
-    **changes: Any,
-) -> Path:
+def write(path, architecture, tensors, named=None, **changes):
     """Write a GGUF file by gguf's writer."""
     writer = gguf.GGUFWriter(path, named or architecture)
     for key, value in metadata(architecture, **changes).items():
@@ -174,10 +161,10 @@ def write(
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Callable[..., Path]:
+def llama(tmp_path):
     """Return a function that writes a small Llama's file with changed metadata and tensors."""
 
-    def make(tensors: dict[str, Any] | None = None, **changes: Any) -> Path:
+    def make(tensors=None, **changes):
         _, own = tensors_of("llama", tied=True, types=(Type.F16,))
         kept = {name: item for name, item in (own | (tensors or {})).items() if item is not None}
         return write(tmp_path / "model.gguf", "llama", kept, **changes)
@@ -185,7 +172,7 @@ def llama(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def refused(path: Path) -> str:
+def refused(path):
     """Return the sentence with which a file is refused; it names the file, and leaves nothing."""
     with pytest.raises(CheckpointError) as caught:
         resolve(path)
@@ -200,8 +187,8 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("turn", [0, 5])
 def test_logits_are_those_of_the_model_that_the_tensors_came_from(
-    tmp_path: Path, architecture: str, tied: bool, turn: int
-) -> None:
+    tmp_path, architecture, tied, turn
+):
     types = (*TYPES[turn:], *TYPES[:turn])
     model, tensors = tensors_of(architecture, tied=tied, types=types)
     path = write(tmp_path / "model.gguf", architecture, tensors)
@@ -220,9 +207,7 @@ def test_logits_are_those_of_the_model_that_the_tensors_came_from(
 
 
 @pytest.mark.parametrize(("coarse", "fine"), [(Type.Q4_0, Type.Q8_0), (Type.Q5_0, Type.F16)])
-def test_a_matrix_stored_twice_is_tied_to_its_finer_copy(
-    llama: Callable[..., Path], coarse: Any, fine: Any
-) -> None:
+def test_a_matrix_stored_twice_is_tied_to_its_finer_copy(llama, coarse, fine):
     values = np.random.default_rng(0).normal(0, 0.02, (len(TOKENS), 256)).astype("f4")
     stored = {kind: (gguf.quantize(values, kind), kind) for kind in (coarse, fine)}
     for first, second in ((coarse, fine), (fine, coarse)):
@@ -241,9 +226,7 @@ def test_a_matrix_stored_twice_is_tied_to_its_finer_copy(
         ("gpt-2", ["the", "Ġ123", "Ġthe"]),
     ],
 )
-def test_the_tokenizer_splits_and_merges_as_the_file_says(
-    llama: Callable[..., Path], split: str, pieces: list[str]
-) -> None:
+def test_the_tokenizer_splits_and_merges_as_the_file_says(llama, split, pieces):
     tokenizer = AutoTokenizer.from_pretrained(resolve(llama(**{"tokenizer.ggml.pre": split})))
     ids = tokenizer("the 123 the")["input_ids"]
     assert [TOKENS[at] for at in ids] == pieces
@@ -296,9 +279,7 @@ DOWN = "blk.0.ffn_down.weight"
         ({DOWN: (MATRIX + np.nan, Type.F32)}, {}, DOWN),
     ],
 )
-def test_what_a_file_holds_and_is_not_read_is_named(
-    llama: Callable[..., Path], tensors: dict[str, Any], changes: dict[str, Any], named: str
-) -> None:
+def test_what_a_file_holds_and_is_not_read_is_named(llama, tensors, changes, named):
     assert named in refused(llama(tensors, **changes))
 
 
@@ -315,9 +296,7 @@ def test_what_a_file_holds_and_is_not_read_is_named(
         ({"scaling.type": "linear"}, 1.0),
     ],
 )
-def test_rotary_angles_are_scaled_by_the_factor_with_or_without_a_type(
-    tmp_path: Path, changes: dict[str, Any], factor: float
-) -> None:
+def test_rotary_angles_are_scaled_by_the_factor_with_or_without_a_type(tmp_path, changes, factor):
     model, tensors = tensors_of("llama", tied=True, types=(Type.F16,))
     rope = {f"llama.rope.{key}": value for key, value in changes.items()}
     path = write(tmp_path / "model.gguf", "llama", tensors, **rope)
@@ -326,20 +305,18 @@ def test_rotary_angles_are_scaled_by_the_factor_with_or_without_a_type(
     torch.testing.assert_close(read.model.rotary_emb.inv_freq, expected)
 
 
-def header(*keys: bytes, tensors: bytes = b"", counts: tuple[int, int] | None = None) -> bytes:
+def header(*keys, tensors=b"", counts=None):
     """Return a GGUF file of raw key-value pairs and tensor descriptions, with 256 bytes of data."""
     counted = counts or (bool(tensors), len(keys))
     whole = b"GGUF" + struct.pack("<IQQ", 3, *counted) + b"".join(keys) + tensors
     return whole + bytes(-len(whole) % 32 + 256)
 
 
-def key(name: str, kind: int, value: bytes) -> bytes:
+def key(name, kind, value):
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
-def tensor(
-    dimensions: list[int], kind: int = 0, offset: int = 0, named: int | None = None
-) -> bytes:
+def tensor(dimensions, kind=0, offset=0, named=None):
     start = struct.pack("<Q", 1 if named is None else named) + b"t"
     sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
     return start + sizes + struct.pack("<IQ", kind, offset)
@@ -378,7 +355,7 @@ ARRAY, UINT8, STRING = 9, 0, 8
         header(tensors=tensor([8]) * 2, counts=(2, 0)),
     ],
 )
-def test_a_header_that_promises_too_much_is_refused_at_once(tmp_path: Path, content: bytes) -> None:
+def test_a_header_that_promises_too_much_is_refused_at_once(tmp_path, content):
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     started = time.monotonic()
@@ -386,7 +363,7 @@ def test_a_header_that_promises_too_much_is_refused_at_once(tmp_path: Path, cont
     assert time.monotonic() - started < 5
 
 
-def test_any_header_is_read_or_refused_in_one_sentence(llama: Callable[..., Path]) -> None:
+def test_any_header_is_read_or_refused_in_one_sentence(llama):
     path = llama()
     whole = path.read_bytes()
     _, tensors = tensors_of("llama", tied=True, types=(Type.F16,))
@@ -396,7 +373,7 @@ def test_any_header_is_read_or_refused_in_one_sentence(llama: Callable[..., Path
 
     @settings(max_examples=60, deadline=None)
     @given(place=st.integers(0, described), changed=st.binary(min_size=1, max_size=8) | words)
-    def check(place: int, changed: bytes) -> None:
+    def check(place, changed):
         path.write_bytes(whole[:place] + changed + whole[place + len(changed) :])
         said = str(path)
         with contextlib.suppress(CheckpointError):
@@ -411,9 +388,7 @@ def test_any_header_is_read_or_refused_in_one_sentence(llama: Callable[..., Path
     check()
 
 
-def test_a_file_cut_short_and_one_without_the_library_are_refused(
-    llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_cut_short_and_one_without_the_library_are_refused(llama, monkeypatch):
     path = llama()
     whole = path.read_bytes()
     for share in (0.0, 0.002, 0.5, 0.999):
@@ -425,8 +400,8 @@ def test_a_file_cut_short_and_one_without_the_library_are_refused(
 
 
 def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_taken(
-    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    llama, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = llama()
@@ -447,9 +422,7 @@ def test_a_file_pinned_by_its_bytes_is_found_wherever_it_lay_and_no_other_is_tak
         resolve(name, f"{PINNED_BYTES}{'0' * 64}")
 
 
-def test_commands_take_a_file_for_a_folder(
-    llama: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_take_a_file_for_a_folder(llama, tmp_path, capsys):
     path = llama()
     assert model_source(str(path)) == str(path)
     shape = shape_of_checkpoint(str(path))

@@ -1,15 +1,11 @@
 """The hub, against a server of its API: fetched once and whole, or refused in one sentence."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -23,14 +19,14 @@ from repro.models.checkpoint import digests_of_read, resolve
 from repro.models.files.tensor_files import CheckpointError
 from repro.spec import hub as hubs
 from repro.spec.config import DataConfig
-from tests.repro.hub_server import ANSWERS, Fault, Hub, serving
+from tests.repro.hub_server import ANSWERS, Fault, serving
 from tests.repro.qwen_checkpoint import write_small
 
 COMMITS = ("a" * 40, "b" * 40)
 
 
 @pytest.fixture(scope="module")
-def contents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def contents(tmp_path_factory):
     """Return a folder to serve: a model, one of another architecture, and sets of problems."""
     root = tmp_path_factory.mktemp("hub")
     for commit in COMMITS:
@@ -62,7 +58,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(contents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(contents, tmp_path, monkeypatch):
     """Return a server in the hub's place, with an empty cache and no waits between attempts."""
     for name in [name for name in os.environ if name.startswith("HF_") or "proxy" in name.lower()]:
         monkeypatch.delenv(name)
@@ -77,7 +73,7 @@ def hub(contents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield server
 
 
-def test_a_checkpoint_is_fetched_config_first_and_once(hub: Hub) -> None:
+def test_a_checkpoint_is_fetched_config_first_and_once(hub):
     folder = resolve("owner/model")
     config, weights = (
         next(n for n, path in enumerate(hub.asked) if part in path)
@@ -91,7 +87,7 @@ def test_a_checkpoint_is_fetched_config_first_and_once(hub: Hub) -> None:
     assert resolve("owner/model", COMMITS[0]).name == COMMITS[0]
 
 
-def test_another_architecture_is_refused_before_its_weights(hub: Hub) -> None:
+def test_another_architecture_is_refused_before_its_weights(hub):
     for attempt in ("", COMMITS[0]):
         with pytest.raises(ValueError, match="qwen3_moe"):
             resolve("owner/other", attempt)
@@ -119,9 +115,7 @@ def test_another_architecture_is_refused_before_its_weights(hub: Hub) -> None:
         ("changed", "/large/", "arrived with other bytes than the hub names"),
     ],
 )
-def test_what_the_hub_does_is_one_sentence_with_its_cause(
-    kind: str, match: str, said: str, hub: Hub
-) -> None:
+def test_what_the_hub_does_is_one_sentence_with_its_cause(kind, match, said, hub):
     hub.fault = Fault(kind=kind, match=match)
     begun = time.monotonic()
     with pytest.raises(CheckpointError, match=said) as caught:
@@ -140,24 +134,24 @@ def test_what_the_hub_does_is_one_sentence_with_its_cause(
         (json.JSONDecodeError("Expecting value", "<html>", 0), "login page or a proxy"),
     ],
 )
-def test_what_has_no_answer_of_the_hub_is_named_by_what_it_is(error: Exception, said: str) -> None:
+def test_what_has_no_answer_of_the_hub_is_named_by_what_it_is(error, said):
     assert re.search(said, hubs.reason_of(error))
     assert "\n" not in hubs.reason_of(error)
 
 
-def test_a_server_without_tls_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_tls_is_named(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address.replace("http:", "https:"))
     with pytest.raises(CheckpointError, match=r"cannot be reached .*SSL"):
         resolve("owner/model")
 
 
-def test_a_connection_that_is_cut_once_is_taken_up_again(hub: Hub) -> None:
+def test_a_connection_that_is_cut_once_is_taken_up_again(hub):
     hub.fault = Fault(kind="cut", match="/large/", times=1)
     digests_of_read(resolve("owner/model"))
 
 
 @pytest.mark.parametrize("match", ["/api/", "/resolve/", "/large/"])
-def test_a_silent_server_is_given_up(match: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_given_up(match, hub, monkeypatch):
     monkeypatch.setattr(hubs, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr("repro.models.checkpoint.SILENT_SECONDS_OF_WEIGHTS", 1.0)
     hub.fault = Fault(kind="silent", match=match)
@@ -167,7 +161,7 @@ def test_a_silent_server_is_given_up(match: str, hub: Hub, monkeypatch: pytest.M
     assert time.monotonic() - begun < 40
 
 
-def test_bytes_that_changed_in_the_cache_are_refused_at_loading(hub: Hub) -> None:
+def test_bytes_that_changed_in_the_cache_are_refused_at_loading(hub):
     folder = resolve("owner/model")
     blob = next(folder.glob("*.safetensors")).resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
@@ -177,7 +171,7 @@ def test_bytes_that_changed_in_the_cache_are_refused_at_loading(hub: Hub) -> Non
     digests_of_read(resolve("owner/model"))
 
 
-def test_an_empty_cache_offline_is_a_sentence(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_cache_offline_is_a_sentence(hub, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for load in (lambda: resolve("owner/model"), lambda: load_problems(OWN, "test")):
         with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
@@ -188,9 +182,7 @@ def test_an_empty_cache_offline_is_a_sentence(hub: Hub, monkeypatch: pytest.Monk
 OWN = DataConfig(source=source_named("owner/sums:easy"), columns="answer=gold")
 
 
-def test_a_set_of_the_hub_is_read_by_its_name_one_configuration_alone(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_of_the_hub_is_read_by_its_name_one_configuration_alone(hub, monkeypatch):
     train, test = (load_problems(OWN, split) for split in ("train", "test"))
     assert [problem.answer for problem in train] == [str(n) for n in range(8)]
     assert [problem.question for problem in test] == ["easy 8?", "easy 9?"]
@@ -202,7 +194,7 @@ def test_a_set_of_the_hub_is_read_by_its_name_one_configuration_alone(
     assert not hub.asked
 
 
-def test_a_set_without_a_card_is_read_as_its_files_are_called(hub: Hub) -> None:
+def test_a_set_without_a_card_is_read_as_its_files_are_called(hub):
     plain = DataConfig(source=source_named("owner/plain"))
     assert [len(load_problems(plain, split)) for split in ("train", "test")] == [18, 2]
     assert len(load_problems(plain, "test", alone=True)) == 20
@@ -218,13 +210,13 @@ def test_a_set_without_a_card_is_read_as_its_files_are_called(hub: Hub) -> None:
         ("owner/sums:hard", "`answer` is missing .columns found: 'prompt', 'gold', 'topic'"),
     ],
 )
-def test_a_set_of_the_hub_that_is_not_there_is_a_sentence(name: str, said: str, hub: Hub) -> None:
+def test_a_set_of_the_hub_that_is_not_there_is_a_sentence(name, said, hub):
     with pytest.raises(DataError, match=said):
         load_problems(DataConfig(source=source_named(name)), "train")
 
 
 @pytest.mark.parametrize("kind", sorted(ANSWERS))
-def test_public_sets_fail_with_the_same_causes(kind: str, hub: Hub) -> None:
+def test_public_sets_fail_with_the_same_causes(kind, hub):
     hub.fault = Fault(kind=kind, match="gsm8k")
     with pytest.raises(
         DataError, match=r"is not in the local hub cache, and the hub|and its owner"
@@ -243,12 +235,8 @@ def test_public_sets_fail_with_the_same_causes(kind: str, hub: Hub) -> None:
     ],
 )
 def test_every_command_refuses_another_architecture_before_its_weights(
-    line: list[str],
-    hub: Hub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    line, hub, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main([*line, "--revision", COMMITS[0], "--device", "cpu"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -258,9 +246,7 @@ def test_every_command_refuses_another_architecture_before_its_weights(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_revision_is_what_is_evaluated_and_recorded(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_revision_is_what_is_evaluated_and_recorded(hub, tmp_path, capsys):
     (tmp_path / "mine.csv").write_text("prompt,gold\nIs it 7 or 8?,7\n")
     asked = ["--data", str(tmp_path / "mine.csv"), "--columns", "answer=gold"]
     asked += ["--temperature", "0", "--tokens", "40", "--device", "cpu"]
@@ -277,9 +263,7 @@ OWN_RUN = ["table1", "--tier", "smoke", "--model", "owner/model", "--arms", "bf1
 OWN_RUN += ["--seeds", "1", "--steps", "1", "--set", "max_prompt_tokens=600"]
 
 
-def test_weights_that_cannot_be_fetched_stop_the_command_and_fail_no_run(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_cannot_be_fetched_stop_the_command_and_fail_no_run(hub, tmp_path, capsys):
     hub.fault = Fault(kind="cut", match="/large/")
     assert main(["run", *OWN_RUN, "--template", "boxed", "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -287,9 +271,7 @@ def test_weights_that_cannot_be_fetched_stop_the_command_and_fail_no_run(
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
 
 
-def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_asks_the_hub_for_sizes_that_it_does_not_know(hub, tmp_path, monkeypatch, capsys):
     line = ["plan", "table1", "--tier", "paper", "--model", "owner/model", "--arms", "nvfp4_lora"]
     line += ["--runs", str(tmp_path / "runs")]
     with monkeypatch.context() as offline:

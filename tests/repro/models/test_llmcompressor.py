@@ -4,10 +4,7 @@ The facts are in `llmcompressor_facts.json`, written by `llmcompressor_oracle.py
 of its own; the versions are in the file.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -20,7 +17,7 @@ from tests.repro.models.odd_checkpoints import write_odd
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
-def test_every_stored_tensor_equals_llm_compressors(architecture: str, tmp_path: Path) -> None:
+def test_every_stored_tensor_equals_llm_compressors(architecture, tmp_path):
     facts = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]
     written = write_quantized(write_odd(architecture, tmp_path / "source"), tmp_path / "out")
     tensors = load_file(written.folder / "model.safetensors")
@@ -31,7 +28,7 @@ def test_every_stored_tensor_equals_llm_compressors(architecture: str, tmp_path:
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
-def test_its_config_is_read_and_ours_says_the_same(architecture: str) -> None:
+def test_its_config_is_read_and_ours_says_the_same(architecture):
     written = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]["quantization_config"]
     assert stored_format(written, FACTS) == "nvfp4"
     ours = quantization_config("nvfp4")

@@ -1,9 +1,6 @@
 """The memory plan against published parameter counts, the paper's sizes, and real tensors."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -48,7 +45,7 @@ SMALL = DecoderShape(
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
+def test_a_shape_has_the_published_number_of_parameters(name):
     assert SHAPES[name].parameters() == PARAMETERS[name]
 
 
@@ -59,7 +56,7 @@ def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
         ("bf16", {"7b": 15.2, "14b": 29.6}),
     ],
 )
-def test_sizes_are_the_papers(weight_format: Any, printed: dict[str, float]) -> None:
+def test_sizes_are_the_papers(weight_format, printed):
     # 14B comes to 10.55, printed as 10.6.
     for name, size in printed.items():
         found = checkpoint_bytes(SHAPES[name], weight_format) / 1e9
@@ -67,8 +64,8 @@ def test_sizes_are_the_papers(weight_format: Any, printed: dict[str, float]) -> 
 
 
 @pytest.mark.parametrize("weight_format", sorted(FORMATS))
-def test_weights_take_the_bytes_of_real_ones(weight_format: str) -> None:
-    step = StepShape(shape=SMALL, weight_format=weight_format)  # type: ignore[arg-type]
+def test_weights_take_the_bytes_of_real_ones(weight_format):
+    step = StepShape(shape=SMALL, weight_format=weight_format)
     packed, stored = 0, 0
     for rows, columns in SMALL.projections().values():
         weight = quantize(torch.randn(rows, columns), weight_format)
@@ -76,18 +73,18 @@ def test_weights_take_the_bytes_of_real_ones(weight_format: str) -> None:
         stored += weight.codes.nbytes + weight.block_scales.nbytes
     assert weight_bytes(step) == SMALL.layers * packed
     other = SMALL.embedding_parameters(count_tied_twice=True) + SMALL.small_parameters()
-    in_checkpoint = checkpoint_bytes(SMALL, weight_format) - 2 * other  # type: ignore[arg-type]
+    in_checkpoint = checkpoint_bytes(SMALL, weight_format) - 2 * other
     assert in_checkpoint == SMALL.layers * stored
 
 
-def test_rows_share_the_blocks_before_their_prompts_last_token() -> None:
+def test_rows_share_the_blocks_before_their_prompts_last_token():
     even = StepShape(shape=SMALL, prompt_tokens=64, completion_tokens=64, slots=8)
     odd = dataclasses.replace(even, prompt_tokens=65)
     assert even.cache_blocks == 2 + 8 * (4 - 1) + 1
     assert odd.cache_blocks == 3 + 8 * (5 - 2) + 1
 
 
-def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:
+def test_the_most_slots_that_fit_leave_no_room_for_one_more():
     budget = 80 * 10**9
     step = fit_slots(StepShape(shape=SHAPES["32b"], prompts=16, group=8), budget)
     assert 8 < step.slots < 128
@@ -98,7 +95,7 @@ def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:
     assert fit_slots(whole, 2 * budget).kept_blocks == step.shape.layers
 
 
-def test_the_update_takes_what_the_budget_leaves_and_keeps_one_row() -> None:
+def test_the_update_takes_what_the_budget_leaves_and_keeps_one_row():
     step = StepShape(shape=SHAPES["32b"], prompts=1, group=8)
     small = fit_update(step, 10**9)
     assert (small.micro_tokens, small.kept_blocks) == (step.row_tokens, 0)

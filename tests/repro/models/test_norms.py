@@ -1,7 +1,5 @@
 """PerturbableRMSNorm is transformers' norm when off; the paper's Eq. 10 is in rl/test_noise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM

@@ -1,13 +1,8 @@
 """Checkpoint folders that say two things, or something in the wrong type: one sentence each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +17,10 @@ from tests.repro.models.conftest import edit_config
 
 
 @pytest.fixture
-def copied(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+def copied(make_checkpoint, tmp_path):
     """Return a function that copies a checkpoint of an architecture and changes its config."""
 
-    def copy(architecture: str = "qwen2", **fields: Any) -> Path:
+    def copy(architecture="qwen2", **fields):
         folder = tmp_path / "checkpoint"
         shutil.copytree(make_checkpoint(architecture), folder)
         edit_config(folder, lambda values: values.update(fields))
@@ -34,7 +29,7 @@ def copied(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[...
     return copy
 
 
-def refused(folder: Path) -> str:
+def refused(folder):
     """Return the one sentence with which loading and quantising both refuse a folder."""
     with pytest.raises(ValueError, match=r".") as caught:
         load_policy(folder, weight_format="bf16")
@@ -75,15 +70,13 @@ def refused(folder: Path) -> str:
         ("model_type", ["qwen2"], "model_type is"),
     ],
 )
-def test_a_field_of_the_wrong_type_is_named(
-    copied: Callable[..., Path], field: str, value: Any, sentence: str
-) -> None:
+def test_a_field_of_the_wrong_type_is_named(copied, field, value, sentence):
     said = refused(copied(**{field: value}))
     assert "config.json: " in said
     assert sentence in said
 
 
-def test_sizes_whose_product_torch_cannot_hold_are_refused(copied: Callable[..., Path]) -> None:
+def test_sizes_whose_product_torch_cannot_hold_are_refused(copied):
     sizes = {"hidden_size": 2**27, "num_attention_heads": 2**20, "num_key_value_heads": 1}
     assert "head_dim is 1099511627776; needed" in refused(copied(head_dim=2**40, **sizes))
 
@@ -92,7 +85,7 @@ def test_sizes_whose_product_torch_cannot_hold_are_refused(copied: Callable[...,
     "text",
     [None, "", "{", "[]", "{}", '{"hidden_size": 3}', "[" * 100_000, '{"a":' * 100_000, "\x00"],
 )
-def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str | None) -> None:
+def test_a_config_that_is_none_is_refused(copied, text):
     folder = copied()
     (folder / "config.json").unlink()
     if text is not None:
@@ -104,9 +97,7 @@ def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str
     ("field", "value"),
     [("_attn_implementation", "flash_attention_3"), ("attn_implementation", "fast")],
 )
-def test_what_transformers_does_not_read_back_is_a_sentence(
-    copied: Callable[..., Path], capsys: pytest.CaptureFixture[str], field: str, value: str
-) -> None:
+def test_what_transformers_does_not_read_back_is_a_sentence(copied, capsys, field, value):
     folder = copied(**{field: value})
     out = folder.with_name("out")
     assert main(["quantize", str(folder), str(out)]) == USAGE
@@ -115,13 +106,13 @@ def test_what_transformers_does_not_read_back_is_a_sentence(
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-def test_a_deeply_nested_header_is_corrupt(copied: Callable[..., Path], opening: bytes) -> None:
+def test_a_deeply_nested_header_is_corrupt(copied, opening):
     folder, header = copied(), opening * 200_000
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     assert "model.safetensors is not safetensors" in refused(folder)
 
 
-def test_a_model_and_an_adapter_in_one_folder_are_refused(copied: Callable[..., Path]) -> None:
+def test_a_model_and_an_adapter_in_one_folder_are_refused(copied):
     folder = copied()
     (folder / "adapter_config.json").write_text("{}")
     assert "adapter_config.json beside a model" in refused(folder)
@@ -129,9 +120,7 @@ def test_a_model_and_an_adapter_in_one_folder_are_refused(copied: Callable[..., 
     assert "it is an adapter's (adapter_config.json)" in refused(folder)
 
 
-def test_the_index_of_an_earlier_save_does_not_hide_the_single_file(
-    copied: Callable[..., Path],
-) -> None:
+def test_the_index_of_an_earlier_save_does_not_hide_the_single_file(copied):
     folder = copied()
     index = {"weight_map": {"model.norm.weight": "model-00006-of-00007.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -144,9 +133,7 @@ def test_the_index_of_an_earlier_save_does_not_hide_the_single_file(
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
-def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
-    copied: Callable[..., Path], weight_format: Any
-) -> None:
+def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(copied, weight_format):
     folder = copied()
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -163,9 +150,7 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_tied_matrix_may_be_stored_as_the_head_alone(
-    copied: Callable[..., Path], said: bool
-) -> None:
+def test_a_tied_matrix_may_be_stored_as_the_head_alone(copied, said):
     folder = copied()
     path = folder / "model.safetensors"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -184,7 +169,7 @@ def test_a_tied_matrix_may_be_stored_as_the_head_alone(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
 
 
-def test_of_tensors_that_share_memory_each_is_read_by_its_name(copied: Callable[..., Path]) -> None:
+def test_of_tensors_that_share_memory_each_is_read_by_its_name(copied):
     folder = copied(tie_word_embeddings=False)
     path = folder / "model.safetensors"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -210,9 +195,7 @@ def test_of_tensors_that_share_memory_each_is_read_by_its_name(copied: Callable[
         ("special_tokens_map.json", "{", "the tokenizer cannot be used"),
     ],
 )
-def test_a_tokenizer_that_is_none_is_refused_by_its_file(
-    tmp_path: Path, name: str, text: str | None, sentence: str
-) -> None:
+def test_a_tokenizer_that_is_none_is_refused_by_its_file(tmp_path, name, text, sentence):
     for own in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY_FOLDER / own, tmp_path)
     if text is None:
@@ -228,8 +211,8 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_file(
 
 @pytest.mark.parametrize(("special", "is_pad"), [(False, False), (True, False), (True, True)])
 def test_a_token_beyond_the_embedding_is_refused_but_that_of_padding(
-    tmp_path: Path, special: bool, is_pad: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, special, is_pad, capsys
+):
     folder = tmp_path / "checkpoint"
     shutil.copytree(TINY_FOLDER, folder)
     values = json.loads((folder / "tokenizer.json").read_text())

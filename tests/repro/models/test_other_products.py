@@ -1,9 +1,5 @@
 """Other products multiply by the same weights, with the same gradients, their own way."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +7,6 @@ from kernels import reference
 from repro.models import other_products
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.other_products import missing_library, take_products
-from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from tests.repro.architectures import qwen2_shape
@@ -19,14 +14,14 @@ from tests.repro.architectures import qwen2_shape
 SHAPE = qwen2_shape(64)
 
 
-def make(weight_format: Any) -> Policy:
+def make(weight_format):
     return random_policy(
         SHAPE, weight_format=weight_format, lora_rank=16, compute_dtype="float32", seed=0,
         device="cpu",
     )  # fmt: skip
 
 
-def logits_and_gradients(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def logits_and_gradients(policy):
     ids = torch.arange(24).view(2, 12)
     logits = policy.model(ids).logits
     logits.square().mean().backward()
@@ -40,7 +35,7 @@ def logits_and_gradients(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.
     ("linears", "weight_format"),
     [("dequantised", "nvfp4"), ("dequantised", "mxfp4"), ("bitsandbytes", "nf4")],
 )
-def test_logits_and_gradients_are_those_of_the_kernels(linears: str, weight_format: str) -> None:
+def test_logits_and_gradients_are_those_of_the_kernels(linears, weight_format):
     if linears == "bitsandbytes":
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
     expected, gradients = logits_and_gradients(make(weight_format))
@@ -60,7 +55,7 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears: str, weight_form
         assert base.product.rollouts_too
 
 
-def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch):
     assert take_products(make("nvfp4").model, "kernels", torch.float32) == 0
     with pytest.raises(ValueError, match="no 4-bit projection"):
         take_products(make("bf16").model, "dequantised", torch.float32)
@@ -70,7 +65,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="product of its own"):
         layer.give_up_codes()
 
-    def absent(name: str) -> Any:
+    def absent(name):
         raise ImportError(name)
 
     monkeypatch.setattr(other_products.importlib, "import_module", absent)
@@ -80,7 +75,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch: pytest.Monk
         take_products(make("nf4").model, "bitsandbytes", torch.float32)
 
 
-def test_a_fully_trained_random_policy_has_float32_masters_under_autocast() -> None:
+def test_a_fully_trained_random_policy_has_float32_masters_under_autocast():
     policy = random_policy(
         SHAPE, weight_format="bf16", lora_rank=0, seed=0, device="cpu", full=True
     )

@@ -1,10 +1,5 @@
 """Doses of rounding, and other draws of it: the function stays, the errors are others."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,25 +7,18 @@ from transformers import AutoModelForCausalLM
 from repro.models.files.tensor_files import TensorFolder
 from repro.models.loading import read_description
 from repro.models.permuted_source import PermutedSource
-from repro.models.policy import Policy, load_policy
-from repro.spec.arm import PlantedRounding, WeightFormat
+from repro.models.policy import load_policy
+from repro.spec.arm import PlantedRounding
 from tests.repro.models.whole_kl import distributions, mean_kl
 
 PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 
 
-def policy(
-    weight_format: WeightFormat = "bf16",
-    order: int | None = None,
-    rounding: PlantedRounding | None = None,
-    checkpoint: str | Path = "tiny",
-) -> Policy:
+def policy(weight_format="bf16", order=None, rounding=None, checkpoint="tiny"):
     return load_policy(checkpoint, weight_format=weight_format, order=order, rounding=rounding)
 
 
-def test_another_order_of_channels_is_the_same_function(
-    architecture: str, make_checkpoint: Callable[..., Path]
-) -> None:
+def test_another_order_of_channels_is_the_same_function(architecture, make_checkpoint):
     # All that a decoder may have: biases everywhere, norms on heads, a head of its own.
     more = {"mlp_bias": True} if architecture == "llama" else {}
     folder = make_checkpoint(architecture, **more)
@@ -54,11 +42,11 @@ def test_another_order_of_channels_is_the_same_function(
         assert same == unchanged
 
 
-def predictions(of: Policy) -> torch.Tensor:
+def predictions(of):
     return distributions(of, PROMPTS)
 
 
-def test_another_order_is_another_draw_of_the_rounding() -> None:
+def test_another_order_is_another_draw_of_the_rounding():
     clean, permuted = predictions(policy()), predictions(policy(order=1))
     assert mean_kl(clean, permuted) < 1e-6
     stored, first, again, second = (
@@ -70,7 +58,7 @@ def test_another_order_is_another_draw_of_the_rounding() -> None:
     assert max(kls) < 10 * min(kls)
 
 
-def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
+def test_once_a_format_s_error_is_the_format_and_more_is_further_away():
     clean, rounded = predictions(policy()), predictions(policy("nvfp4"))
     planted = [
         predictions(policy(rounding=PlantedRounding(format="nvfp4", factor=factor)))
@@ -82,7 +70,7 @@ def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
     assert mean_kl(rounded, planted[0]) < 0.02 * kls[0]
 
 
-def test_a_policy_says_its_rounding_and_order_and_what_cannot_be_rounded_is_named() -> None:
+def test_a_policy_says_its_rounding_and_order_and_what_cannot_be_rounded_is_named():
     rounded = policy(order=5, rounding=PlantedRounding(format="nvfp4", factor=2)).facts
     assert rounded["order"] == 5
     assert rounded["rounding"]["projections"] == rounded["linears"]["bf16"] == 28
@@ -91,4 +79,4 @@ def test_a_policy_says_its_rounding_and_order_and_what_cannot_be_rounded_is_name
     with pytest.raises(ValueError, match=r"rounding\.factor is 0"):
         PlantedRounding(format="nvfp4", factor=0)
     with pytest.raises(ValueError, match=r"rounding\.format"):
-        PlantedRounding(format="int5")  # type: ignore[arg-type]
+        PlantedRounding(format="int5")

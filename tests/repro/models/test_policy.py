@@ -1,22 +1,19 @@
 """Loading a policy: what is quantised, what is trainable, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import load_policy, trainable_parameters
 from tests.repro.models.conftest import edit_config
 
 FORMATS = ("nvfp4", "mxfp4", "nf4")
 
 
-def load(folder: Any, weight_format: Any = "nvfp4", training: Any = "none", **more: Any) -> Policy:
+def load(folder, weight_format="nvfp4", training="none", **more):
     arguments = {"lora_rank": 4, "lora_alpha": 4.0, "seed": 0} | more
     return load_policy(folder, weight_format=weight_format, training=training, **arguments)
 
@@ -119,7 +116,7 @@ def test_full_training_reaches_every_parameter_in_float32(folder, token_ids, com
 
 def test_casting_the_model_leaves_codes_and_scales_alone(folder):
     policy = load(folder)
-    linear: Any = policy.decoder.get_submodule("model.layers.0.mlp.up_proj")
+    linear = policy.decoder.get_submodule("model.layers.0.mlp.up_proj")
     before = {name: tensor.clone() for name, tensor in linear.weight.tensors().items()}
     policy.model.to(torch.float16).half()
     for name, tensor in linear.weight.tensors().items():

@@ -1,16 +1,12 @@
 """The same policy on a GPU: same codes, same start of the adapter, the CPU's logits up to dtype."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from repro.models.checkpoint import write_quantized
 from repro.models.lora import adapter_layers, effective_weight
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import load_policy, trainable_parameters
 from tests.repro.models.conftest import require_same_weights
 
 pytestmark = [
@@ -19,7 +15,7 @@ pytestmark = [
 ]
 
 
-def load(folder: Any, weight_format: Any, **more: Any) -> Policy:
+def load(folder, weight_format, **more):
     arguments = {"training": "lora", "lora_rank": 8, "lora_alpha": 16.0, "seed": 0} | more
     return load_policy(folder, weight_format=weight_format, **arguments)
 

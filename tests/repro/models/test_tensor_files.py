@@ -1,7 +1,5 @@
 """safetensors written here are read by the safetensors library, and broken ones are named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -19,7 +17,7 @@ from repro.models.files.tensor_files import (
 )
 
 
-def example_tensors() -> dict[str, torch.Tensor]:
+def example_tensors():
     generator = torch.Generator().manual_seed(0)
     raw = {
         "a.codes": torch.randint(0, 256, (5, 7), generator=generator).to(torch.uint8),
@@ -33,7 +31,7 @@ def example_tensors() -> dict[str, torch.Tensor]:
     return raw
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
 
 

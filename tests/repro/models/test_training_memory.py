@@ -1,14 +1,11 @@
 """What a training run takes of its device: micro-batches that fill it, and a peak within it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
-from repro.models.memory_plan import TrainingMemory, training_memory
+from repro.models.memory_plan import training_memory
 from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -16,13 +13,13 @@ from repro.targets import find
 H100, CARD = 85_000_000_000, 24 * 2**30
 
 
-def of(target: str, tier: Tier, arm: str = "nvfp4_lora") -> TrainingMemory:
+def of(target, tier, arm="nvfp4_lora"):
     memory = training_memory(find(target).arm(arm), find(target).scales[tier])
     assert memory is not None
     return memory
 
 
-def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds() -> None:
+def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds():
     memory = of("table1", Tier.PAPER)
     row = memory.step.row_tokens
     fitting = memory.fitting(H100)
@@ -44,14 +41,12 @@ def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds()
         ("table1_1_5b", Tier.MINI, CARD),
     ],
 )
-def test_the_planned_peak_lies_within_the_device(
-    target: str, tier: Tier, device: int, arm: str
-) -> None:
+def test_the_planned_peak_lies_within_the_device(target, tier, device, arm):
     memory = of(target, tier, arm)
     assert memory.least < memory.peak(device) <= 0.95 * device
 
 
-def test_full_training_leaves_less_for_micro_batches() -> None:
+def test_full_training_leaves_less_for_micro_batches():
     lora, full = (of("table1", Tier.PAPER, arm) for arm in ("bf16_lora", "bf16_full"))
     assert full.step.full_over == 1
     device = int(1.05 * full.least / 0.95)
@@ -59,9 +54,7 @@ def test_full_training_leaves_less_for_micro_batches() -> None:
     assert full.fitting(device).kept_blocks == 0
 
 
-def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(tmp_path):
     target = find("table1_0_5b")
     arm, scale = target.arm("nvfp4_lora"), target.scales[Tier.MINI]
     shape = SHAPES["0.5b"]

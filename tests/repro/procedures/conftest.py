@@ -1,9 +1,6 @@
 """A brief run of the tiny policy with every measurement that a scale may ask for."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 from repro.spec.config import (
     DataConfig,
@@ -11,7 +8,6 @@ from repro.spec.config import (
     LearningRates,
     OptimizerConfig,
     ProblemSet,
-    RunConfig,
     SamplingConfig,
     TrainScale,
 )
@@ -45,9 +41,9 @@ SCALE = TrainScale(
 )
 
 
-def make_run(seed: int, procedure: str = "train", **arm: Any) -> RunConfig:
+def make_run(seed, procedure="train", **arm):
     return small_run(SCALE, seed=seed, procedure=procedure, **arm)
 
 
-def silent(text: str, values: dict[str, float]) -> None:
+def silent(text, values):
     """Tell nobody."""

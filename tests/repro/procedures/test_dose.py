@@ -1,21 +1,15 @@
 """The dose before training: against one clean policy, on the same and on own completions."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from repro.data.load import load_problems
-from repro.evidence.procedure import Measured
 from repro.models.policy import load_policy
 from repro.procedures import dose as module
 from repro.run.carry_out import procedure_named
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -25,7 +19,7 @@ from tests.repro.models.whole_kl import distributions, mean_kl
 PROMPTS, GROUP = 5, 4
 
 
-def run_of(arm: str, seed: int = 0, **changes: Any) -> RunConfig:
+def run_of(arm, seed=0, **changes):
     (run,) = plan(find("dose_coder_0_5b"), Tier.MINI, [seed], [arm])
     scale = dataclasses.replace(
         SMOKE,
@@ -39,7 +33,7 @@ def run_of(arm: str, seed: int = 0, **changes: Any) -> RunConfig:
     return dataclasses.replace(run, tier="smoke", scale=scale)
 
 
-def measured(arm: str, tmp_path: Path, seed: int = 0) -> Measured:
+def measured(arm, tmp_path, seed=0):
     return procedure_named("dose")(
         run_of(arm, seed),
         folder=tmp_path,
@@ -49,13 +43,13 @@ def measured(arm: str, tmp_path: Path, seed: int = 0) -> Measured:
     )
 
 
-def value(result: Measured, name: str) -> float:
+def value(result, name):
     found = result.metrics[name].value
     assert found is not None
     return found
 
 
-def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones(tmp_path: Path) -> None:
+def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones(tmp_path):
     clean = measured("bf16_lora", tmp_path)
     assert value(clean, "kl_completions") == pytest.approx(0, abs=1e-9)
     assert value(clean, "entropy_own") == pytest.approx(value(clean, "entropy_forced"), rel=1e-6)
@@ -70,7 +64,7 @@ def test_the_clean_policy_is_no_dose_and_its_own_tokens_are_the_common_ones(tmp_
     }
 
 
-def test_the_dose_grows_with_the_error_and_differs_by_draw(tmp_path: Path) -> None:
+def test_the_dose_grows_with_the_error_and_differs_by_draw(tmp_path):
     kl = {
         arm: value(measured(arm, tmp_path), "kl_completions")
         for arm in ("nvfp4_half", "nvfp4_lora", "nvfp4_x2", "nvfp4_lora_aqn", "nvfp4_lora_aqn_x5")
@@ -81,7 +75,7 @@ def test_the_dose_grows_with_the_error_and_differs_by_draw(tmp_path: Path) -> No
     assert value(measured("nvfp4_lora", tmp_path, seed=1), "kl_completions") != kl["nvfp4_lora"]
 
 
-def test_a_warmer_policy_has_more_entropy_in_its_own_distribution(tmp_path: Path) -> None:
+def test_a_warmer_policy_has_more_entropy_in_its_own_distribution(tmp_path):
     cold, clean, warm = (
         value(measured(arm, tmp_path), "entropy_forced")
         for arm in ("bf16_t90", "bf16_lora", "bf16_t120")
@@ -89,7 +83,7 @@ def test_a_warmer_policy_has_more_entropy_in_its_own_distribution(tmp_path: Path
     assert cold < clean < warm
 
 
-def test_the_kl_is_that_of_whole_distributions(tmp_path: Path) -> None:
+def test_the_kl_is_that_of_whole_distributions(tmp_path):
     run = run_of("nvfp4_lora")
     measured("nvfp4_lora", tmp_path)
     common = module._common(module._untreated(run))
@@ -109,7 +103,7 @@ def test_the_kl_is_that_of_whole_distributions(tmp_path: Path) -> None:
     assert kls == pytest.approx(own, rel=1e-3)
 
 
-def test_only_finished_rows_count_where_they_alone_are_asked_for() -> None:
+def test_only_finished_rows_count_where_they_alone_are_asked_for():
     rows = module._common(module._untreated(run_of("bf16_lora"))).sampled.parts[0]
     values = torch.arange(float(rows.mask.sum()))
     ended = dataclasses.replace(rows, truncated=torch.zeros_like(rows.truncated))
@@ -120,6 +114,6 @@ def test_only_finished_rows_count_where_they_alone_are_asked_for() -> None:
     assert module._by_prompt(rows, values)[0] == pytest.approx(float(first.mean()))
 
 
-def test_a_prompt_without_the_value_is_left_out_and_none_at_all_is_no_number() -> None:
+def test_a_prompt_without_the_value_is_left_out_and_none_at_all_is_no_number():
     assert module._mean([1.0, math.nan, 3.0], "nats").value == 2.0
     assert module._mean([math.nan], "nats").value is None

@@ -1,32 +1,26 @@
 """Pre-training: a function of recipe and seed, and a whole checkpoint with its measures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerFast
 
 from repro.__main__ import main
 from repro.data.tiny_corpus import iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evidence.environment import capture_environment
-from repro.evidence.procedure import Measured, Stopped
+from repro.evidence.procedure import Stopped
 from repro.evidence.record import read_record
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_policy
 from repro.procedures import pretrain
 from repro.procedures.pretrain import Recipe, batches_of, mean_loss, new_model, train
 from repro.run.carry_out import keep, procedure_named
-from repro.spec.config import RunConfig, derive_seed
+from repro.spec.config import derive_seed
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -44,17 +38,17 @@ SMALL = Recipe(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return build_tokenizer(SMALL.corpus.generator)
 
 
-def small_run() -> RunConfig:
+def small_run():
     (run,) = plan(find("pretrain_tiny"), Tier.SMOKE)
     return dataclasses.replace(run, scale=dataclasses.replace(run.scale, threads=1))
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Measured, Path]]:
+def small(tmp_path_factory):
     """Carry out the run by a small recipe; yield its result and its policy."""
     folder = tmp_path_factory.mktemp("small")
     with pytest.MonkeyPatch.context() as patch:
@@ -70,8 +64,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Measured, 
 
 
 def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_reports(
-    small: tuple[Measured, Path], tmp_path: Path
-) -> None:
+    small, tmp_path
+):
     measured, folder = small
     stored = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
@@ -88,15 +82,13 @@ def test_a_run_leaves_a_checkpoint_that_loads_and_a_record_of_what_its_target_re
     assert summary["loss"] == record.series["loss"]
 
 
-def trained(tokenizer: PreTrainedTokenizerFast, seed: int, recipe: Recipe = SMALL) -> Any:
+def trained(tokenizer, seed, recipe=SMALL):
     model = new_model(recipe, tokenizer, seed)
     losses, _ = train(model, tokenizer, recipe, seed, lambda *at: None, lambda: False)
     return losses, model.state_dict()
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_gives_others(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_gives_others(tokenizer):
     first = trained(tokenizer, 3)
     torch.manual_seed(99)
     again, other = trained(tokenizer, 3), trained(tokenizer, 4)
@@ -104,18 +96,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(
     assert all(torch.equal(value, again[1][name]) for name, value in first[1].items())
 
 
-def test_the_loss_falls_and_one_that_is_not_finite_ends_the_run(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_the_loss_falls_and_one_that_is_not_finite_ends_the_run(tokenizer):
     losses, _ = trained(tokenizer, 0, dataclasses.replace(SMALL, steps=60))
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
     with pytest.raises(FloatingPointError, match="step 1 is nan"):
         trained(tokenizer, 0, dataclasses.replace(SMALL, learning_rate=float("nan")))
 
 
-def test_a_run_that_is_stopped_leaves_no_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_leaves_no_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "RECIPE", SMALL)
     with pytest.raises(Stopped):
         pretrain.pretrain_policy(
@@ -128,10 +116,8 @@ def test_a_run_that_is_stopped_leaves_no_policy(
     assert not list(tmp_path.iterdir())
 
 
-def test_every_document_is_in_a_batch_once_whole_and_with_its_end(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    seen: list[str] = []
+def test_every_document_is_in_a_batch_once_whole_and_with_its_end(tokenizer):
+    seen = []
     for batch in batches_of(SMALL, tokenizer, 7):
         assert len(batch) * max(map(len, batch)) <= SMALL.tokens_per_batch
         assert {row.index(tokenizer.eos_token_id) - len(row) for row in batch} == {-1}
@@ -142,7 +128,7 @@ def test_every_document_is_in_a_batch_once_whole_and_with_its_end(
     assert sorted(seen) == sorted(d.prompt + d.completion for d in documents)
 
 
-def test_padding_has_neither_loss_nor_influence(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_padding_has_neither_loss_nor_influence(tokenizer):
     model = new_model(SMALL, tokenizer, 0)
     rows = [[9, 30, 270, 271, 40, 1], [50, 60, 1]]
     total = torch.zeros(())
@@ -152,14 +138,14 @@ def test_padding_has_neither_loss_nor_influence(tokenizer: PreTrainedTokenizerFa
     torch.testing.assert_close(mean_loss(model, rows), total / (5 + 2))
 
 
-def test_the_packaged_policy_is_of_this_recipe() -> None:
+def test_the_packaged_policy_is_of_this_recipe():
     stated = json.loads((TINY_FOLDER / "pretraining.json").read_text())["config"]
     ours = json.loads(json.dumps(dataclasses.asdict(Recipe())))
     assert {name: stated[name] for name in ours} == ours
 
 
 @pytest.mark.nightly
-def test_the_packaged_policy_solves_some_problems_greedily(tmp_path: Path) -> None:
+def test_the_packaged_policy_solves_some_problems_greedily(tmp_path):
     line = ["evaluate", "tiny", "--template", "tiny", "--data", "generated", "--limit", "200"]
     out = tmp_path / "record.json"
     assert main([*line, "--temperature", "0", "--tokens", "64", "--out", str(out)]) == 0

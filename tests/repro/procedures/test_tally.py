@@ -1,16 +1,12 @@
 """Receipts of a run that was stopped are those of the whole run, not of its last start."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from repro.data.problem import digest_of_problems
-from repro.evidence.procedure import Measured, Stopped
+from repro.evidence.procedure import Stopped
 from repro.models.checkpoint import (
     TINY_FOLDER,
     checkpoint_inputs,
@@ -21,22 +17,19 @@ from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_run import ProblemSets
 from repro.procedures.train import train_and_evaluate
-from repro.spec.config import RunConfig
 from tests.repro.procedures.conftest import SCALE, make_run, silent
 
 RUN = dataclasses.replace(make_run(0), scale=dataclasses.replace(SCALE, test_sets=()))
 
 
-def start(run: RunConfig, folder: Path, stops: Sequence[bool] = ()) -> Measured:
+def start(run, folder, stops=()):
     answers = iter([*stops, *[False] * 100])
     return train_and_evaluate(
         run, folder=folder, progress=silent, should_stop=lambda: next(answers), threads=1
     )
 
 
-def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(tmp_path, monkeypatch):
     whole = start(RUN, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(module, "peak_bytes", lambda: 2**50)
@@ -63,8 +56,8 @@ def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
     ],
 )
 def test_a_run_goes_on_with_the_same_files_and_problems_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: bytes, new: bytes
-) -> None:
+    tmp_path, monkeypatch, name, old, new
+):
     checkpoint = tmp_path / "policy"
     shutil.copytree(TINY_FOLDER, checkpoint)
     scale = dataclasses.replace(SCALE, checkpoint=str(checkpoint), test_sets=())
@@ -86,7 +79,7 @@ def test_a_run_goes_on_with_the_same_files_and_problems_alone(
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
-def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
+def test_a_record_names_the_files_that_were_read(tmp_path):
     policy = load_policy("tiny", weight_format="bf16")
     files = policy.facts["checkpoint_files"]
     assert sorted(files) == [

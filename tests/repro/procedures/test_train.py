@@ -1,12 +1,8 @@
 """One run: how its policy is made ready to train, what it reads, and what its record shows."""
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -33,8 +29,8 @@ H100_BYTES = 85_000_000_000
     ("tier", "device"), [(Tier.PAPER, "cuda"), (Tier.PAPER, "cpu"), (Tier.SMOKE, "cuda")]
 )
 def test_a_published_model_trains_on_a_device_in_the_micro_batches_that_its_plan_chose(
-    tier: Tier, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tier, device, monkeypatch
+):
     properties = SimpleNamespace(total_memory=H100_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     (run,) = plan(find("table1"), tier, 1, ["nvfp4_lora"])
@@ -63,9 +59,7 @@ def test_a_published_model_trains_on_a_device_in_the_micro_batches_that_its_plan
     ],
     ids=["untrained", "noise", "full", "planted"],
 )
-def test_the_record_of_a_run_shows_that_nothing_was_skipped(
-    tmp_path: Path, arm: dict[str, Any]
-) -> None:
+def test_the_record_of_a_run_shows_that_nothing_was_skipped(tmp_path, arm):
     trains = arm.get("training") != "none"
     run = make_run(1, "train" if trains else "evaluate", **arm)
     procedure = train_and_evaluate if trains else evaluate_untrained
@@ -79,11 +73,11 @@ def test_the_record_of_a_run_shows_that_nothing_was_skipped(
     assert record.value("accuracy_small") is not None
 
 
-def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(tmp_path: Path) -> None:
-    told: list[float | None] = []
+def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(tmp_path):
+    told = []
     answers = iter([False, False, True])
 
-    def progress(text: str, values: dict[str, float]) -> None:
+    def progress(text, values):
         told.append(values.get("percent"))
 
     run = make_run(1, "evaluate", training="none", weight_format="nf4")
@@ -94,7 +88,7 @@ def test_an_evaluation_tells_how_far_it_is_and_stops_between_its_parts(tmp_path:
     assert told == [None, 0.0, 100.0]
 
 
-def test_only_what_is_trained_has_problems_to_train_on() -> None:
+def test_only_what_is_trained_has_problems_to_train_on():
     trained, asked = (ProblemSets.of(SCALE, trains=trains) for trains in (True, False))
     assert (len(trained.train), len(trained.development)) == (40, 4)
     assert (asked.train, asked.development) == ([], [])
@@ -103,7 +97,7 @@ def test_only_what_is_trained_has_problems_to_train_on() -> None:
     assert over_sets.test == over_sets.further["small"]
 
 
-def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path: Path) -> None:
+def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
     (run,) = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])
     scale = run.scale
     small = dataclasses.replace(
@@ -145,7 +139,7 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path: Path) ->
     ("steps", "message"),
     [((2, 2), "must rise"), ((0,), "must be 1 or more"), ((3,), "the run has 3")],
 )
-def test_tests_along_a_run_lie_within_it_and_rise(steps: tuple[int, ...], message: str) -> None:
+def test_tests_along_a_run_lie_within_it_and_rise(steps, message):
     scale = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0].scale
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(
@@ -153,7 +147,7 @@ def test_tests_along_a_run_lie_within_it_and_rise(steps: tuple[int, ...], messag
         )
 
 
-def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_path: Path) -> None:
+def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_path):
     arms = {}
     for name in ("bf16_lora", "bf16"):
         (run,) = plan(find("table1"), Tier.SMOKE, 1, [name])

@@ -1,18 +1,13 @@
 """`compare`, `check` without records and `regress`, by their exit status."""
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.record import Record
 from repro.judge.blessing import bless
 from repro.judge.gathering import gather
 from repro.regression import regression_commands as command
@@ -23,21 +18,20 @@ from repro.run.select import Selection
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
-from tests.repro.recorded_steps import Change, step_records, times, unchanged, write_steps
+from tests.repro.recorded_steps import step_records, times, unchanged, write_steps
 
 STEP = "step_seconds_7b_b2"
 SLOWER = times(1.06, STEP)
-Printed = pytest.CaptureFixture[str]
 
 
-def on_arm(name: str, **changes: object) -> Callable[[Record], Record]:
-    def spoil(record: Record) -> Record:
-        return dataclasses.replace(record, **changes) if record.arm == name else record  # type: ignore[arg-type]
+def on_arm(name, **changes):
+    def spoil(record):
+        return dataclasses.replace(record, **changes) if record.arm == name else record
 
     return spoil
 
 
-def impossible_timing(record: Record) -> Record:
+def impossible_timing(record):
     """Spoil a record: its timer did not wait for the work, as receipts see."""
     timing = {
         "method": "device_events",
@@ -49,7 +43,7 @@ def impossible_timing(record: Record) -> Record:
 
 
 @pytest.fixture
-def expected(tmp_path: Path) -> Path:
+def expected(tmp_path):
     """Return a folder of expectations in which Table 3 is blessed on an H200."""
     folder = tmp_path / "expected"
     shutil.copytree(expected_folder(None) / "paper", folder / "paper")
@@ -59,13 +53,11 @@ def expected(tmp_path: Path) -> Path:
     return folder
 
 
-def compare(tmp_path: Path, *more: str) -> int:
+def compare(tmp_path, *more):
     return main(["compare", str(tmp_path / "old"), str(tmp_path / "new"), *more])
 
 
-def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(tmp_path, capsys):
     write_steps(tmp_path / "old")
     write_steps(tmp_path / "new")
     assert compare(tmp_path) == 0
@@ -80,9 +72,9 @@ def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(
     assert "there is no record" in capsys.readouterr().out
 
 
-def test_software_that_differs_is_named_beside_the_devices(tmp_path: Path, capsys: Printed) -> None:
-    def of(version: str) -> Callable[[Record], Record]:
-        def change(record: Record) -> Record:
+def test_software_that_differs_is_named_beside_the_devices(tmp_path, capsys):
+    def of(version):
+        def change(record):
             environment = dict(record.environment) | {"packages": {"torch": version}}
             return dataclasses.replace(record, environment=environment)
 
@@ -97,9 +89,7 @@ def test_software_that_differs_is_named_beside_the_devices(tmp_path: Path, capsy
     assert "torch" not in capsys.readouterr().out
 
 
-def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(tmp_path, capsys):
     write_steps(tmp_path / "runs")
     assert main(["compare", "blessed", str(tmp_path / "rnus")]) == 2
     said = capsys.readouterr().err
@@ -121,12 +111,7 @@ def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
     ],
     ids=["impossible rate", "not the device's only work", "failed", "another device"],
 )
-def test_spoilt_failed_and_foreign_records_are_not_judged(
-    tmp_path: Path,
-    capsys: Printed,
-    spoil: Callable[[Record], Record],
-    words: str,
-) -> None:
+def test_spoilt_failed_and_foreign_records_are_not_judged(tmp_path, capsys, spoil, words):
     write_steps(tmp_path / "old")
     write_steps(tmp_path / "new", SLOWER, spoil)
     assert compare(tmp_path) == 2
@@ -135,9 +120,7 @@ def test_spoilt_failed_and_foreign_records_are_not_judged(
     assert not any(sign in said for sign in "\x1b\x00")
 
 
-def test_blessed_stands_for_the_blessed_records_of_the_device(
-    tmp_path: Path, expected: Path, capsys: Printed
-) -> None:
+def test_blessed_stands_for_the_blessed_records_of_the_device(tmp_path, expected, capsys):
     where = ["--expected", str(expected)]
     write_steps(tmp_path / "slow", SLOWER)
     assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 0
@@ -152,10 +135,8 @@ def test_blessed_stands_for_the_blessed_records_of_the_device(
     assert f"python -m repro bless --device --tier systems --runs {tmp_path / 'other'}" in said
 
 
-def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
-    tmp_path: Path, expected: Path, capsys: Printed
-) -> None:
-    def earlier(record: Record) -> Record:
+def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(tmp_path, expected, capsys):
+    def earlier(record):
         version = record.target_version - 1
         config = record.config | {"target_version": version}
         return dataclasses.replace(
@@ -174,9 +155,7 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
     assert f"is of another configuration ({difference}); to replace the baseline: python" in said
 
 
-def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(tmp_path, capsys):
     write_steps(tmp_path / "runs")
     line = ["check", "table5", "--tier", "systems", "--json", "--runs"]
     assert main([*line, str(tmp_path / "runs")]) == 2
@@ -192,9 +171,9 @@ def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+def gpu(monkeypatch, tmp_path):
     """Let this machine have an H200; return the command lines of runs that would start."""
-    started: list[list[str]] = []
+    started = []
     measured(monkeypatch, started)
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     monkeypatch.setattr(command, "capture_environment", lambda: {"gpu": [{"name": "NVIDIA H200"}]})
@@ -203,15 +182,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     return started
 
 
-def measured(
-    monkeypatch: pytest.MonkeyPatch,
-    started: list[list[str]],
-    change: Change = unchanged,
-    status: int = 0,
-) -> None:
+def measured(monkeypatch, started, change=unchanged, status=0):
     """Put made-up records in place of what a GPU would measure."""
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args):
         started.append([*args.targets, *([args.seeds] if args.seeds else [])])
         print("many lines of progress\n" * 50)
         if "table3" in args.targets and not status:
@@ -221,18 +195,14 @@ def measured(
     monkeypatch.setattr("repro.run.execute.main_run", run)
 
 
-def only_folder(tmp_path: Path) -> Path:
+def only_folder(tmp_path):
     (folder,) = (tmp_path / "runs" / "regress").iterdir()
     return folder
 
 
 def test_regress_keeps_its_records_and_writes_its_files_beside_them(
-    tmp_path: Path,
-    expected: Path,
-    gpu: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
-) -> None:
+    tmp_path, expected, gpu, monkeypatch, capsys
+):
     monkeypatch.setenv(command.SUMMARY_VARIABLE, str(tmp_path / "summary.md"))
     assert main(["regress", "table3", "--expected", str(expected)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -251,11 +221,8 @@ def test_regress_keeps_its_records_and_writes_its_files_beside_them(
 
 
 def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
-    tmp_path: Path,
-    expected: Path,
-    gpu: list[list[str]],
-    capsys: Printed,
-) -> None:
+    tmp_path, expected, gpu, capsys
+):
     shutil.rmtree(expected / "records" / "systems")
     where = ["--expected", str(expected)]
     assert main(["regress", "table3", *where]) == 2
@@ -267,13 +234,7 @@ def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
     assert main(["compare", "blessed", str(folder), *where]) == 0
 
 
-def test_regress_goes_on_where_it_was_interrupted(
-    tmp_path: Path,
-    expected: Path,
-    gpu: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
-) -> None:
+def test_regress_goes_on_where_it_was_interrupted(tmp_path, expected, gpu, monkeypatch, capsys):
     measured(monkeypatch, gpu, status=INTERRUPTED)
     assert main(["regress", "table3", "--expected", str(expected)]) == 2
     folder = only_folder(tmp_path)
@@ -290,14 +251,8 @@ def test_regress_goes_on_where_it_was_interrupted(
     ids=["with a baseline", "--baseline", "without a baseline"],
 )
 def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
-    expected: Path,
-    gpu: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
-    lacking: set[str],
-    flags: list[str],
-    kernels: list[str],
-) -> None:
+    expected, gpu, monkeypatch, capsys, lacking, flags, kernels
+):
     measured(monkeypatch, gpu, status=1)
     monkeypatch.setattr(command, "_without_baseline", lambda names, expected: lacking)
     assert main(["regress", *flags, "--expected", str(expected)]) == 2
@@ -308,17 +263,12 @@ def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
 
 @pytest.mark.parametrize(("later", "status"), [(unchanged, 0), (SLOWER, 1)])
 def test_what_is_worse_by_some_of_its_seeds_is_measured_by_all(
-    expected: Path,
-    gpu: list[list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
-    later: Change,
-    status: int,
-) -> None:
+    expected, gpu, monkeypatch, capsys, later, status
+):
     monkeypatch.setattr(command, "TARGETS_BY_DEFAULT", {"table3": 1})
     changes = iter([SLOWER, later])
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args):
         gpu.append([*args.targets, *([args.seeds] if args.seeds else [])])
         # Table 3 has one seed: its records stand in for those of all.
         shutil.rmtree(Path(args.runs) / "systems", ignore_errors=True)
@@ -331,9 +281,7 @@ def test_what_is_worse_by_some_of_its_seeds_is_measured_by_all(
     assert "table3: worse by the seeds measured" in capsys.readouterr().out
 
 
-def test_regress_without_a_gpu_is_2_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: Printed
-) -> None:
+def test_regress_without_a_gpu_is_2_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(Tier, "missing", lambda tier: "needs a CUDA device; found none")
     assert main(["regress"]) == 2
     assert "regress measures on a GPU: needs a CUDA device" in capsys.readouterr().err

@@ -5,34 +5,28 @@ The status `any unpaid` stands where math-verify may refuse, disagree or run out
 on its version and the machine; what must hold is that nothing is paid.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from repro.reward.grader import GraderPool
 from repro.reward.score import score
 
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     json.loads(line)
     for line in Path(__file__).with_name("adversarial.jsonl").read_text("utf-8").splitlines()
 ]
 
 
-def test_the_corpus_is_large_and_has_no_name_twice() -> None:
+def test_the_corpus_is_large_and_has_no_name_twice():
     assert len(ROWS) >= 60
     assert len({row["name"] for row in ROWS}) == len(ROWS)
     assert all(row["reason"] for row in ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_a_hostile_completion_is_graded_as_expected_within_its_limit(
-    row: dict[str, Any], pool: GraderPool
-) -> None:
+def test_a_hostile_completion_is_graded_as_expected_within_its_limit(row, pool):
     start = time.monotonic()
     rewards = score([row["completion"]], [row["gold"]], "task", 0.2, pool)
     seconds = time.monotonic() - start
@@ -53,7 +47,7 @@ def test_a_hostile_completion_is_graded_as_expected_within_its_limit(
     assert seconds < 30
 
 
-def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool: GraderPool) -> None:
+def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool):
     texts = [row["completion"] for row in ROWS]
     golds = [row["gold"] for row in ROWS]
     together = score(texts, golds, "task", 0.2, pool)
@@ -65,7 +59,7 @@ def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool: GraderPool) ->
     assert "error" not in together.statuses
 
 
-def test_no_code_in_an_answer_was_run(pool: GraderPool, tmp_path: Path) -> None:
+def test_no_code_in_an_answer_was_run(pool, tmp_path):
     target = tmp_path / "pwned"
     for text in (
         f"__import__('os').system('touch {target}')",

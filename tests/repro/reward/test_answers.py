@@ -1,7 +1,5 @@
 """Formats and extraction."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -13,7 +11,7 @@ from repro.reward.answers import (
 )
 
 
-def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
+def test_every_reading_takes_linear_time_on_repeated_tags():
     # The released expression needs minutes on the first of these.
     for unit in (
         "<think></think><answer>",
@@ -48,7 +46,7 @@ def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
         ("18", None),
     ],
 )
-def test_an_answer_is_the_content_of_the_only_block(text: str, answer: str | None) -> None:
+def test_an_answer_is_the_content_of_the_only_block(text, answer):
     assert extract_answer(text) == answer
 
 
@@ -106,7 +104,5 @@ def test_an_answer_is_the_content_of_the_only_block(text: str, answer: str | Non
         ("\\boxed{18", None),
     ],
 )
-def test_the_lenient_answer_is_the_last_claim_and_never_the_last_number(
-    text: str, answer: str | None
-) -> None:
+def test_the_lenient_answer_is_the_last_claim_and_never_the_last_number(text, answer):
     assert lenient_answer(text) == answer

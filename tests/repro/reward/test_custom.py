@@ -1,10 +1,6 @@
 """A user's own reward: checked before a run starts, recorded by its source, never judged."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -54,18 +50,17 @@ def swapped(answers, texts):
 
 NUMBER = 3
 """
-Write = Callable[[str], str]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path, monkeypatch):
     """Return a function that writes a module into the current folder and gives its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     names = []
 
-    def module(source: str) -> str:
+    def module(source):
         name = f"own_reward_{tmp_path.name}"
         names.append(name)
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
@@ -77,7 +72,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         sys.modules.pop(name, None)
 
 
-def test_a_reward_is_found_tried_and_stated_by_its_source(write: Write) -> None:
+def test_a_reward_is_found_tried_and_stated_by_its_source(write):
     name = write(SHORT)
     stated = reward_named(f"{name}:shorter")
     assert (stated.module, stated.function) == (name, "shorter")
@@ -85,7 +80,7 @@ def test_a_reward_is_found_tried_and_stated_by_its_source(write: Write) -> None:
     assert pay(load_reward(stated), ["a", "bcd"], {"answers": ["1", "1"]}, "s") == [0.5, 0.25]
 
 
-def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write) -> None:
+def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write):
     stated = reward_named(f"{write(SHORT)}:shorter")
     write(SHORT + "# changed\n")
     with pytest.raises(ValueError, match="the reward has changed since"):
@@ -110,12 +105,12 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("{}:endless", r"returned 1000.*; needed is a number from -1e\+15 to 1e\+15"),
     ],
 )
-def test_what_is_wrong_with_a_reward_is_a_sentence(named: str, sentence: str, write: Write) -> None:
+def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):
     with pytest.raises(ValueError, match=sentence):
         reward_named(named.format(write(SHORT)))
 
 
-def test_a_reward_gets_completions_and_golds_by_their_names(write: Write) -> None:
+def test_a_reward_gets_completions_and_golds_by_their_names(write):
     name = write(
         "def reward(*, answers, completions, **more):\n    return list(map(float, answers))"
     )
@@ -142,15 +137,13 @@ PROBLEMS = [
         ("completions, absent=3", "[absent, absent]", [3, 3]),
     ],
 )
-def test_a_reward_is_given_the_columns_that_it_names(
-    signature: str, body: str, paid: list[float], write: Write
-) -> None:
+def test_a_reward_is_given_the_columns_that_it_names(signature, body, paid, write):
     stated = reward_named(f"{write(f'def reward({signature}): return {body}')}:reward")
     try_reward(stated, columns_of(PROBLEMS))
     assert pay(load_reward(stated), ["a", "bc"], columns_of(PROBLEMS), "reward") == paid
 
 
-def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write: Write) -> None:
+def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write):
     stated = reward_named(f"{write('def reward(completions, topik): return topik')}:reward")
     with pytest.raises(ValueError, match=r"asks for topik, which no column.*there are .*topic"):
         try_reward(stated, columns_of(PROBLEMS))
@@ -159,12 +152,12 @@ def test_a_reward_that_asks_for_no_column_there_is_names_those_there_are(write: 
 @pytest.mark.parametrize(
     ("source", "error"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")]
 )
-def test_a_module_that_fails_on_import_is_a_sentence(source: str, error: str, write: Write) -> None:
+def test_a_module_that_fails_on_import_is_a_sentence(source, error, write):
     with pytest.raises(ValueError, match=f"cannot be imported: {error}"):
         reward_named(f"{write(source)}:reward")
 
 
-def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write: Write) -> None:
+def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):
     own = load_reward(reward_named(f"{write(SHORT)}:none"))
     texts = ["<think>1</think><answer>3</answer>", "no"]
     with GraderPool(workers=1) as pool:
@@ -174,7 +167,7 @@ def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write: Wri
     assert rewards.format == [1.0, 0.0]
 
 
-def test_a_target_under_another_reward_is_another_target_without_claims(write: Write) -> None:
+def test_a_target_under_another_reward_is_another_target_without_claims(write):
     changes = Changes(reward=f"{write(SHORT)}:shorter")
     own, changed, figure = (
         select([name], tier="smoke", changes=how)[0]
@@ -198,9 +191,7 @@ def test_a_target_under_another_reward_is_another_target_without_claims(write: W
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_a_run_under_a_user_s_reward_goes_the_whole_way(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_under_a_user_s_reward_goes_the_whole_way(write, tmp_path, capsys):
     named = f"{write(SHORT)}:asking"
     line = ["table1", "--tier", "smoke", "--steps", "2", "--reward", named]
     runs = ["--runs", str(tmp_path / "runs")]

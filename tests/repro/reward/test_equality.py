@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
-
-from repro.reward.grader import GraderPool
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "grading.md"
 # Behind the name of a row that pays answers which math-verify alone refuses.
@@ -34,7 +30,7 @@ class Example:
     paid: bool
 
 
-def _table() -> Iterator[tuple[str, list[Example]]]:
+def _table():
     """Yield each row of the document's table: its name, as it is written, and its examples."""
     _, _, rest = DOCUMENT.read_text("utf-8").partition("<!-- table -->\n")
     _, _, *rows = rest.partition("\n<!-- end -->")[0].splitlines()
@@ -49,13 +45,13 @@ def _table() -> Iterator[tuple[str, list[Example]]]:
 
 TABLE = dict(_table())
 ROWS = {name.removesuffix(BEYOND): examples for name, examples in TABLE.items()}
-CORPUS: list[dict[str, Any]] = [
+CORPUS = [
     json.loads(line)
     for line in Path(__file__).with_name("equality.jsonl").read_text("utf-8").splitlines()
 ]
 
 
-def _cases(row: str) -> list[Example]:
+def _cases(row):
     """Return a row's examples and what the corpus has of it."""
     more = [
         Example(gold=line["gold"], answer=answer, paid=kind == "paid")
@@ -67,7 +63,7 @@ def _cases(row: str) -> list[Example]:
     return [*ROWS[row], *more]
 
 
-def test_every_row_has_paid_and_refused_examples_and_more_of_both_in_the_corpus() -> None:
+def test_every_row_has_paid_and_refused_examples_and_more_of_both_in_the_corpus():
     assert len(ROWS) > 30
     assert {line["row"] for line in CORPUS} == set(ROWS)
     for row, examples in ROWS.items():
@@ -76,7 +72,7 @@ def test_every_row_has_paid_and_refused_examples_and_more_of_both_in_the_corpus(
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_grader_decides_as_the_table_says(row: str, pool: GraderPool) -> None:
+def test_the_grader_decides_as_the_table_says(row, pool):
     cases = _cases(row)
     grades = pool.grade_answers([(case.gold, case.answer) for case in cases])
     wrong = [
@@ -88,20 +84,18 @@ def test_the_grader_decides_as_the_table_says(row: str, pool: GraderPool) -> Non
 
 
 @pytest.fixture(scope="module")
-def math_verify_alone() -> Callable[[str, str], bool]:
+def math_verify_alone():
     """Return math-verify's own verdict on two texts, each in a box."""
 
     @lru_cache(maxsize=2048)
-    def parsed(text: str) -> list[Any]:
+    def parsed(text):
         targets = [LatexExtractionConfig(boxed_match_priority=0)]
         return list(parse(f"\\boxed{{{text}}}", targets))
 
     return lambda gold, answer: bool(verify(parsed(gold), parsed(answer)))
 
 
-def test_the_rows_that_pay_more_than_math_verify_alone_are_those_that_say_so(
-    math_verify_alone: Callable[[str, str], bool],
-) -> None:
+def test_the_rows_that_pay_more_than_math_verify_alone_are_those_that_say_so(math_verify_alone):
     beyond = {
         row
         for row in ROWS
@@ -111,9 +105,7 @@ def test_the_rows_that_pay_more_than_math_verify_alone_are_those_that_say_so(
     assert beyond == {name.removesuffix(BEYOND) for name in TABLE if name.endswith(BEYOND)}
 
 
-def test_math_verify_alone_pays_for_much_that_the_table_refuses(
-    math_verify_alone: Callable[[str, str], bool],
-) -> None:
+def test_math_verify_alone_pays_for_much_that_the_table_refuses(math_verify_alone):
     # Else the rows would guard against nothing.
     refused = [case for row in ROWS for case in _cases(row) if not case.paid]
     paid = [case for case in refused if math_verify_alone(case.gold, case.answer)]

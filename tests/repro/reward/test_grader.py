@@ -1,7 +1,5 @@
 """The pool: agreement with arithmetic, threads, deaths, limits, and leaving nothing behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from repro.reward.grader import GraderError, GraderPool
 TOWER = ("\\binom{n}{2}", "\\binom{10000000000}{5000000000}")
 
 
-def _number_pairs(count: int, seed: int) -> list[tuple[str, str, bool]]:
+def _number_pairs(count, seed):
     """Return golds and answers in many spellings, and whether they are equal, by fractions."""
     rng = random.Random(seed)
     pairs = []
@@ -36,7 +33,7 @@ def _number_pairs(count: int, seed: int) -> list[tuple[str, str, bool]]:
     return pairs
 
 
-def _is_running(pid: int) -> bool:
+def _is_running(pid):
     """Say whether a process exists and is not merely waiting to be reaped."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -45,7 +42,7 @@ def _is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def _soon(condition: Callable[[], bool], seconds: float) -> bool:
+def _soon(condition, seconds):
     """Wait until a condition holds, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -55,14 +52,14 @@ def _soon(condition: Callable[[], bool], seconds: float) -> bool:
     return condition()
 
 
-def test_two_thousand_number_pairs_agree_with_exact_fractions(pool: GraderPool) -> None:
+def test_two_thousand_number_pairs_agree_with_exact_fractions(pool):
     pairs = _number_pairs(2000, seed=0)
     grades = pool.grade_answers([(gold, answer) for gold, answer, _ in pairs])
     assert [grade.status == "ok" for grade in grades] == [equal for *_, equal in pairs]
     assert {equal for *_, equal in pairs} == {True, False}
 
 
-def test_a_thousand_items_on_two_workers_equal_one_worker(pool: GraderPool) -> None:
+def test_a_thousand_items_on_two_workers_equal_one_worker(pool):
     pairs = [(gold, answer) for gold, answer, _ in _number_pairs(990, seed=1)]
     pairs += [("\\frac{1}{2}", "0.5"), ("x+1", "1+x"), ("x+1", "1-x"), ("\\frac{1}{", "1")]
     pairs += [("[0,1]", "(0,1)"), ("\\text{Ann}", "Ann"), ("1,2", "2,1"), ("18", "9+9")]
@@ -73,7 +70,7 @@ def test_a_thousand_items_on_two_workers_equal_one_worker(pool: GraderPool) -> N
     assert statuses == [grade.status for grade in pool.grade_answers(pairs)]
 
 
-def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None:
+def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded():
     with GraderPool(1, 0.7) as pool:
         start = time.monotonic()
         statuses = [g.status for g in pool.grade_answers([("18", "18"), TOWER, ("18", "19")])]
@@ -91,14 +88,14 @@ def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None
 @pytest.mark.parametrize(
     "power", ["(x+1)^{999}", "(x+1)^{-9999}", "((x+1)^{30})^{40}", "(x+1)(x+1)^{500}"]
 )
-def test_a_power_that_the_gold_lacks_is_not_multiplied_out(power: str, pool: GraderPool) -> None:
+def test_a_power_that_the_gold_lacks_is_not_multiplied_out(power, pool):
     killed = pool.workers_killed
     pairs = [("x+1", power), ("(x+1, 2)", f"({power}, 2)"), ("y = x+1", f"y = {power}")]
     assert {grade.status for grade in pool.grade_answers(pairs)} == {"wrong"}
     assert pool.workers_killed == killed
 
 
-def test_a_gold_over_the_limit_is_dropped() -> None:
+def test_a_gold_over_the_limit_is_dropped():
     with GraderPool(1, 0.4) as pool:
         # Computed while it is parsed.
         gold = "\\binom{10000000000}{5000000000}+x"
@@ -106,20 +103,20 @@ def test_a_gold_over_the_limit_is_dropped() -> None:
         assert [grade.status for grade in grades] == ["unparsable_gold"] * 2
 
 
-def test_the_order_of_gold_and_answer_matters(pool: GraderPool) -> None:
+def test_the_order_of_gold_and_answer_matters(pool):
     # math-verify reads an interval as the solution of an inequality, and not the reverse.
     assert pool.grade_answers([("x > 1", "(1, \\infty)")])[0].status == "ok"
     assert pool.grade_answers([("(1, \\infty)", "x > 1")])[0].status == "wrong"
 
 
-def test_workers_killed_from_outside_are_survived() -> None:
+def test_workers_killed_from_outside_are_survived():
     pairs = [(gold, answer) for gold, answer, _ in _number_pairs(600, seed=3)]
     pairs[300:300] = [("x+2", "\\sqrt{" * 60 + "x" + "}" * 60)]
     with GraderPool(1, 5.0) as quiet:
         expected = [grade.status for grade in quiet.grade_answers(pairs)]
     with GraderPool(1, 5.0) as pool:
         pool.grade_answers([("1", "2")])
-        collected: list[str] = []
+        collected = []
         thread = threading.Thread(
             target=lambda: collected.extend(g.status for g in pool.grade_answers(pairs))
         )
@@ -134,7 +131,7 @@ def test_workers_killed_from_outside_are_survived() -> None:
         assert pool.workers_started >= 2
 
 
-def test_no_worker_is_started_before_it_is_needed_and_none_is_left() -> None:
+def test_no_worker_is_started_before_it_is_needed_and_none_is_left():
     with GraderPool(2, 5.0) as pool:
         assert pool.workers_started == 0
         pool.grade_answers([("18", "18")])
@@ -145,12 +142,12 @@ def test_no_worker_is_started_before_it_is_needed_and_none_is_left() -> None:
         pool.grade_answers([("18", "18")])
 
 
-def test_closing_ends_a_grading_under_way() -> None:
+def test_closing_ends_a_grading_under_way():
     pool = GraderPool(1, 60.0)
     pool.grade_answers([("18", "18")])
-    errors: list[Exception] = []
+    errors = []
 
-    def work() -> None:
+    def work():
         try:
             pool.grade_answers([TOWER])
         except GraderError as error:
@@ -179,7 +176,7 @@ BUSY = f"pool.grade_answers([{TOWER!r}])"
 IDLE = "sys.stdin.read()"
 
 
-def _parent(then: str, seconds: float) -> tuple[subprocess.Popen[str], int]:
+def _parent(then, seconds):
     """Start an interpreter with a pool; return it and its worker's process id."""
     parent = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(seconds=seconds, then=then)],
@@ -196,7 +193,7 @@ def _parent(then: str, seconds: float) -> tuple[subprocess.Popen[str], int]:
 
 
 @pytest.mark.parametrize("then", [IDLE, BUSY], ids=["idle", "busy"])
-def test_a_worker_does_not_outlive_a_parent_that_is_killed(then: str) -> None:
+def test_a_worker_does_not_outlive_a_parent_that_is_killed(then):
     parent, pid = _parent(then, seconds=0.5)
     time.sleep(0.2)
     parent.kill()
@@ -205,7 +202,7 @@ def test_a_worker_does_not_outlive_a_parent_that_is_killed(then: str) -> None:
     assert _soon(lambda: not _is_running(pid), 10)
 
 
-def test_ctrl_c_while_grading_ends_parent_and_worker_at_once() -> None:
+def test_ctrl_c_while_grading_ends_parent_and_worker_at_once():
     parent, pid = _parent(BUSY, seconds=60.0)
     time.sleep(0.3)
     parent.send_signal(signal.SIGINT)
@@ -214,9 +211,7 @@ def test_ctrl_c_while_grading_ends_parent_and_worker_at_once() -> None:
     assert _soon(lambda: not _is_running(pid), 5)
 
 
-def test_a_worker_that_cannot_start_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_cannot_start_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with GraderPool(1, 1.0) as pool, pytest.raises(GraderError, match="does not start"):
         pool.grade_answers([("18", "18")])

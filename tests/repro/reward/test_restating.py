@@ -1,14 +1,10 @@
 """What a copy of the question earns, on real sets."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
-
-from repro.reward.grader import GraderPool
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 FILES = ("gsm8k/train", "gsm8k/test", "svamp/test", "mawps/train", "mawps/test")
@@ -16,7 +12,7 @@ ARITHMETIC = re.compile(r"[0-9.()]+(?:\s?[-+*/^=]\s?[0-9.()]+)+")
 MOST = 0.002
 
 
-def copies(question: str) -> set[str]:
+def copies(question):
     """Return what can be copied from a question as an answer: it, its end, and its arithmetic."""
     end = re.split(r"(?<=[.?!])\s+", question.strip())[-1]
     return {
@@ -28,9 +24,7 @@ def copies(question: str) -> set[str]:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no folder of real problems beside the repository")
 @pytest.mark.parametrize("name", FILES)
-def test_a_copy_of_a_real_question_is_paid_in_less_than_a_fifth_of_a_percent(
-    name: str, pool: GraderPool
-) -> None:
+def test_a_copy_of_a_real_question_is_paid_in_less_than_a_fifth_of_a_percent(name, pool):
     # A question may hold U+2028, at which `str.splitlines` would cut it in two.
     with (SHARED / f"{name}.jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

@@ -1,10 +1,7 @@
 """Rewards and their controls."""
 
-from __future__ import annotations
-
 import pytest
 
-from repro.reward.grader import GraderPool
 from repro.reward.score import RANDOM_PROBABILITY, score
 from repro.spec.config import derive_seed
 
@@ -15,9 +12,7 @@ WRONG_UNFORMATTED = "<answer>19</answer>"
 HASHES = "<think>a</think>\n#### 18"
 
 
-def test_task_reward_is_accuracy_plus_format_and_an_item_with_a_broken_gold_is_dropped(
-    pool: GraderPool,
-) -> None:
+def test_task_reward_is_accuracy_plus_format_and_an_item_with_a_broken_gold_is_dropped(pool):
     texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED, HASHES, RIGHT]
     rewards = score(texts, ["18"] * 5 + ["\\frac{1}{"], "task", 0.2, pool)
     assert rewards.accuracy == [1, 0, 1, 0, 0, None]
@@ -27,7 +22,7 @@ def test_task_reward_is_accuracy_plus_format_and_an_item_with_a_broken_gold_is_d
     assert rewards.total[5] is None
 
 
-def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool: GraderPool) -> None:
+def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool):
     texts, golds = [RIGHT, WRONG, RIGHT_UNFORMATTED, RIGHT], ["18"] * 3 + ["\\frac{1}{"]
     rewards = score(texts, golds, "format", 0.2, pool)
     # A gold that cannot be read drops nothing that this reward can give.
@@ -35,7 +30,7 @@ def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool: Grad
     assert rewards.accuracy == [1, 0, 1, None]
 
 
-def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: GraderPool) -> None:
+def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool):
     seeds = [derive_seed(7, "row", i) for i in range(4000)]
     first = score([RIGHT] * 4000, ["18"] * 4000, "random", 0.2, pool, seeds)
     second = score([WRONG] * 4000, ["18"] * 4000, "random", 0.2, pool, seeds)
@@ -47,9 +42,7 @@ def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: Grad
     assert first.accuracy == [1.0] * 4000
 
 
-def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(
-    pool: GraderPool,
-) -> None:
+def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(pool):
     cut = [False, True, False]
     rewards = score([RIGHT, RIGHT, WRONG], ["18"] * 3, "finished", 0.2, pool, truncated=cut)
     assert rewards.total == [1, 0, 0]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.models.policy import Policy
-from repro.reward.score import Rewards
-from repro.rl.rows import Rows
 from repro.rollout.draw import draw, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
@@ -28,7 +23,6 @@ from repro.spec.config import (
     DataConfig,
     LearningRates,
     OptimizerConfig,
-    RunConfig,
     SamplingConfig,
     TrainScale,
     derive_seed,
@@ -46,11 +40,11 @@ class TabularDecoder(nn.Module):
     It has the few attributes of a transformers decoder that log-probabilities are computed through.
     """
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table):
         super().__init__()
         self.table = nn.Parameter(table)  # (prefixes, V)
 
-    def model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
+    def model(self, *, input_ids, use_cache):
         """Return one-hot hidden states of each prefix."""
         states = torch.zeros_like(input_ids)
         first = len(PROMPT)
@@ -65,7 +59,7 @@ class TabularDecoder(nn.Module):
         hidden = nn.functional.one_hot(states, self.table.shape[0]).to(self.table.dtype)
         return SimpleNamespace(last_hidden_state=hidden)
 
-    def get_output_embeddings(self) -> Any:
+    def get_output_embeddings(self):
         """Return the table as a head."""
         return SimpleNamespace(weight=self.table.t(), bias=None)
 
@@ -73,12 +67,12 @@ class TabularDecoder(nn.Module):
 class Tabular:
     """Every completion of the tabular policy, their probabilities and exact gradients."""
 
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, temperature):
         generator = torch.Generator().manual_seed(11)
         prefixes = 1 + VOCABULARY + VOCABULARY**2
         self.temperature = temperature
         self.table = torch.randn(prefixes, VOCABULARY, generator=generator, dtype=torch.float64)
-        self.completions: list[tuple[int, ...]] = [
+        self.completions = [
             tokens
             for length in range(1, LONGEST + 1)
             for tokens in itertools.product(range(VOCABULARY), repeat=length)
@@ -89,12 +83,12 @@ class Tabular:
             len(self.completions), generator=generator, dtype=torch.float64
         )
 
-    def policy(self) -> Any:
+    def policy(self):
         """Return a policy over the table in float32, as the trainer takes it."""
         decoder = TabularDecoder(self.table.float())
         return SimpleNamespace(model=decoder, decoder=decoder, device=torch.device("cpu"))
 
-    def token_logprobs(self, table: Tensor) -> tuple[Tensor, Tensor]:
+    def token_logprobs(self, table):
         """Return (N, 3) log-probabilities of every completion's tokens and their mask."""
         logp = torch.log_softmax(table / self.temperature, dim=-1)
         rows, masks = [], []
@@ -108,7 +102,7 @@ class Tabular:
             masks.append([place < len(tokens) for place in range(LONGEST)])
         return torch.stack(rows), torch.tensor(masks)
 
-    def scores(self) -> tuple[Tensor, Tensor]:
+    def scores(self):
         """Return probabilities (N,) and d log p / d table, (N, table size), float64."""
         table = self.table.clone().requires_grad_()
         logp = self.token_logprobs(table)[0].sum(1)
@@ -119,10 +113,10 @@ class Tabular:
 
 
 @pytest.fixture(scope="session")
-def make_run() -> Callable[..., RunConfig]:
+def make_run():
     """Return a function from changes (of arm, scale or seed, by field name) to a small run."""
 
-    def make(**changes: Any) -> RunConfig:
+    def make(**changes):
         scale = TrainScale(
             checkpoint="unused",
             data=DataConfig(development_problems=6),
@@ -148,7 +142,7 @@ def make_run() -> Callable[..., RunConfig]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint_folder(tmp_path_factory):
     """Write a random 2-layer Qwen2 with the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("random-qwen2")
     tokenizer = build_tokenizer(GeneratorConfig())
@@ -179,11 +173,11 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
+def make_policy(checkpoint_folder):
     """Return a function that loads a fresh copy of the random policy."""
 
-    def make(**changes: Any) -> Policy:
-        settings: dict[str, Any] = {
+    def make(**changes):
+        settings = {
             "weight_format": "bf16",
             "training": "lora",
             "lora_rank": 4,
@@ -195,7 +189,7 @@ def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
     return make
 
 
-def nudge(policy: Policy, size: float = 0.1) -> None:
+def nudge(policy, size=0.1):
     """Move all trainable tensors off their start, B included."""
     generator = torch.Generator().manual_seed(23)
     with torch.no_grad():
@@ -208,19 +202,12 @@ def nudge(policy: Policy, size: float = 0.1) -> None:
 class PlainSampler:
     """Samples through transformers' whole model, token by token: slow, and without any cache."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy):
         assert policy.tokenizer is not None
         self.policy, self.end = policy, policy.tokenizer.eos_token_id
 
     @torch.no_grad()
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        seeds: Sequence[int],
-    ) -> RolloutBatch:
+    def sample(self, prompts, sampling, *, group_size, seeds):
         """Sample each prompt's completions by themselves."""
         completions = []
         groups = uniforms(seeds, sampling.max_new_tokens).split(group_size)
@@ -254,11 +241,11 @@ class WatchedSampler(TorchSampler):
 
     before: Callable[[], None] | None = None
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy):
         super().__init__(policy)
         self.calls, self.seeds = 0, list[int]()
 
-    def sample(self, *asked: Any, seeds: Sequence[int], **more: Any) -> RolloutBatch:
+    def sample(self, *asked, seeds, **more):
         """Remember and sample."""
         self.calls += 1
         self.seeds += seeds
@@ -268,22 +255,20 @@ class WatchedSampler(TorchSampler):
 
 
 @pytest.fixture
-def rows() -> Rows:
+def rows():
     """Return six rows of three prompts, of unequal lengths."""
     return uneven_rows()
 
 
 @pytest.fixture
-def policy(make_policy: Callable[..., Policy]) -> Policy:
+def policy(make_policy):
     """Return the tiny policy with its adapter off zero."""
     policy = make_policy()
     nudge(policy, 0.1)
     return policy
 
 
-def make_completion(
-    tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
-) -> Completion:
+def make_completion(tokens, reason="stop", logprob=-1.0):
     """Return a completion of these tokens."""
     return Completion(
         token_ids=tuple(tokens), sampled_logprobs=(logprob,) * len(tokens), finish_reason=reason
@@ -291,7 +276,7 @@ def make_completion(
 
 
 @pytest.fixture(scope="session")
-def problems() -> list[Problem]:
+def problems():
     """Return eight problems of unequal prompt lengths."""
     return [
         Problem(id=f"p{i}", question="Tom has " + "3 apples " * (i % 3 + 1) + "?", answer=str(i))
@@ -299,21 +284,21 @@ def problems() -> list[Problem]:
     ]
 
 
-def score_by_text(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+def score_by_text(texts, golds, seeds):
     """Reward about a third as right, by the text alone."""
-    accuracy: list[float | None] = [float(derive_seed(text, "right") % 3 == 0) for text in texts]
+    accuracy = [float(derive_seed(text, "right") % 3 == 0) for text in texts]
     return rewards_of(texts, accuracy)
 
 
 @pytest.fixture
-def go(make_policy: Any, make_run: Any, problems: Any, tmp_path: Path) -> Any:
+def go(make_policy, make_run, problems, tmp_path):
     """Return a function that trains a fresh policy and returns the result and the policy."""
 
     def start(
-        *, folder: str = "a", prepare: Any = None, training: str = "lora",
-        score: Any = None, weight_format: str = "bf16", call: dict[str, Any] | None = None,
-        **changes: Any,
-    ) -> Any:  # fmt: skip
+        *, folder = "a", prepare = None, training = "lora",
+        score = None, weight_format = "bf16", call = None,
+        **changes
+    ):  # fmt: skip
         run = make_run(training=training, weight_format=weight_format, **changes)
         alpha = {name: changes[name] for name in ("lora_alpha",) if name in changes}
         policy = make_policy(training=training, weight_format=weight_format, **alpha)

@@ -1,10 +1,7 @@
 """Advantages: the baseline, its scale, who belongs to a group, and what shaping adds."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,13 +10,13 @@ from hypothesis import strategies as st
 from repro.rl.advantage import group_advantages, informative_groups, overlong_penalty
 
 
-def advantages(rewards: Any, ids: Any, scale_by_std: bool = True, epsilon: float = 1e-4) -> Any:
+def advantages(rewards, ids, scale_by_std=True, epsilon=1e-4):
     return group_advantages(rewards, ids, scale_by_std=scale_by_std, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.2, 1.0 / 3.0, 1.2, -0.7])
 @pytest.mark.parametrize("scale_by_std", [False, True])
-def test_a_group_of_equal_rewards_gives_exactly_zero(value: float, scale_by_std: bool) -> None:
+def test_a_group_of_equal_rewards_gives_exactly_zero(value, scale_by_std):
     result = advantages([value] * 7 + [0.0, 1.0], [4] * 7 + [5] * 2, scale_by_std)
     assert result.values[:7].tolist() == [0.0] * 7
     assert (result.groups, result.zero_variance_groups) == (2, 1)
@@ -30,9 +27,7 @@ REWARD = st.none() | st.sampled_from([0.0, 0.2, 1.0, 1.2, -3.5])
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), REWARD), min_size=1, max_size=20), st.booleans())
-def test_each_group_of_named_rows_is_centred_by_itself_whatever_their_order(
-    rows: list[tuple[int, float | None]], scale_by_std: bool
-) -> None:
+def test_each_group_of_named_rows_is_centred_by_itself_whatever_their_order(rows, scale_by_std):
     ids, rewards = zip(*rows, strict=True)
     result = advantages(rewards, ids, scale_by_std)
     assert result.scored.tolist() == [reward is not None for reward in rewards]
@@ -53,12 +48,12 @@ def test_each_group_of_named_rows_is_centred_by_itself_whatever_their_order(
     assert (result.groups, result.zero_variance_groups) == (len(set(ids)), constant)
 
 
-def test_rewards_that_are_not_numbers_raise() -> None:
+def test_rewards_that_are_not_numbers_raise():
     with pytest.raises(ValueError, match="not finite"):
         advantages([1.0, math.nan], [0, 0])
 
 
-def test_overlong_penalty_falls_to_one_over_its_buffer_and_is_off_without() -> None:
+def test_overlong_penalty_falls_to_one_over_its_buffer_and_is_off_without():
     for length in range(1, 120):
         expected = -min(max(length - 80, 0) / 20, 1.0)
         penalty = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
@@ -66,6 +61,6 @@ def test_overlong_penalty_falls_to_one_over_its_buffer_and_is_off_without() -> N
         assert overlong_penalty(length, max_new_tokens=100, buffer=0.0) == 0.0
 
 
-def test_informative_groups_go_by_accuracy() -> None:
+def test_informative_groups_go_by_accuracy():
     ids = [3, 3, 1, 1, 2, 2, 5, 5]
     assert informative_groups([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, None, 1.0], ids) == [3]

@@ -1,10 +1,7 @@
 """Where a step's time went: the phases of its line add up to the time between two lines."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,19 +14,19 @@ COLUMNS = {"seconds_rollout", "seconds_grading", "seconds_logprobs", "seconds_up
 
 
 @pytest.fixture
-def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+def ticks(monkeypatch):
     """Let the wall clock be a second later each time it is read: phases then count their marks."""
     seconds = itertools.count()
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
 
 
-def seconds_of(values: Any) -> dict[str, float]:
+def seconds_of(values):
     return {name: value for name, value in values.items() if name.startswith("seconds")}
 
 
 @pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("updates", [1, 2])
-def test_every_phase_of_a_step_is_on_its_line_and_in_no_series(go: Any, updates: int) -> None:
+def test_every_phase_of_a_step_is_on_its_line_and_in_no_series(go, updates):
     lines = []
     result, _, _ = go(
         updates_per_rollout=updates,

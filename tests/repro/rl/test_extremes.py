@@ -1,21 +1,16 @@
 """Settings at their bounds train: the weights move, and the way in which others move them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from repro.spec.arm import LossConfig
 from repro.spec.config import LearningRates, OptimizerConfig
 from tests.repro.small_runs import weights
 
 
-def moved(go: Any, folder: str, rate: float = 1e-2, **changes: Any) -> Tensor:
+def moved(go, folder, rate=1e-2, **changes):
     """Return how one step moves the trained weights, as one vector, over its learning rate."""
-    start: dict[str, Tensor] = {}
+    start = {}
     optimizer = {name: changes.pop(name) for name in list(changes) if name in OPTIMIZER}
     rates = LearningRates(lora_16bit=rate, lora_4bit=rate, full=rate)
     result, policy, _ = go(
@@ -54,9 +49,7 @@ OPTIMIZER = {"beta1", "beta2", "weight_decay", "max_grad_norm", "warmup_steps", 
     ],
     ids=str,
 )
-def test_a_setting_at_its_bound_moves_the_weights_as_others_do(
-    go: Any, extreme: dict[str, Any]
-) -> None:
+def test_a_setting_at_its_bound_moves_the_weights_as_others_do(go, extreme):
     plain, own = moved(go, "plain"), moved(go, "own", **extreme)
     assert bool(own.isfinite().all())
     assert float(own.norm()) > 0.01 * float(plain.norm())

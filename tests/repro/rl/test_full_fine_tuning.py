@@ -3,11 +3,8 @@
 Random weights: memory and arithmetic are what they can show.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -94,9 +91,7 @@ def body(runs, folder, records, progress, should_stop, threads):
 @pytest.mark.alone
 @pytest.mark.skipif(not LARGE, reason="needs two CUDA devices of 80 GB")
 @pytest.mark.skipif(not importlib.util.find_spec("bitsandbytes"), reason="needs bitsandbytes")
-def test_full_fine_tuning_of_7b_takes_the_memory_of_its_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_full_fine_tuning_of_7b_takes_the_memory_of_its_plan(tmp_path, monkeypatch, request):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     (run,) = plan(find("table1"), Tier.PAPER, 1, ["bf16_full"])
     body = planted("full_rank", RANK, tmp_path, monkeypatch).body

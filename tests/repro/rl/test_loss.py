@@ -1,31 +1,26 @@
 """The loss by hand, by grid and by enumeration: aggregation, clipping, KL, GSPO, weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from repro.rl.loss import (
     SUMS,
-    LossResult,
     StepCounts,
     policy_loss,
 )
 from repro.rl.micro_batches import plan_step
-from repro.rl.rows import Rows, make_rows
+from repro.rl.rows import make_rows
 from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig
 
 LENGTHS = (2, 5, 9)
 
 
-def batch(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
+def batch(seed=0, lengths=LENGTHS):
     """Return (B, T) float64 log-probabilities and their mask."""
     generator = torch.Generator().manual_seed(seed)
     logprobs = -torch.rand(len(lengths), max(lengths), generator=generator, dtype=torch.float64)
@@ -33,7 +28,7 @@ def batch(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Te
     return logprobs, mask
 
 
-def rows_like(mask: Tensor) -> Rows:
+def rows_like(mask):
     """Return rows with a prompt of one token each and completions as long as the mask says."""
     completions = [
         Completion(token_ids=(5,) * n, sampled_logprobs=(0.0,) * n, finish_reason="length")
@@ -42,11 +37,11 @@ def rows_like(mask: Tensor) -> Rows:
     return make_rows([(5,)] * len(mask), completions, group_size=1)
 
 
-def sums_of(result: LossResult) -> dict[str, float]:
+def sums_of(result):
     return dict(zip(SUMS, result.sums.tolist(), strict=True))
 
 
-def counts_of(mask: Tensor, **changes: Any) -> StepCounts:
+def counts_of(mask, **changes):
     rows = int(mask.any(1).sum())
     base = StepCounts(rows=rows, tokens=int(mask.sum()), length_limit=12)
     return dataclasses.replace(base, **changes)
@@ -55,14 +50,14 @@ def counts_of(mask: Tensor, **changes: Any) -> StepCounts:
 @pytest.mark.parametrize(
     "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
 )
-def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation: Any) -> None:
+def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation):
     logprobs, mask = batch()
     advantages = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     leaf = logprobs.clone().requires_grad_()
     result = policy_loss(
         leaf, advantages, mask, LossConfig(aggregation=aggregation), counts_of(mask)
     )
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     # On-policy, d loss / d logprob of token t in row i is -A_i times the token's weight.
     L = np.array(LENGTHS, dtype=np.float64)
     weight = {
@@ -81,20 +76,20 @@ def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation: Any) -
 @pytest.mark.parametrize(
     "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
 )
-def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
+def test_leaving_idle_rows_out_is_exact(aggregation):
     lengths = (3, 6, 2, 5, 7, 1, 4, 6)
     logprobs, mask = batch(5, lengths)
     advantages = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.5, -0.5, 0.0, 2.0], dtype=torch.float64)
     config = LossConfig(aggregation=aggregation)
 
-    def gradient(values: Tensor) -> Tensor:
+    def gradient(values):
         plan = plan_step(
             rows_like(mask), torch.arange(8), values, mask, config,
             micro_tokens=8, micro_batch_rows=4, length_limit=12,
         )  # fmt: skip
         leaf = logprobs.clone().requires_grad_()
         for index, counts in plan.micro_batches:
-            policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()  # type: ignore[no-untyped-call]
+            policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()
         assert leaf.grad is not None
         return leaf.grad
 
@@ -102,18 +97,18 @@ def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
     torch.testing.assert_close(gradient(advantages), gradient(everything), rtol=0, atol=1e-14)
 
 
-def test_idle_rows_are_kept_when_a_kl_term_acts_on_them() -> None:
+def test_idle_rows_are_kept_when_a_kl_term_acts_on_them():
     _, mask = batch()
     values = torch.zeros(3, dtype=torch.float64)
     index, rows = torch.arange(3), rows_like(mask)
-    arguments: Any = {"micro_tokens": 100, "micro_batch_rows": 8, "length_limit": 12}
+    arguments = {"micro_tokens": 100, "micro_batch_rows": 8, "length_limit": 12}
     plain = plan_step(rows, index, values, mask, LossConfig(), **arguments)
     with_kl = plan_step(rows, index, values, mask, LossConfig(beta=0.1), **arguments)
     assert (plain.micro_batches, [piece.tolist() for piece in plain.idle]) == ([], [[0, 1, 2]])
     assert with_kl.micro_batches[0][0].tolist() == [0, 1, 2]
 
 
-def test_gradient_vanishes_exactly_where_a_bound_acts() -> None:
+def test_gradient_vanishes_exactly_where_a_bound_acts():
     config = LossConfig(clip_low=0.2, clip_high=0.28)
     mask = torch.ones(1, 1, dtype=torch.bool)
     for ratio in (0.3, 0.7, 0.79, 0.81, 0.99, 1.0, 1.2, 1.27, 1.29, 2.0, 2.9, 3.1, 10.0):
@@ -123,7 +118,7 @@ def test_gradient_vanishes_exactly_where_a_bound_acts() -> None:
                 leaf, torch.tensor([advantage]), mask, config, counts_of(mask),
                 old_logprobs=torch.zeros(1, 1, dtype=torch.float64),
             )  # fmt: skip
-            result.loss.backward()  # type: ignore[no-untyped-call]
+            result.loss.backward()
             low = advantage < 0 and ratio < 0.8
             high = advantage > 0 and ratio > 1.28
             expected = 0.0 if low or high else -advantage * ratio
@@ -133,7 +128,7 @@ def test_gradient_vanishes_exactly_where_a_bound_acts() -> None:
             assert (sums["clipped_low"], sums["clipped_high"]) == (low, high)
 
 
-def test_on_policy_ratio_is_one_to_the_bit_and_no_bound_acts() -> None:
+def test_on_policy_ratio_is_one_to_the_bit_and_no_bound_acts():
     logprobs, mask = batch()
     leaf = logprobs.float().requires_grad_()
     tight = LossConfig(clip_low=1e-9, clip_high=1e-9)
@@ -143,7 +138,7 @@ def test_on_policy_ratio_is_one_to_the_bit_and_no_bound_acts() -> None:
     assert (sums["clipped_low"], sums["clipped_high"]) == (0, 0)
 
 
-def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
+def test_padding_cannot_reach_the_loss_or_its_gradient():
     logprobs, mask = batch()
     poisoned = torch.where(mask, logprobs, -torch.inf).requires_grad_()
     other = torch.where(mask, logprobs - 0.1, torch.nan)
@@ -152,7 +147,7 @@ def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
         poisoned, torch.tensor([1.0, -1.0, 1.0]), mask, config, counts_of(mask),
         old_logprobs=other, sampled_logprobs=other, ref_logprobs=torch.zeros_like(logprobs),
     )  # fmt: skip
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     assert math.isfinite(float(result.loss))
     assert poisoned.grad is not None
     assert bool(torch.isfinite(poisoned.grad[mask]).all())
@@ -160,7 +155,7 @@ def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 @pytest.mark.parametrize("far", [100.0, -100.0])
-def test_policies_far_apart_leave_loss_and_gradient_finite(ratio: Any, far: float) -> None:
+def test_policies_far_apart_leave_loss_and_gradient_finite(ratio, far):
     logprobs, mask = batch()
     leaf = logprobs.float().requires_grad_()
     elsewhere = torch.where(mask, logprobs.float() - far, torch.nan)
@@ -169,21 +164,21 @@ def test_policies_far_apart_leave_loss_and_gradient_finite(ratio: Any, far: floa
         leaf, torch.tensor([1.0, -1.0, 0.0]), mask, config, counts_of(mask),
         old_logprobs=elsewhere, sampled_logprobs=logprobs.float(), ref_logprobs=elsewhere,
     )  # fmt: skip
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     assert leaf.grad is not None
     assert bool(leaf.grad.isfinite().all())
     assert math.isfinite(float(result.loss))
     assert all(map(math.isfinite, result.sums.tolist()))
 
 
-def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> None:
+def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients():
     logprobs, mask = batch()
     old = logprobs + 0.05 * torch.sin(torch.arange(27.0, dtype=torch.float64)).view(3, 9)
     leaf = logprobs.clone().requires_grad_()
     config = LossConfig(ratio="sequence", clip_low=0.5, clip_high=0.5)
     advantages = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     result = policy_loss(leaf, advantages, mask, config, counts_of(mask), old_logprobs=old)
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     ratios = [
         math.exp(float((logprobs - old)[row, :length].mean())) for row, length in enumerate(LENGTHS)
     ]
@@ -208,7 +203,7 @@ def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> N
     )
 
 
-def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:
+def test_importance_weights_carry_no_gradient_and_are_truncated():
     logprobs, mask = batch()
     sampled = logprobs - torch.tensor([[2.0], [0.1], [-1.0]])
     config = LossConfig(importance_cap=2.0)
@@ -217,13 +212,13 @@ def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:
     result = policy_loss(
         leaf, torch.ones(3), mask, config, counts_of(mask), sampled_logprobs=sampled
     )
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     assert leaf.grad is not None
     hand = [-w / (3 * n) for w, n in zip(expected, LENGTHS, strict=True)]
     assert leaf.grad[:, 0].tolist() == pytest.approx(hand)
 
 
-def test_terms_without_their_log_probabilities_raise() -> None:
+def test_terms_without_their_log_probabilities_raise():
     logprobs, mask = batch()
     arguments = (logprobs, torch.ones(3), mask)
     with pytest.raises(ValueError, match="reference policy"):

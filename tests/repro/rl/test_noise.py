@@ -1,10 +1,7 @@
 """Added noise: schedules against the paper's numbers, what bfloat16 keeps, and where it goes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -21,18 +18,18 @@ RELEASED = NoiseConfig(sigma_start=1e-2, sigma_end=1e-4, num_stages=10, form="as
 STRONG = NoiseConfig(sigma_start=0.5, sigma_end=0.1, num_stages=4)
 
 
-def sigmas(config: NoiseConfig) -> list[float]:
+def sigmas(config):
     return [sigma_of_stage(config, stage) for stage in range(config.num_stages)]
 
 
-def test_exponential_schedule_is_equation_8() -> None:
+def test_exponential_schedule_is_equation_8():
     # 0.01 * 0.05^((k-1)/9), k = 1..9; the last stays above sigma_end by Algorithm 1's stages.
     expected = [0.0, 0.01, 0.0071687, 0.0051390, 0.0036840, 0.0026410, 0.0018932, 0.0013572,
                 0.00097294, 0.00069747]  # fmt: skip
     assert sigmas(PAPER) == pytest.approx(expected, rel=1e-4)
 
 
-def test_released_schedule_reaches_its_end() -> None:
+def test_released_schedule_reaches_its_end():
     # As read off the released scheduler for 1e-2 to 1e-4, K = 10.
     expected = [0.0, 1e-2, 5.62e-3, 3.16e-3, 1.78e-3, 1e-3, 5.62e-4, 3.16e-4, 1.78e-4, 1e-4]
     assert sigmas(RELEASED) == pytest.approx(expected, rel=2e-3)
@@ -49,7 +46,7 @@ def test_released_schedule_reaches_its_end() -> None:
         ("cosine", {2: 0.0486}),
     ],
 )  # fmt: skip
-def test_other_schedules_agree_with_figure_15(schedule: Any, read: dict[int, float]) -> None:
+def test_other_schedules_agree_with_figure_15(schedule, read):
     config = dataclasses.replace(FIGURE_15, schedule=schedule)
     assert sigma_of_stage(config, 1) == pytest.approx(0.05)
     for stage, value in read.items():
@@ -58,7 +55,7 @@ def test_other_schedules_agree_with_figure_15(schedule: Any, read: dict[int, flo
 
 @pytest.mark.parametrize("form", ["as_described", "as_released"])
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine", "logarithmic"])
-def test_every_schedule_falls_from_its_start(schedule: Any, form: Any) -> None:
+def test_every_schedule_falls_from_its_start(schedule, form):
     stages = sigmas(dataclasses.replace(PAPER, schedule=schedule, form=form))
     assert stages[0] == 0
     assert stages[1] == pytest.approx(PAPER.sigma_start)
@@ -67,7 +64,7 @@ def test_every_schedule_falls_from_its_start(schedule: Any, form: Any) -> None:
         assert stages[-1] == pytest.approx(PAPER.sigma_end)
 
 
-def test_stages_are_equal_spans_and_left_over_steps_belong_to_the_last() -> None:
+def test_stages_are_equal_spans_and_left_over_steps_belong_to_the_last():
     assert [stage_of_step(PAPER, step, 20) for step in range(20)] == [
         s for s in range(10) for _ in "ab"
     ]
@@ -96,11 +93,11 @@ SURVIVING = {
 
 
 @pytest.mark.parametrize("sigma", SURVIVING)
-def test_bfloat16_swallows_small_noise(sigma: float) -> None:
+def test_bfloat16_swallows_small_noise(sigma):
     generator = torch.Generator().manual_seed(0)
     for (low, high), (share, size) in zip(RANGES, SURVIVING[sigma], strict=True):
         weight = (low + (high - low) * torch.rand(100_000, generator=generator)).bfloat16().float()
-        arguments: Any = {"seed": 0, "step": 0, "name": f"{low}"}
+        arguments = {"seed": 0, "step": 0, "name": f"{low}"}
         noise = draw_noise(weight, sigma, form="as_released", **arguments)
         assert float((noise != 0).double().mean()) == pytest.approx(share, abs=0.012)
         assert float(noise.square().mean().sqrt()) / sigma == pytest.approx(size, abs=0.06)
@@ -109,9 +106,9 @@ def test_bfloat16_swallows_small_noise(sigma: float) -> None:
         assert int((exact == 0).sum()) == 0
 
 
-def test_the_draw_depends_on_seed_step_and_name_only() -> None:
+def test_the_draw_depends_on_seed_step_and_name_only():
     weight = torch.ones(64)
-    base: Any = {"seed": 3, "step": 7, "name": "a", "form": "as_described"}
+    base = {"seed": 3, "step": 7, "name": "a", "form": "as_described"}
     first = draw_noise(weight, 0.1, **base)
     torch.randn(5)
     assert torch.equal(first, draw_noise(weight * 2, 0.1, **base))
@@ -119,20 +116,18 @@ def test_the_draw_depends_on_seed_step_and_name_only() -> None:
         assert not torch.equal(first, draw_noise(weight, 0.1, **(base | change)))
 
 
-def logits(policy: Any) -> torch.Tensor:
+def logits(policy):
     with torch.no_grad():
-        values: torch.Tensor = policy.model(torch.arange(3, 23)[None]).logits
+        values = policy.model(torch.arange(3, 23)[None]).logits
     return values
 
 
-def enter(policy: Any, config: Any, *, step: int = 3, seed: int = 0) -> Any:
+def enter(policy, config, *, step=3, seed=0):
     return perturbed(policy, config, seed=seed, step=step, total_steps=4)
 
 
 @pytest.mark.parametrize("form", ["as_described", "as_released"])
-def test_noise_changes_gains_inside_and_is_gone_to_the_bit_outside(
-    make_policy: Any, form: Any
-) -> None:
+def test_noise_changes_gains_inside_and_is_gone_to_the_bit_outside(make_policy, form):
     policy, config = make_policy(), dataclasses.replace(STRONG, form=form)
     clean = logits(policy)
     norms = block_norms(policy.model) | {"model.norm": final_norm(policy.model)}
@@ -158,9 +153,7 @@ def test_noise_changes_gains_inside_and_is_gone_to_the_bit_outside(
     torch.testing.assert_close(logits(policy), noisy, rtol=1e-5, atol=1e-5)
 
 
-def test_first_stage_no_configuration_and_the_published_form_touch_nothing(
-    make_policy: Any,
-) -> None:
+def test_first_stage_no_configuration_and_the_published_form_touch_nothing(make_policy):
     policy = make_policy()
     clean = logits(policy)
     published = dataclasses.replace(STRONG, form="as_published")
@@ -172,9 +165,7 @@ def test_first_stage_no_configuration_and_the_published_form_touch_nothing(
         assert receipt.digest == ""
 
 
-def test_noise_that_touches_nothing_raises(
-    make_policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_touches_nothing_raises(make_policy, monkeypatch):
     monkeypatch.setattr(module, "perturbable_norms", lambda model, form: {})
     policy = make_policy()
     with pytest.raises(ValueError, match="touched no norm"), enter(policy, STRONG):

@@ -1,7 +1,5 @@
 """The optimiser: float32 masters, learning rates by step, clipping, the 8-bit variant's errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -22,17 +20,17 @@ from repro.spec.schedule import learning_rate_of_step
 CONFIG = OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
 
 
-def named(*values: float, dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+def named(*values, dtype=torch.float32):
     return {f"w{i}": nn.Parameter(torch.tensor([v], dtype=dtype)) for i, v in enumerate(values)}
 
 
-def give(parameters: dict[str, nn.Parameter], gradient: float) -> None:
+def give(parameters, gradient):
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, gradient)
 
 
 @pytest.mark.parametrize(("dtype", "moves"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_small_updates_survive_in_float32_only(dtype: torch.dtype, moves: bool) -> None:
+def test_small_updates_survive_in_float32_only(dtype, moves):
     parameters = named(1.0, dtype=dtype)
     optimizer = build_optimizer(parameters, CONFIG)
     set_learning_rate(optimizer, 1e-6)
@@ -42,7 +40,7 @@ def test_small_updates_survive_in_float32_only(dtype: torch.dtype, moves: bool) 
     assert (float(parameters["w0"].detach()) != 1.0) == moves
 
 
-def test_gradient_is_clipped_to_its_norm_which_is_returned_before_clipping() -> None:
+def test_gradient_is_clipped_to_its_norm_which_is_returned_before_clipping():
     parameters = named(0.0, 0.0)
     optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
     parameters["w0"].grad, parameters["w1"].grad = torch.tensor([3.0]), torch.tensor([4.0])
@@ -52,7 +50,7 @@ def test_gradient_is_clipped_to_its_norm_which_is_returned_before_clipping() -> 
     assert all(p.grad is None for p in parameters.values())
 
 
-def test_a_gradient_that_is_not_finite_raises_before_the_step() -> None:
+def test_a_gradient_that_is_not_finite_raises_before_the_step():
     parameters = named(1.0)
     optimizer = build_optimizer(parameters, CONFIG)
     give(parameters, float("nan"))
@@ -61,7 +59,7 @@ def test_a_gradient_that_is_not_finite_raises_before_the_step() -> None:
     assert float(parameters["w0"].detach()) == 1.0
 
 
-def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine() -> None:
+def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine():
     config = dataclasses.replace(CONFIG, warmup_steps=4)
     rates = [learning_rate_of_step(config, 2.0, step, 12) for step in range(12)]
     assert rates == pytest.approx([0.5, 1.0, 1.5] + [2.0] * 9)
@@ -73,9 +71,7 @@ def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine() -> None:
     assert 0 < rates[-1] < 0.1
 
 
-def go_out_and_back(
-    parameters: dict[str, nn.Parameter], config: OptimizerConfig
-) -> dict[str, torch.Tensor]:
+def go_out_and_back(parameters, config):
     """Step, restore the state on copies, and check that both step alike; return its tensors."""
     optimizer = build_optimizer(parameters, config)
     set_learning_rate(optimizer, 0.1)
@@ -95,18 +91,18 @@ def go_out_and_back(
     return tensors
 
 
-def test_state_goes_out_and_back() -> None:
+def test_state_goes_out_and_back():
     go_out_and_back(named(1.0, -2.0), CONFIG)
 
 
-def test_eight_bit_states_off_the_gpu_raise() -> None:
+def test_eight_bit_states_off_the_gpu_raise():
     with pytest.raises(ValueError, match="needs a CUDA device"):
         build_optimizer(named(1.0), dataclasses.replace(CONFIG, name="adamw_8bit"))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
-def test_eight_bit_states_train_on_a_gpu_and_go_out_and_back() -> None:
+def test_eight_bit_states_train_on_a_gpu_and_go_out_and_back():
     pytest.importorskip("bitsandbytes")
     parameters = {"w": nn.Parameter(torch.ones(8192, device="cuda"))}
     tensors = go_out_and_back(parameters, dataclasses.replace(CONFIG, name="adamw_8bit"))

@@ -6,20 +6,15 @@ path (rows, log-probabilities, advantages, micro-batches), where the mean over n
 approach the exact gradient as 1/sqrt(n).
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from repro.rl import step
 from repro.rl.advantage import group_advantages
 from repro.rl.loss import StepCounts, policy_loss
-from repro.rl.rows import Rows, make_rows
+from repro.rl.rows import make_rows
 from repro.rl.step import accumulate_step
 from repro.spec.arm import LossConfig
 from tests.repro.rl.conftest import Tabular, make_completion
@@ -30,7 +25,7 @@ TEMPERATURE = 0.6
 PROMPTS = ((3, 1),)
 
 
-def exact_centred(tab: Any, group_size: int, weight: Tensor | float = 1.0) -> Tensor:
+def exact_centred(tab, group_size, weight=1.0):
     """Return the expected group mean of (r - mean r) * weight * d log p, by enumeration."""
     p, score = tab.scores()
     weight = torch.as_tensor(weight, dtype=torch.float64).expand_as(p)
@@ -39,15 +34,15 @@ def exact_centred(tab: Any, group_size: int, weight: Tensor | float = 1.0) -> Te
     return (group_size - 1) / group_size * (first - second)
 
 
-def lengths(tab: Any) -> Tensor:
+def lengths(tab):
     return torch.tensor([len(c) for c in tab.completions], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_expected_gradient_over_all_pairs_is_exact(aggregation: str, scale_by_std: bool) -> None:
+def test_expected_gradient_over_all_pairs_is_exact(aggregation, scale_by_std):
     tab = Tabular(TEMPERATURE)
-    config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)  # type: ignore[arg-type]
+    config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)
     count, length = len(tab.completions), lengths(tab)
     pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count))  # (N^2, 2)
     p, score = tab.scores()
@@ -89,32 +84,30 @@ def test_expected_gradient_over_all_pairs_is_exact(aggregation: str, scale_by_st
             config,
             StepCounts(rows=2, tokens=int(tokens), length_limit=3),
         )
-        result.loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        result.loss.backward(retain_graph=True)
     assert table.grad is not None
     torch.testing.assert_close(-table.grad.flatten(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.fixture(autouse=True)
-def table_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def table_pass(monkeypatch):
     """Let steps ask the table, which has no blocks to pack."""
 
-    def asked(policy: Any, rows: Rows, temperature: float, **settings: Any) -> Any:
+    def asked(policy, rows, temperature, **settings):
         return plain_logprobs(policy, rows, temperature)
 
     monkeypatch.setattr(step, "packed_logprobs", asked)
 
 
 @pytest.fixture
-def sampled(make_run: Any) -> Callable[..., Tensor]:
+def sampled(make_run):
     """Return a function that gives the gradients, (batches, n), of batches of sampled groups of 4.
 
     They come by the trainer's path from completions; without a baseline advantages are rewards.
     """
     tab = Tabular(TEMPERATURE)
 
-    def gradients(
-        config: LossConfig, *, groups: int, batches: int, baseline: bool = True
-    ) -> Tensor:
+    def gradients(config, *, groups, batches, baseline=True):
         rollout = dataclasses.replace(
             make_run().scale.rollout, temperature=tab.temperature, max_new_tokens=3
         )
@@ -152,7 +145,7 @@ def sampled(make_run: Any) -> Callable[..., Tensor]:
     return gradients
 
 
-def excess(gradients: Tensor, expected: Tensor) -> float:
+def excess(gradients, expected):
     """Squared error of the mean over what chance explains; about 1 when unbiased."""
     error = (gradients.mean(0) - expected).square().sum()
     return float(error / (gradients.var(0) / len(gradients)).sum())
@@ -168,9 +161,7 @@ CORRECT = {
 
 
 @pytest.mark.parametrize("name", CORRECT)
-def test_sampled_gradient_converges_at_the_monte_carlo_rate(
-    sampled: Callable[..., Tensor], name: str
-) -> None:
+def test_sampled_gradient_converges_at_the_monte_carlo_rate(sampled, name):
     config, oracle = CORRECT[name]
     expected = oracle(Tabular(TEMPERATURE), 4)
     gradients = sampled(config, groups=12, batches=256)
@@ -181,9 +172,7 @@ def test_sampled_gradient_converges_at_the_monte_carlo_rate(
     assert 8 < float(few / many) < 32
 
 
-def test_reinforce_without_baseline_converges_to_the_gradient_itself(
-    sampled: Callable[..., Tensor],
-) -> None:
+def test_reinforce_without_baseline_converges_to_the_gradient_itself(sampled):
     gradients = sampled(CORRECT["constant"][0], groups=48, batches=64, baseline=False)
     # exact_centred at a group size without end is d E[r] / d table.
     assert excess(gradients, exact_centred(Tabular(TEMPERATURE), 10**9) / 3) < 2

@@ -1,12 +1,7 @@
 """Packed rows: equal to each row by itself."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +10,9 @@ from kernels import dispatch
 from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from repro.rl.packed import packed_logprobs
-from repro.rl.rows import Rows, make_rows
+from repro.rl.rows import make_rows
 from tests.repro.rl.conftest import make_completion, nudge
 from tests.repro.rl.uneven_rows import (
     LENGTHS,
@@ -32,8 +27,8 @@ from tests.repro.rollout.conftest import random_policy
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
 @pytest.mark.parametrize("kept_blocks", [0, 1, None])
 def test_packed_rows_give_each_rows_own_values_and_gradients(
-    rows: Rows, make_policy: Callable[..., Policy], weight_format: str, kept_blocks: int | None
-) -> None:
+    rows, make_policy, weight_format, kept_blocks
+):
     policy = make_policy(weight_format=weight_format)
     nudge(policy, 0.1)
     weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1))
@@ -47,7 +42,7 @@ def test_packed_rows_give_each_rows_own_values_and_gradients(
     assert largest_gap(take_gradients(policy), expected) < 1e-5
 
 
-def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
+def test_a_row_does_not_see_its_neighbours(rows, policy):
     together = packed_logprobs(policy, rows, 1.0)[0]
     for row, length in enumerate(LENGTHS):
         alone = packed_logprobs(policy, rows.select(torch.tensor([row])), 1.0)[0]
@@ -55,9 +50,7 @@ def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])
-def test_other_architectures_and_trained_norms_get_each_rows_own_gradients(
-    rows: Rows, make_policy: Callable[..., Policy], kind: str
-) -> None:
+def test_other_architectures_and_trained_norms_get_each_rows_own_gradients(rows, make_policy, kind):
     trains_norms = kind == "norms trained"
     policy = make_policy(norms_trained=True) if trains_norms else random_policy(kind)
     nudge(policy, 0.1)
@@ -67,7 +60,7 @@ def test_other_architectures_and_trained_norms_get_each_rows_own_gradients(
     assert largest_gap(take_gradients(policy), expected) < 1e-5
 
 
-def test_noise_on_the_norms_reaches_a_packed_pass(rows: Rows, policy: Policy) -> None:
+def test_noise_on_the_norms_reaches_a_packed_pass(rows, policy):
     still = packed_logprobs(policy, rows, 1.0)[0]
     for norm in block_norms(policy.model).values():
         norm.noise = torch.full(norm.weight.shape, 0.3)
@@ -78,9 +71,7 @@ def test_noise_on_the_norms_reaches_a_packed_pass(rows: Rows, policy: Policy) ->
 
 
 @pytest.mark.parametrize("state", ["merged", "disabled"])
-def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
-    rows: Rows, policy: Policy, state: str
-) -> None:
+def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(rows, policy, state):
     for _, layer in adapter_layers(policy.model):
         if state == "merged":
             layer.merge()
@@ -92,7 +83,7 @@ def test_an_adapter_that_is_merged_or_disabled_acts_as_in_the_modules(
     torch.testing.assert_close(packed, alone, rtol=0, atol=2e-5)
 
 
-def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_token() -> None:
+def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_token():
     end = 0  # also what rows are padded with
     completions = [
         make_completion([5, 6, end]),
@@ -104,7 +95,7 @@ def test_end_tokens_count_and_nothing_after_them_although_padding_is_the_same_to
     assert rows.truncated.tolist() == [False, True, False]
 
 
-def test_broken_completions_and_temperatures_are_refused(rows: Rows, policy: Policy) -> None:
+def test_broken_completions_and_temperatures_are_refused(rows, policy):
     bad = dataclasses.replace(make_completion([5]), sampled_logprobs=(float("nan"),))
     for prompt, completion, group_size, message in (
         ([1], make_completion([]), 1, "a completion is empty"),
@@ -118,7 +109,7 @@ def test_broken_completions_and_temperatures_are_refused(rows: Rows, policy: Pol
         packed_logprobs(policy, rows, 0.0)
 
 
-def test_weights_that_lie_one_after_another_are_one_matrix() -> None:
+def test_weights_that_lie_one_after_another_are_one_matrix():
     whole = torch.arange(28.0).view(7, 4)
     parts = [whole[:3], whole[3:4], whole[4:6]]
     (fused,) = side_by_side(parts)
@@ -128,7 +119,7 @@ def test_weights_that_lie_one_after_another_are_one_matrix() -> None:
         assert all(a is b for a, b in zip(side_by_side(apart), apart, strict=True))
 
 
-GPU_KINDS: dict[str, dict[str, Any]] = {
+GPU_KINDS = {
     "bf16": {},
     "nvfp4": {"weight_format": "nvfp4"},
     "mxfp4": {"weight_format": "mxfp4"},
@@ -141,12 +132,8 @@ GPU_KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", GPU_KINDS)
 @pytest.mark.parametrize("kept_blocks", [0, None])
 def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
-    rows: Rows,
-    make_policy: Callable[..., Policy],
-    checkpoint_folder: Path,
-    kind: str,
-    kept_blocks: int | None,
-) -> None:
+    rows, make_policy, checkpoint_folder, kind, kept_blocks
+):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
     if kind == "full":
@@ -156,7 +143,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     nudge(policy, 0.1)
     weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1)).cuda()
 
-    def gradient(function: Callable[..., Any], **settings: Any) -> dict[str, torch.Tensor]:
+    def gradient(function, **settings):
         (function(policy, rows, 0.7, **settings)[0] * weights).sum().backward()
         return {name: grad.double().cpu() for name, grad in take_gradients(policy).items()}
 
@@ -174,9 +161,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
         assert ours <= 2 * theirs + 0.03, f"{name}: {ours}, the modules {theirs}"
 
 
-def exact_logprobs(
-    policy: Policy, rows: Rows, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_logprobs(policy, rows, temperature):
     """Return each row's own log-probabilities and entropies, by a head written out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "token_logprobs", exact_head)

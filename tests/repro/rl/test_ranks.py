@@ -4,27 +4,21 @@ Here ranks are played one after another in one process; real processes carry out
 tests/repro/run/test_rank_processes.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from repro import distributed as ranks_module
 from repro.data.load import load_problems
 from repro.distributed import ALONE, EXCHANGE, MEETING, Ranks
 from repro.evaluate.asking import Evaluator
-from repro.models.policy import Policy
 from repro.procedures.train import _alike_on_ranks
 from repro.reward.score import Rewards
 from repro.rl.collect import GradingRequest, GrowingRollout, PromptSource
-from repro.rl.step import StepOutput, accumulate_step, step_metrics, within_memory
+from repro.rl.step import accumulate_step, step_metrics, within_memory
 from repro.rollout.sampler import SharedSampler
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
@@ -40,11 +34,11 @@ AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
 class Played(Ranks):
     """A rank whose exchanges leave what it has: the test adds up what all have."""
 
-    def _exchange(self, of: str, act: Callable[[], object]) -> None:
+    def _exchange(self, of, act):
         del of, act
 
 
-def test_every_item_is_one_ranks_and_the_largest_are_spread() -> None:
+def test_every_item_is_one_ranks_and_the_largest_are_spread():
     sizes = [5, 90, 7, 88, 3, 1, 40]
     for world in WORLDS:
         shares = [Played(rank, world).mine(sizes) for rank in range(world)]
@@ -54,12 +48,12 @@ def test_every_item_is_one_ranks_and_the_largest_are_spread() -> None:
     assert Played(2, 3).mine([4, 4]) == []
 
 
-def trained(policy: Policy) -> dict[str, nn.Parameter]:
+def trained(policy):
     """Return what is trained, of any type of float."""
     return {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
-def tiny(weight_format: Any) -> Policy:
+def tiny(weight_format):
     """Return the packaged policy in a format, with an adapter."""
     return fresh_policy(
         "tiny", weight_format=weight_format, training="lora", lora_rank=8, lora_alpha=8,
@@ -68,15 +62,15 @@ def tiny(weight_format: Any) -> Policy:
 
 
 @pytest.fixture(scope="module")
-def step() -> Any:
+def step():
     return rollout_step()
 
 
-def rollout_step() -> Any:
+def rollout_step():
     """Return a policy in float64, a rollout of three prompts by five, one of them idle, its run."""
     target = find("table1")
     arm = next(arm for arm in target.arms if arm.name == "nvfp4_lora")
-    smoke: Any = target.scales[Tier.SMOKE]
+    smoke = target.scales[Tier.SMOKE]
     data = DataConfig(source="generated", train_problems=50, test_problems=4)
     scale = dataclasses.replace(
         smoke, prompts_per_rollout=3, group_size=5, micro_batch_rows=4, data=data
@@ -94,7 +88,7 @@ def rollout_step() -> Any:
     noise = torch.Generator().manual_seed(0)
     values = torch.randint(0, 2, (15,), generator=noise).double()
     values[:5] = 1.0  # a group without advantage
-    accuracy: list[float | None] = values.tolist()
+    accuracy = values.tolist()
     growing.add(request, batch.completions, Rewards(
         accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
         statuses=["ok"] * 15))  # fmt: skip
@@ -106,15 +100,13 @@ def rollout_step() -> Any:
     return policy, growing.rollout(), run
 
 
-def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_float64(monkeypatch):
     """Let norms and the head compute in what comes in; the references of both take float32."""
     monkeypatch.setattr("kernels.reference.rms_norm", exact_norm)
     monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_head)
 
 
-def passed(
-    step: Any, ranks: Ranks, index: Tensor, old: Tensor | None, tokens: int
-) -> tuple[dict[str, Tensor], StepOutput]:
+def passed(step, ranks, index, old, tokens):
     """Return a rank's share of a step's gradient, and its output."""
     policy, rollout, run = step
     parameters = trained(policy)
@@ -134,9 +126,9 @@ def passed(
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(("masked", "beta", "off"), [(False, 0, False), (True, 0.1, True)])
 def test_shares_of_a_gradient_add_up_to_that_of_one_process(
-    step: Any, monkeypatch: pytest.MonkeyPatch, aggregation: str, masked: bool, beta: float,
-    off: bool,
-) -> None:  # fmt: skip
+    step, monkeypatch, aggregation, masked, beta,
+    off
+):  # fmt: skip
     in_float64(monkeypatch)
     policy, rollout, run = step
     loss = dataclasses.replace(
@@ -161,7 +153,7 @@ def test_shares_of_a_gradient_add_up_to_that_of_one_process(
             assert set(tokens) == {step_metrics(rollout, whole)["completion_tokens"]}
 
 
-def test_passes_of_a_step_are_spread_evenly_over_ranks(step: Any) -> None:
+def test_passes_of_a_step_are_spread_evenly_over_ranks(step):
     loads = []
     for rank in range(2):
         _, output = passed(step, Played(rank, 2), torch.arange(15), None, 100_000)
@@ -173,7 +165,7 @@ def test_passes_of_a_step_are_spread_evenly_over_ranks(step: Any) -> None:
 class Exchanging(Ranks):
     """A second rank that has what the first, before it, gave away."""
 
-    def gathered(self, own: Tensor) -> list[Tensor]:
+    def gathered(self, own):
         """Return what was kept of the first rank, and this one's own."""
         kind = str(own.dtype)
         if self.rank == 0:
@@ -184,14 +176,14 @@ class Exchanging(Ranks):
     any = staticmethod(bool)  # neither has a problem
 
 
-SENT: dict[str, list[Tensor]] = {}
+SENT = {}
 
 
-def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
+def test_completions_arrive_as_they_were_sampled(step):
     policy = tiny("bf16")
     scale, rollout = step[2].scale, step[1]
     prompts = [list(prompt) for prompt in rollout.rows.prompts][:3]
-    asked: dict[str, Any] = {"group_size": 2, "seeds": list(range(6))}
+    asked = {"group_size": 2, "seeds": list(range(6))}
     alone = TorchSampler(policy).sample(prompts, scale.rollout, **asked)
     SENT.clear()
     first = SharedSampler(TorchSampler(policy), Exchanging(0, 2))
@@ -206,12 +198,10 @@ def test_completions_arrive_as_they_were_sampled(step: Any) -> None:
         assert other.sampled_logprobs == pytest.approx(one.sampled_logprobs, abs=1e-5)
 
 
-def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_grades(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_grades(monkeypatch):
     now = [0.0]
 
-    def passes(seconds: float) -> Callable[..., None]:
+    def passes(seconds):
         return lambda *args, **more: now.__setitem__(0, now[0] + seconds)
 
     there = SimpleNamespace(monitored_barrier=passes(5.0), all_reduce=passes(1.0))
@@ -228,14 +218,14 @@ def test_what_an_exchange_takes_is_counted_from_when_all_have_come_and_without_g
     assert ALONE.spent == {}
 
 
-def test_rewards_that_differ_between_ranks_are_refused() -> None:
+def test_rewards_that_differ_between_ranks_are_refused():
     class OtherPays(Ranks):
-        def texts(self, own: str) -> list[str]:
+        def texts(self, own):
             return [own, own if same else "another digest"]
 
         any = staticmethod(bool)
 
-    def score(request: GradingRequest) -> Rewards:
+    def score(request):
         return Rewards(accuracy=[1.0], format=[1.0], total=[0.5], lenient_accuracy=[1.0],
                        statuses=["ok"])  # fmt: skip
 
@@ -247,21 +237,21 @@ def test_rewards_that_differ_between_ranks_are_refused() -> None:
         _alike_on_ranks(score, OtherPays(0, 2))(request)
 
 
-def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step: Any) -> None:
+def test_each_rank_is_asked_as_many_rows_at_once_as_one_process(step):
     sampler, how = TorchSampler(step[0]), (step[0].tokenizer, None, 0)
     alone, of_four = Evaluator(sampler, *how), Evaluator(sampler, *how, ranks=Ranks(0, 4))
     assert of_four.rows_at_once == 4 * alone.rows_at_once
 
 
-def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all() -> None:
+def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all():
     class OtherLacks(Ranks):
-        def any(self, mine: bool) -> bool:
+        def any(self, mine):
             del mine
             asked.append(None)
             return len(asked) == 1
 
-    asked: list[None] = []
-    forgotten: list[None] = []
+    asked = []
+    forgotten = []
     result = within_memory(
         lambda size: size,
         64,

@@ -1,17 +1,12 @@
 """Full training that ranks divide: steps, memory, tie and checkpoints are those of one process."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from repro.distributed import ALONE, Ranks
 from repro.rl.divide import shard
@@ -80,11 +75,9 @@ def body(runs, folder, records, progress, should_stop, threads):
     }))
 """
 
-Went = tuple[list[dict[str, Any]], dict[str, Tensor]]
-
 
 @pytest.fixture(scope="module")
-def step() -> Any:
+def step():
     """Return a rollout of three prompts by five, one of them idle, and its run."""
     _, rollout, run = rollout_step()
     (arm,) = (arm for arm in find("table1").arms if arm.name == "bf16_full")
@@ -92,21 +85,19 @@ def step() -> Any:
 
 
 @pytest.fixture
-def go(
-    step: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None
-) -> Callable[..., Went]:
+def go(step, tmp_path, monkeypatch, warm_workers):
     """Return what makes steps by some ranks and returns what each says, and the checkpoint."""
     body = planted("sharded_steps", STEPS, tmp_path, monkeypatch).body
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
-    def steps(ranks: int, folder: str, until: int = 2, wide: bool = True, **changes: str) -> Went:
+    def steps(ranks, folder, until=2, wide=True, **changes):
         asked = {"until": until, "wide": wide, "optimizer": "adamw", "dtype": "float32"} | changes
         (tmp_path / "asked.json").write_text(json.dumps(asked))
         torch.save(step, tmp_path / "step.pt")
         given = [step[1]], tmp_path / folder, tmp_path, lambda *_: None, lambda: False, 1
         Ranked(ranks=ranks, stall=60, body=body)(*given)
         said = [json.loads((tmp_path / f"rank{n}.json").read_text()) for n in range(ranks)]
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for path in (tmp_path / folder / f"step-{until:08d}").glob("*.safetensors"):
             tensors |= load_file(path)
         return said, tensors
@@ -114,7 +105,7 @@ def go(
     return steps
 
 
-def test_steps_by_ranks_are_those_of_one_process(go: Any) -> None:
+def test_steps_by_ranks_are_those_of_one_process(go):
     (alone,), whole = go(1, "alone")
     for ranks in (2, 3):
         every, tensors = go(ranks, f"of {ranks}")
@@ -129,7 +120,7 @@ def test_steps_by_ranks_are_those_of_one_process(go: Any) -> None:
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-9, atol=1e-9)
 
 
-def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go: Any) -> None:
+def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go):
     (alone,), whole = go(1, "alone", until=1, wide=False, dtype="bfloat16")
     every, tensors = go(2, "two", until=1, wide=False, dtype="bfloat16")
     # Passes are cut otherwise, and a gradient is rounded once a pass.
@@ -139,7 +130,7 @@ def test_masters_gathered_in_16_bits_are_those_that_autocast_makes(go: Any) -> N
         assert float(off) < 0.02, name
 
 
-def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go: Any) -> None:
+def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go):
     (alone,), whole = go(1, "alone")
     for ranks in (1, 3):
         go(2, f"then {ranks}", until=1)
@@ -149,7 +140,7 @@ def test_a_checkpoint_of_two_goes_on_on_one_and_on_three(go: Any) -> None:
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-9, atol=1e-9)
 
 
-def test_eight_bit_moments_keep_the_format_of_one_process(go: Any) -> None:
+def test_eight_bit_moments_keep_the_format_of_one_process(go):
     pytest.importorskip("bitsandbytes")
     eight = {"wide": False, "optimizer": "adamw_8bit"}
     _, whole = go(1, "alone", until=1, **eight)
@@ -168,12 +159,12 @@ def test_eight_bit_moments_keep_the_format_of_one_process(go: Any) -> None:
         assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_frozen_base_is_not_divided() -> None:
+def test_a_frozen_base_is_not_divided():
     with pytest.raises(ValueError, match="training is 'lora' on nvfp4 weights"):
         shard(tiny("nvfp4"), None, "adamw")
 
 
-def test_ranks_that_pass_abreast_make_as_many_passes() -> None:
+def test_ranks_that_pass_abreast_make_as_many_passes():
     sizes = [5, 90, 7, 88, 3, 1, 40]
     every = [Ranks(rank, 3, abreast=True) for rank in range(3)]
     shares = [ranks.mine(sizes) for ranks in every]

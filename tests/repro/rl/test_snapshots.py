@@ -1,32 +1,28 @@
 """Snapshots: whole or absent whenever a process is killed, two kept, verified when read."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from repro.rl import training_state
-from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from repro.rl.snapshots import SnapshotError, read_newest, write_snapshot
 from repro.rl.training_state import TrainState
 
 ROOT = Path(__file__).parents[3]
 
 
-def write(folder: Path, step: int) -> Path:
+def write(folder, step):
     tensors = {"a.safetensors": {"w": torch.full((3,), float(step)), "n": torch.tensor(step)}}
     return write_snapshot(folder, step, tensors, {"name": "run"})
 
 
-def checked(snapshot: Snapshot) -> int:
+def checked(snapshot):
     """Return the step of a snapshot whose every value says the same step."""
     tensors = snapshot.tensors["a.safetensors"]
     assert torch.equal(tensors["w"], torch.full((3,), float(snapshot.step)))
@@ -34,7 +30,7 @@ def checked(snapshot: Snapshot) -> int:
     return snapshot.step
 
 
-def newest(folder: Path) -> int | None:
+def newest(folder):
     newest_state = read_newest(folder, checked)
     if newest_state is None:
         return None
@@ -42,18 +38,18 @@ def newest(folder: Path) -> int | None:
     return newest_state[0]
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_the_last_two_are_kept(tmp_path):
     for step in (0, 5, 10, 15):
         write(tmp_path, step)
     assert names(tmp_path) == ["step-00000010", "step-00000015"]
     assert newest(tmp_path) == 15
 
 
-def test_every_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_every_file_is_noticed(tmp_path):
     draw = random.Random(7)
     folder = write(tmp_path, 1)
     for path in sorted(folder.iterdir()):
@@ -69,7 +65,7 @@ def test_every_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> None:
     assert newest(tmp_path) == 1
 
 
-def odd_steps(snapshot: Snapshot) -> int:
+def odd_steps(snapshot):
     """Refuse a snapshot of an even step, as a caller may whose run is another."""
     if snapshot.step % 2 == 0:
         raise SnapshotError("it is even")
@@ -81,8 +77,8 @@ def odd_steps(snapshot: Snapshot) -> int:
     [(True, checked, "stray has SHA-256"), (False, odd_steps, "it is even")],
 )
 def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(
-    tmp_path: Path, stray: bool, check: Callable[[Snapshot], int], why: str
-) -> None:
+    tmp_path, stray, check, why
+):
     for step in (5, 10):
         write(tmp_path, step)
     if stray:
@@ -143,7 +139,7 @@ print(last)
 """
 
 
-def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path):
     folder = tmp_path / "kept"
     script = COUNTING.format(paths=[str(ROOT)], folder=str(folder))
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False,
@@ -158,11 +154,11 @@ def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path: Path) -> 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
 def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
+    tmp_path, monkeypatch, code, call
+):
     write(tmp_path, 1)
 
-    def fail(*arguments: Any, **named: Any) -> None:
+    def fail(*arguments, **named):
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
@@ -174,9 +170,7 @@ def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
     assert newest(tmp_path) == 1
 
 
-def test_a_checkpoint_says_on_how_many_other_ranks_its_steps_were_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_says_on_how_many_other_ranks_its_steps_were_done(tmp_path, monkeypatch):
     parameters = {"w": torch.nn.Parameter(torch.ones(3, 2))}
     optimizer = torch.optim.SGD(parameters.values(), momentum=0.9)
     parameters["w"].sum().backward()

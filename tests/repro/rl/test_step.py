@@ -1,24 +1,16 @@
 """One step's passes: any cut by tokens gives its gradient, and memory's end is not the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kernels import dispatch
-from repro.models.policy import Policy
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.micro_batches import split_by_tokens
-from repro.rl.rows import Rows
-from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
+from repro.rl.step import accumulate_step, evaluate_rows
 from repro.spec.arm import DAPO, GRPO, LossConfig
-from repro.spec.config import RunConfig
 from tests.repro.rl.uneven_rows import (
     ADVANTAGES,
     BNPO,
@@ -36,8 +28,8 @@ EVERY_ROW = torch.arange(6)
 
 
 @pytest.fixture
-def run_of(make_run: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
-    def make(loss: LossConfig = GRPO, **changes: Any) -> RunConfig:
+def run_of(make_run):
+    def make(loss=GRPO, **changes):
         rollout = dataclasses.replace(make_run().scale.rollout, max_new_tokens=12)
         return make_run(loss=loss, rollout=rollout, **changes)
 
@@ -45,20 +37,18 @@ def run_of(make_run: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
 
 
 @pytest.fixture
-def in_double(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Policy:
+def in_double(policy, monkeypatch):
     policy.model.double()
     use_head(monkeypatch, exact_head)
     return policy
 
 
-def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
+def use_head(monkeypatch, head):
     """Let passes end in a head of the caller's."""
     monkeypatch.setattr(dispatch, "token_logprobs", head)
 
 
-def go(
-    policy: Policy, rows: Rows, run: RunConfig, micro_tokens: int, **settings: Any
-) -> tuple[StepOutput, int]:
+def go(policy, rows, run, micro_tokens, **settings):
     advantages = settings.pop("advantages", ADVANTAGES)
     return accumulate_step(
         policy, rollout_of(rows, advantages), EVERY_ROW, run,
@@ -67,8 +57,8 @@ def go(
     )  # fmt: skip
 
 
-def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: Rows) -> None:
-    def tokens(batch: Any) -> int:
+def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows):
+    def tokens(batch):
         return sum(PROMPTS[i] for i in {r // 2 for r in batch}) + sum(LENGTHS[r] - 1 for r in batch)
 
     assert rows.packed_tokens().tolist() == [tokens([row]) for row in range(6)]
@@ -91,16 +81,14 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
     [GRPO, DAPO, BNPO, LossConfig(beta=0.1), LossConfig(aggregation="constant")],
     ids=["grpo", "dapo", "bnpo", "kl", "constant"],
 )
-def test_any_cut_gives_the_whole_steps_gradient_in_float64(
-    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], loss: LossConfig
-) -> None:
+def test_any_cut_gives_the_whole_steps_gradient_in_float64(rows, in_double, run_of, loss):
     generator = torch.Generator().manual_seed(2)
     old, ref = (torch.randn(rows.mask.shape, generator=generator).double() - 2 for _ in range(2))
     # A local mean is over so many rows, however many of them go in one pass.
     run = run_of(dataclasses.replace(loss, mask_truncated=False), micro_batch_rows=4)
     advantages = (1.0, -0.5, 0.0, 2.0, 0.0, 0.75)
 
-    def gradient(micro_tokens: int) -> dict[str, Tensor]:
+    def gradient(micro_tokens):
         go(in_double, rows, run, micro_tokens, old_logprobs=old, ref_logprobs=ref,
            advantages=advantages)  # fmt: skip
         return take_gradients(in_double)
@@ -116,12 +104,12 @@ class FailsInBackward(torch.autograd.Function):
     armed = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         """Copy."""
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx, *grads):
         """Fail once."""
         if FailsInBackward.armed:
             FailsInBackward.armed = False
@@ -129,10 +117,10 @@ class FailsInBackward(torch.autograd.Function):
         return grads[0]
 
 
-def short_of_memory(most: int) -> Callable[..., Any]:
+def short_of_memory(most):
     """Return a head that runs out of memory beyond a number of predicted tokens."""
 
-    def head(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def head(hidden, *rest):
         if len(hidden) > most:
             raise torch.OutOfMemoryError("planted")
         return exact_head(hidden, *rest)
@@ -141,8 +129,8 @@ def short_of_memory(most: int) -> Callable[..., Any]:
 
 
 def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
-    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    rows, in_double, run_of, monkeypatch
+):
     whole, unchanged = go(in_double, rows, run_of(), 1000)
     gradient = take_gradients(in_double)
     assert unchanged == 1000
@@ -154,13 +142,13 @@ def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
 
 
 def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
-    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    rows, in_double, run_of, monkeypatch
+):
     go(in_double, rows, run_of(), 1000)
     whole = take_gradients(in_double)
     calls = 0
 
-    def head(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def head(hidden, *rest):
         nonlocal calls
         calls += 1
         # The second micro-batch fails half-way: the first one's gradients are there by then, and
@@ -173,9 +161,7 @@ def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
     assert largest_gap(take_gradients(in_double), whole) < 1e-10
 
 
-def test_a_single_row_that_does_not_fit_is_the_end(
-    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_row_that_does_not_fit_is_the_end(rows, in_double, run_of, monkeypatch):
     use_head(monkeypatch, short_of_memory(2))
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
         go(in_double, rows, run_of(), 100)
@@ -184,9 +170,7 @@ def test_a_single_row_that_does_not_fit_is_the_end(
         evaluate_rows(in_double, rows, EVERY_ROW, 1.0, micro_tokens=100)
 
 
-def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(
-    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
-) -> None:
+def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(rows, policy, run_of):
     new = plain_logprobs(policy, rows, 1.0)[0]
     old = new.detach() - 0.01
     counts = StepCounts(rows=6, tokens=sum(LENGTHS), length_limit=12)
@@ -199,9 +183,7 @@ def test_the_steps_loss_and_log_probabilities_are_those_of_each_row_alone(
     torch.testing.assert_close(output.logprobs, evaluated, rtol=0, atol=2e-5)
 
 
-def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(
-    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
-) -> None:
+def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(rows, policy, run_of):
     output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
     assert torch.cat([piece for piece, _ in output.plan.micro_batches]).tolist() == [2, 3]
     assert torch.cat(output.plan.idle).tolist() == [0, 1, 4, 5]

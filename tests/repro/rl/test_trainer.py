@@ -1,12 +1,8 @@
 """The training loop on a tiny random policy: what it draws, updates, logs, and how it resumes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,8 +41,8 @@ SERIES = [
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
 
 
-def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) -> None:
-    start: dict[str, torch.Tensor] = {}
+def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go):
+    start = {}
     result, policy, _ = go(prepare=lambda p, s: start.update(weights(p)))
     assert result.finished
     assert result.step == 6
@@ -61,8 +57,8 @@ def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) ->
     assert set(result.series["clip_fraction_high"]) == {0.0}
 
 
-def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go: Any) -> None:
-    def forget(policy: Any, sampler: Any) -> None:
+def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go):
+    def forget(policy, sampler):
         sampler.refresh = lambda: None
 
     result, _, _ = go(weight_format="nvfp4")
@@ -73,7 +69,7 @@ def test_sampler_and_trainer_agree_and_a_sampler_that_was_not_refreshed_shows(go
     assert stale.series["sampler_trainer_abs_diff_max"][-1] > 1e-3
 
 
-def test_several_updates_move_the_ratio_after_the_first(go: Any) -> None:
+def test_several_updates_move_the_ratio_after_the_first(go):
     result, _, sampler = go(updates_per_rollout=3, micro_batch_rows=3)
     assert sampler.calls == 2
     ratio = result.series["ratio"]
@@ -81,7 +77,7 @@ def test_several_updates_move_the_ratio_after_the_first(go: Any) -> None:
     assert result.series["sigma"] == [0.0] * 6
 
 
-def test_ratio_against_the_sampler_differs_from_one_under_noise(go: Any) -> None:
+def test_ratio_against_the_sampler_differs_from_one_under_noise(go):
     result, _, _ = go(noise=NOISE, loss=LossConfig(old_policy="sampler"))
     noisy = [sigma > 0 for sigma in result.series["sigma"]]
     assert noisy == [False, False, True, True, True, True]
@@ -89,10 +85,10 @@ def test_ratio_against_the_sampler_differs_from_one_under_noise(go: Any) -> None
     assert far == noisy
 
 
-def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(go: Any) -> None:
-    seen: list[bool] = []
+def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(go):
+    seen = []
 
-    def watch(policy: Any, sampler: Any) -> None:
+    def watch(policy, sampler):
         norms = block_norms(policy.model).values()
         sampler.before = lambda: seen.append(all(norm.noise is not None for norm in norms))
 
@@ -113,14 +109,14 @@ def test_noise_reaches_the_sampler_only_beside_a_kl_term_and_importance_weights(
     assert any(abs(w - 1) > 1e-3 for w in result.series["importance_weight"][2:])
 
 
-def test_shared_noise_is_seen_by_the_trainer_too(go: Any) -> None:
+def test_shared_noise_is_seen_by_the_trainer_too(go):
     shared = dataclasses.replace(NOISE, reach="shared")
     result, _, _ = go(noise=shared, updates_per_rollout=2)
     assert max(result.series["sigma"]) > 0
     assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
 
 
-def test_arms_of_a_seed_share_problems_and_random_numbers(go: Any) -> None:
+def test_arms_of_a_seed_share_problems_and_random_numbers(go):
     _, _, plain = go()
     _, _, noisy = go(noise=NOISE, folder="b")
     _, _, other = go(folder="c", seed=1)
@@ -129,9 +125,7 @@ def test_arms_of_a_seed_share_problems_and_random_numbers(go: Any) -> None:
     assert not set(plain.seeds) & set(other.seeds)
 
 
-def test_problems_are_drawn_without_repetition_within_an_epoch(
-    make_policy: Any, make_run: Any, problems: Any
-) -> None:
+def test_problems_are_drawn_without_repetition_within_an_epoch(make_policy, make_run, problems):
     source = PromptSource(problems, make_policy().tokenizer, make_run())
     ids = [[p.id for p in source.draw(batch)] for batch in range(4)]
     assert len({*ids[0], *ids[1]}) == 6
@@ -141,12 +135,12 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(
     assert [[p.id for p in again.draw(batch)] for batch in (3, 0)] == [ids[3], ids[0]]
 
 
-def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go: Any) -> None:
-    def constant(texts: Any, golds: Any, seeds: Any) -> Any:
+def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go):
+    def constant(texts, golds, seeds):
         total = [None if i % 4 == 0 else 0.2 for i in range(len(texts))]
         return dataclasses.replace(score_by_text(texts, golds, seeds), total=total)
 
-    start: dict[str, torch.Tensor] = {}
+    start = {}
     result, policy, _ = go(score=constant, prepare=lambda p, s: start.update(weights(p)))
     assert equal(start, weights(policy))
     assert set(result.series["grad_norm"]) == {0.0}
@@ -155,10 +149,10 @@ def test_equal_rewards_and_rows_without_one_leave_the_weights_alone(go: Any) -> 
     assert result.facts["rows"]["without_reward"] == 6 * 3
 
 
-def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go: Any) -> None:
+def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go):
     calls = []
 
-    def rarely(texts: Any, golds: Any, seeds: Any) -> Any:
+    def rarely(texts, golds, seeds):
         """One informative group a batch, the second; format alone varies elsewhere."""
         calls.append(len(texts))
         scored = score_by_text(texts, golds, seeds)
@@ -180,8 +174,8 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(go: Any)
     assert result.facts["rows"]["tokens_sampled"] > rollout_tokens
 
 
-def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any) -> None:
-    def never(texts: Any, golds: Any, seeds: Any) -> Any:
+def test_dynamic_sampling_with_nothing_informative_still_steps(go):
+    def never(texts, golds, seeds):
         scored = score_by_text(texts, golds, seeds)
         return dataclasses.replace(scored, accuracy=[0.0] * len(texts))
 
@@ -191,8 +185,8 @@ def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any) -> None:
     assert result.series["prompts_consumed"] == [9, 18]
 
 
-def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apart(go: Any) -> None:
-    def own(texts: Any, golds: Any, seeds: Any) -> Any:
+def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apart(go):
+    def own(texts, golds, seeds):
         # The second group differs in what is paid, the third in accuracy alone.
         scored = score_by_text(texts, golds, seeds)
         total = [float(i == 4) for i in range(len(texts))]
@@ -208,10 +202,8 @@ def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apa
 
 
 @pytest.mark.parametrize("reward", ["random", "format", "finished"])
-def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_apart(
-    go: Any, reward: str
-) -> None:
-    def other(texts: Any, golds: Any, seeds: Any) -> Any:
+def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_apart(go, reward):
+    def other(texts, golds, seeds):
         scored = score_by_text(texts, golds, seeds)
         paid = [float(i % 4 == 1) for i in range(len(texts))]
         return dataclasses.replace(scored, accuracy=[0.0] * len(texts), total=paid)
@@ -223,18 +215,18 @@ def test_dynamic_sampling_under_another_reward_keeps_the_groups_that_it_tells_ap
     assert result.series["grad_norm"][0] > 0
 
 
-def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:
+def test_overlong_filtering_gives_truncated_rows_no_loss(go):
     result, _, _ = go(loss=LossConfig(mask_truncated=True))
     assert max(result.series["truncation_rate"]) > 0.5
     plain, _, _ = go(folder="b")
     assert result.series["grad_norm"][0] != plain.series["grad_norm"][0]
 
 
-def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_tokens(go: Any) -> None:
-    norms: list[Any] = []
-    called: list[tuple[int, bool]] = []
+def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_tokens(go):
+    norms = []
+    called = []
 
-    def evaluate(step: int) -> float:
+    def evaluate(step):
         called.append((step, all(norm.noise is None for norm in norms)))
         return 10.0 * step
 
@@ -260,26 +252,24 @@ def test_evaluation_runs_at_its_interval_without_noise_by_steps_and_sampled_toke
         ({"temperature": 0.0}, "temperature is 0"),
     ],
 )
-def test_rollouts_that_the_trainer_cannot_score_raise(
-    go: Any, make_run: Any, changes: Any, message: str
-) -> None:
+def test_rollouts_that_the_trainer_cannot_score_raise(go, make_run, changes, message):
     with pytest.raises(ValueError, match=message):
         go(rollout=dataclasses.replace(make_run().scale.rollout, **changes))
 
 
 @pytest.mark.parametrize("fault", ["weight", "reward", "sampler"])
-def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, fault: str) -> None:
-    held: dict[str, Any] = {}
+def test_the_batch_on_which_a_run_had_to_stop_is_kept(go, tmp_path, fault):
+    held = {}
 
-    def plant(due: bool) -> None:
+    def plant(due):
         if due and held["sampler"].calls == 2:
             next(iter(trainable_parameters(held["policy"]).values())).data.view(-1)[0] = torch.nan
 
-    def prepare(policy: Any, sampler: Any) -> None:
+    def prepare(policy, sampler):
         held.update(policy=policy, sampler=sampler)
         sampler.before = lambda: plant(fault == "sampler")
 
-    def score(texts: Any, *more: Any) -> Any:
+    def score(texts, *more):
         plant(fault == "weight")
         rewards = score_by_text(texts, *more)
         if fault == "reward" and held["sampler"].calls == 2:
@@ -298,13 +288,13 @@ def test_the_batch_on_which_a_run_had_to_stop_is_kept(go: Any, tmp_path: Path, f
     assert bool(batch["rewards"].isnan().any()) == (fault == "reward")
 
 
-def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:
+def test_configurations_that_would_do_nothing_raise(go, make_run, problems):
     with pytest.raises(ValueError, match="a rollout takes 9"):
         go(prompts_per_rollout=9)
     with pytest.raises(ValueError, match="takes at most 3"):
         go(max_prompt_tokens=3)
 
-    def drop(policy: Any, sampler: Any) -> None:
+    def drop(policy, sampler):
         policy.model.add_module("drop", torch.nn.Dropout(0.1))
 
     with pytest.raises(ValueError, match="drops out"):
@@ -324,9 +314,9 @@ def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, prob
     ],
 )
 def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
-    make_policy: Any, make_run: Any, problems: Any,
-    tmp_path: Path, weight_format: str, training: str, optimizer: str,
-) -> None:  # fmt: skip
+    make_policy, make_run, problems,
+    tmp_path, weight_format, training, optimizer
+):  # fmt: skip
     if optimizer == "adamw_8bit":
         pytest.importorskip("bitsandbytes", reason="8-bit moments are bitsandbytes'")
     run = make_run(

@@ -1,10 +1,5 @@
 """Tiny random policies of every architecture and weight format, built in memory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,23 +9,14 @@ from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
-from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.sampler import RolloutBatch
-from repro.spec.config import SamplingConfig
 from tests.repro.architectures import CLASSES
 
 
-def random_policy(
-    architecture: str = "qwen2",
-    weight_format: str = "bf16",
-    rank: int = 4,
-    seed: int = 7,
-    hidden_size: int = 128,
-) -> Policy:
+def random_policy(architecture="qwen2", weight_format="bf16", rank=4, seed=7, hidden_size=128):
     """Return a float32 policy of 2 layers with weights large enough to give sharp logits."""
     config_class, model_class = CLASSES[architecture]
-    values: dict[str, Any] = {
+    values = {
         "vocab_size": 97,
         "hidden_size": hidden_size,
         "intermediate_size": 128,
@@ -61,7 +47,7 @@ def random_policy(
     if weight_format != "bf16":
         _quantize(model, weight_format)
     wrap_norms(model)
-    adapted: Any = model
+    adapted = model
     if rank:
         adapted = attach_adapter(model, rank=rank, alpha=2 * rank, seed=seed).eval()
         generator = torch.Generator().manual_seed(seed)
@@ -78,7 +64,7 @@ def random_policy(
     )
 
 
-def _quantize(model: Any, weight_format: str) -> None:
+def _quantize(model, weight_format):
     dense = {name: item for name, item in model.named_modules() if is_projection(name)}
     rounded = {name: item.weight.bfloat16() for name, item in dense.items()}
     for name, item in dense.items():
@@ -89,26 +75,26 @@ def _quantize(model: Any, weight_format: str) -> None:
         model.set_submodule(name, QuantizedLinear(codes, item.bias))
 
 
-def small(**changes: Any) -> EngineConfig:
+def small(**changes):
     """Return the configuration of an engine of four slots."""
-    values: dict[str, Any] = {
+    values = {
         "slots": 4, "max_positions": 256, "max_new_tokens": 64, "block_size": 4,
         "prefill_tokens": 16, "round_steps": 4,
     }  # fmt: skip
     return EngineConfig(**(values | changes))
 
 
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
+def prompts_of(lengths, seed=0):
     """Return a random prompt of each length, token 0 in none."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
 
 
-def interrupt_after(engine: Engine, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt_after(engine, steps, monkeypatch):
     """Let an engine be interrupted once it has run so many decode steps."""
     run, left = engine._steps, iter(range(steps))
 
-    def step(width: int, sampling: SamplingConfig) -> None:
+    def step(width, sampling):
         if next(left, None) is None:
             raise KeyboardInterrupt
         run(width, sampling)
@@ -116,12 +102,12 @@ def interrupt_after(engine: Engine, steps: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engine, "_steps", step)
 
 
-def tokens_of(batch: RolloutBatch) -> list[tuple[int, ...]]:
+def tokens_of(batch):
     """Return the completions of a batch."""
     return [tuple(completion.token_ids) for completion in batch.completions]
 
 
-def require_alike(actual: RolloutBatch, expected: RolloutBatch) -> None:
+def require_alike(actual, expected):
     """Check for the same tokens, and log-probabilities up to rounding."""
     assert tokens_of(actual) == tokens_of(expected)
     for ours, other in zip(actual.completions, expected.completions, strict=True):
@@ -129,11 +115,11 @@ def require_alike(actual: RolloutBatch, expected: RolloutBatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def make_policy() -> Callable[..., Policy]:
+def make_policy():
     """Return the builder, which keeps what it has built."""
-    built: dict[tuple[Any, ...], Policy] = {}
+    built = {}
 
-    def make(*args: Any, **kwargs: Any) -> Policy:
+    def make(*args, **kwargs):
         key = (args, tuple(sorted(kwargs.items())))
         if key not in built:
             built[key] = random_policy(*args, **kwargs)

@@ -1,21 +1,17 @@
 """Adapters of any rank, on every road: what the engine's kernels give is what the modules give."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
-from collections.abc import Callable
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kernels import dispatch
 from kernels.triton import decode_adapter, portable_linear
 from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
-from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
 from tests.interpreted import require_passed
@@ -27,7 +23,7 @@ CASES = [
 ]
 
 
-def modules_of(policy: Policy, *names: str) -> list[nn.Module]:
+def modules_of(policy, *names):
     block = policy.decoder.get_submodule("model.layers.0")
     modules = [block.get_submodule(name) for name in names]
     generator = torch.Generator().manual_seed(0)
@@ -39,26 +35,26 @@ def modules_of(policy: Policy, *names: str) -> list[nn.Module]:
     return modules
 
 
-def fused(modules: list[nn.Module]) -> list[nn.Module]:
+def fused(modules):
     """Return the modules, their codes fused as loading fuses them for cards but Hopper's."""
     layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
     share(layers, fuse([layer.codes() for layer in layers]))
     return modules
 
 
-def group_of(modules: list[nn.Module], weight_format: str) -> DenseGroup | QuantizedGroup:
+def group_of(modules, weight_format):
     if weight_format == "bf16":
         return DenseGroup(modules)
     assert takes_fused(fused(modules))
     return QuantizedGroup(modules, overlap=False, beside=None, dtype=torch.float32)
 
 
-def together(modules: list[nn.Module], x: Tensor) -> Tensor:
+def together(modules, x):
     return torch.cat([module(x) for module in modules], dim=-1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_interpreted_kernels_take_every_rank() -> None:
+def test_interpreted_kernels_take_every_rank():
     """In a process of its own: the flag must be set before Triton is first imported."""
     if INTERPRETED:
         pytest.skip("already interpreted: the cases below run here")
@@ -68,11 +64,8 @@ def test_interpreted_kernels_take_every_rank() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(("weight_format", "rank"), CASES)
 def test_a_rank_interpreted_gives_what_the_modules_give(
-    weight_format: str,
-    rank: int,
-    make_policy: Callable[..., Policy],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    weight_format, rank, make_policy, monkeypatch
+):
     if not INTERPRETED:
         pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     policy = make_policy("qwen2", weight_format, rank, seed=3)
@@ -100,7 +93,7 @@ def test_a_rank_interpreted_gives_what_the_modules_give(
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_every_format_takes_a_fused_road_and_names_it(make_policy: Callable[..., Policy]) -> None:
+def test_every_format_takes_a_fused_road_and_names_it(make_policy):
     for weight_format, road in (("bf16", "dense"), ("nvfp4", "codes"), ("nf4", "codes")):
         policy = make_policy("qwen2", weight_format, 8, seed=4)
         modules = modules_of(policy, "mlp.gate_proj", "mlp.up_proj")

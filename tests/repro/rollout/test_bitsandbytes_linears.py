@@ -1,7 +1,5 @@
 """NF4 weights handed to bitsandbytes stay the weights they were."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest
@@ -16,7 +14,7 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="the extra `bitsandbyt
 SHAPE = qwen2_shape(128, vocabulary=512)
 
 
-def test_its_weights_and_products_are_ours_to_the_bit() -> None:
+def test_its_weights_and_products_are_ours_to_the_bit():
     from repro.rollout.gpu.bitsandbytes_linears import foreign_weight
 
     generator = torch.Generator().manual_seed(0)
@@ -32,7 +30,7 @@ def test_its_weights_and_products_are_ours_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
+def test_a_group_with_its_adapter_is_what_the_modules_give(rows):
     from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 
     policy = random_policy(
@@ -57,7 +55,7 @@ def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
         assert (actual - expected).abs().max() <= 2**-7 * expected.abs().max()
 
 
-def test_other_weights_are_refused() -> None:
+def test_other_weights_are_refused():
     from repro.rollout.gpu.bitsandbytes_linears import BitsandbytesGroup
 
     with pytest.raises(ValueError, match="need NF4 codes; found Linear"):

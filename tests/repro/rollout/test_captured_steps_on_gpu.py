@@ -1,20 +1,14 @@
 """Noise, faults, bytes and exactness under captured steps: needs a GPU with room for a 7B."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from repro.measure.device_state import release
 from repro.models.norms import block_norms
-from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.sampler import RolloutBatch
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout.conftest import interrupt_after
@@ -30,24 +24,24 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def policy() -> Policy:
+def policy():
     return random_policy(
         "qwen2.5-7b", weight_format="nvfp4", lora_rank=32, seed=0, device="cuda"
     )  # fmt: skip
 
 
-def engine_of(policy: Policy, **changes: Any) -> Engine:
+def engine_of(policy, **changes):
     sizes = {"slots": ROWS, "max_positions": 2 * TOKENS, "max_new_tokens": TOKENS}
     return Engine(policy, EngineConfig(**({"ignore_end": True} | sizes | changes)))
 
 
-def rollout(engine: Engine) -> RolloutBatch:
+def rollout(engine):
     prompts = [[1 + 97 * row + i for i in range(TOKENS)] for row in range(ROWS)]
     sampling = SamplingConfig(max_new_tokens=TOKENS)
     return engine.sample(prompts, sampling, group_size=1, seeds=range(ROWS))
 
 
-def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
+def test_noise_is_live_and_leaves_no_bit_behind(policy):
     engine = engine_of(policy)
     before = rollout(engine)
     assert rollout(engine) == before
@@ -63,7 +57,7 @@ def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
     engine.close()
 
 
-def through_faults(policy: Policy) -> None:
+def through_faults(policy):
     """Let an engine meet bad requests, an interrupt and logits that are not finite."""
     engine = engine_of(policy)
     expected = rollout(engine)
@@ -88,7 +82,7 @@ def through_faults(policy: Policy) -> None:
     engine.close()
 
 
-def test_a_fault_changes_no_later_rollout_and_keeps_no_byte(policy: Policy) -> None:
+def test_a_fault_changes_no_later_rollout_and_keeps_no_byte(policy):
     # The first engine of a process leaves workspaces, which every later one uses.
     through_faults(policy)
     release()
@@ -98,7 +92,7 @@ def test_a_fault_changes_no_later_rollout_and_keeps_no_byte(policy: Policy) -> N
     assert torch.cuda.memory_allocated() == held
 
 
-def test_the_engine_is_as_near_to_a_float32_pass_as_the_trainer() -> None:
+def test_the_engine_is_as_near_to_a_float32_pass_as_the_trainer():
     policy = random_policy(
         "qwen2.5-3b", weight_format="nvfp4", lora_rank=32, seed=0, device="cuda"
     )  # fmt: skip
@@ -116,13 +110,11 @@ def test_the_engine_is_as_near_to_a_float32_pass_as_the_trainer() -> None:
     assert distance.second_half <= 1.2 * distance.first_half
 
 
-def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_steps(
-    policy: Policy,
-) -> None:
+def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_steps(policy):
     prompts = [[11, 12, 13, 14], [21, 22, 23]]
     sampling = SamplingConfig(max_new_tokens=40)
 
-    def engine(*, keeps: bool) -> Engine:
+    def engine(*, keeps):
         return Engine(
             policy,
             EngineConfig(slots=8, max_positions=4096, max_new_tokens=40, ignore_end=True,

@@ -1,10 +1,7 @@
 """Captures after all captures were dropped: needs a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from repro.rollout.gpu.cuda_backend import Captures
 
@@ -14,13 +11,13 @@ pytestmark = [
 ]
 
 
-def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
+def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held():
     device = torch.device("cuda", 0)
     captures = Captures(device)
     x = torch.arange(1 << 20, device=device, dtype=torch.float32)
-    outputs: list[Tensor] = []
+    outputs = []
 
-    def work() -> None:
+    def work():
         outputs.append(x + 1)
 
     for made in (1, 2, 3):

@@ -1,7 +1,5 @@
 """The plain end of a decode step: rows drawn a few at a time draw what all would at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from repro.spec.config import SamplingConfig
 VOCABULARY = 50
 
 
-def running(rows: int) -> RowState:
+def running(rows):
     state = RowState(rows, max_new_tokens=4, max_blocks=1, device=torch.device("cpu"))
     state.positions.fill_(3)
     state.limits.fill_(4)
@@ -33,7 +31,7 @@ def running(rows: int) -> RowState:
     ],
 )
 @pytest.mark.parametrize("rows", [1, FILTERED_ROWS, 2 * FILTERED_ROWS + 1])
-def test_rows_draw_what_they_would_draw_all_at_once(sampling: SamplingConfig, rows: int) -> None:
+def test_rows_draw_what_they_would_draw_all_at_once(sampling, rows):
     torch.manual_seed(rows)
     state, logits = running(rows), 3 * torch.randn(rows, VOCABULARY)
     uniform = state.uniforms[:, 0].clone()
@@ -43,7 +41,7 @@ def test_rows_draw_what_they_would_draw_all_at_once(sampling: SamplingConfig, ro
     assert torch.allclose(state.out_logprobs[:, 0], logprobs, atol=1e-6)
 
 
-def test_a_row_whose_logits_are_not_finite_draws_nothing_and_leaves_the_others_alone() -> None:
+def test_a_row_whose_logits_are_not_finite_draws_nothing_and_leaves_the_others_alone():
     torch.manual_seed(0)
     rows = FILTERED_ROWS + 2
     logits = torch.randn(rows, VOCABULARY)
@@ -61,7 +59,7 @@ def test_a_row_whose_logits_are_not_finite_draws_nothing_and_leaves_the_others_a
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_a_token_that_is_ruled_out_is_no_fault(temperature: float) -> None:
+def test_a_token_that_is_ruled_out_is_no_fault(temperature):
     torch.manual_seed(0)
     logits = torch.randn(3, VOCABULARY)
     logits[:, 10:] = -torch.inf

@@ -1,7 +1,5 @@
 """The choice of a token, against transformers' own filters and by exhaustion."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,14 +1,8 @@
 """The engine against transformers' own generation, and against itself under pressure."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from repro.models.policy import Policy
 from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.torch_sampler import TorchSampler
@@ -17,18 +11,17 @@ from repro.spec.config import SamplingConfig
 from tests.repro.rollout.conftest import prompts_of, require_alike, small, tokens_of
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
-MakePolicy = Callable[..., Policy]
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 def test_greedy_tokens_equal_those_of_transformers_generate(
-    make_policy: MakePolicy, architecture: str, weight_format: str
-) -> None:
+    make_policy, architecture, weight_format
+):
     policy = make_policy(architecture, weight_format)
     prompts = prompts_of([9, 1, 23])
     batch = Engine(policy, small()).sample(prompts, GREEDY, group_size=1, seeds=[0, 0, 0])
-    model: Any = policy.model
+    model = policy.model
     for prompt, completion in zip(prompts, batch.completions, strict=True):
         # One pass says of every token whether it is the likeliest after those before it.
         row = list(completion.token_ids)
@@ -55,9 +48,7 @@ def test_greedy_tokens_equal_those_of_transformers_generate(
         SamplingConfig(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, max_new_tokens=40),
     ],
 )
-def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
-    make_policy: MakePolicy, sampling: SamplingConfig
-) -> None:
+def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(make_policy, sampling):
     policy = make_policy("qwen2", "nvfp4")
     prompts, seeds = prompts_of([5, 8, 3]), list(range(12))
     engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)
@@ -65,7 +56,7 @@ def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
     require_alike(engine, plain)
 
 
-def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
+def test_preempted_rows_lose_nothing(make_policy):
     policy = make_policy()
     prompts, seeds = prompts_of([11, 6, 14, 9, 3, 20]), list(range(12))
     sampling = SamplingConfig(max_new_tokens=48)
@@ -87,25 +78,21 @@ def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
         {"block_size": 7, "prefill_tokens": 256},
     ],
 )
-def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(
-    make_policy: MakePolicy, changes: dict[str, Any]
-) -> None:
+def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(make_policy, changes):
     policy = make_policy("llama")
     prompts, seeds = prompts_of([9, 4, 4, 17, 1]), list(range(20))
     sampling = SamplingConfig(max_new_tokens=24)
     limits = [1 + (7 * i) % 24 for i in range(20)]
     ask = {"group_size": 4, "seeds": seeds, "limits": limits}
-    usual = Engine(policy, small()).sample(prompts, sampling, **ask)  # type: ignore[arg-type]
+    usual = Engine(policy, small()).sample(prompts, sampling, **ask)
     engine = Engine(policy, small(**changes))
-    batch = engine.sample(prompts, sampling, **ask)  # type: ignore[arg-type]
+    batch = engine.sample(prompts, sampling, **ask)
     assert tokens_of(batch) == tokens_of(usual)
     assert [len(tokens) for tokens in tokens_of(batch)] == limits
     assert engine.pool.free == engine.pool.capacity
 
 
-def test_a_cache_that_is_given_back_holds_no_memory_and_changes_no_token(
-    make_policy: MakePolicy,
-) -> None:
+def test_a_cache_that_is_given_back_holds_no_memory_and_changes_no_token(make_policy):
     policy, prompts = make_policy(), prompts_of([9, 5])
     sampling = SamplingConfig(max_new_tokens=12)
     keeping, giving = Engine(policy, small()), Engine(policy, small(keeps_cache=False))
@@ -119,7 +106,7 @@ def test_a_cache_that_is_given_back_holds_no_memory_and_changes_no_token(
         assert [t.untyped_storage().nbytes() for t in (cache.keys, cache.values)] == [0, 0]
 
 
-def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy: MakePolicy) -> None:
+def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy):
     policy, prompt = make_policy(), prompts_of([33])[0]
     sampling = SamplingConfig(max_new_tokens=8)
     counted = {}
@@ -130,7 +117,7 @@ def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy: Ma
     assert counted == {True: 32, False: 8 * 32}
 
 
-def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy: MakePolicy) -> None:
+def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy):
     policy, prompts = make_policy("qwen2", "bf16"), prompts_of([6, 7])
     sampling = SamplingConfig(max_new_tokens=64)
     engine = Engine(policy, small())
@@ -148,12 +135,12 @@ def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy: MakePolicy) -> No
         assert completion.finish_reason == ("stop" if end in token_ids else "length")
 
 
-def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy: MakePolicy) -> None:
+def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy):
     from repro.models.lora import adapter_layers
 
     policy, prompts = make_policy("qwen3", "nf4", seed=11), prompts_of([6])
     engine = Engine(policy, small())
-    ask: dict[str, Any] = {"group_size": 1, "seeds": [3]}
+    ask = {"group_size": 1, "seeds": [3]}
     before = engine.sample(prompts, GREEDY, **ask)
     for _, layer in adapter_layers(policy.model):
         with torch.no_grad():
@@ -165,11 +152,11 @@ def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy: MakePol
     assert tokens_of(after) == tokens_of(plain)
 
 
-def test_noise_on_the_norms_is_live_and_leaves_no_trace(make_policy: MakePolicy) -> None:
+def test_noise_on_the_norms_is_live_and_leaves_no_trace(make_policy):
     policy, prompts = make_policy(), prompts_of([6, 12])
     engine = Engine(policy, small())
     sampling = SamplingConfig(max_new_tokens=32)
-    ask: dict[str, Any] = {"group_size": 2, "seeds": range(4)}
+    ask = {"group_size": 2, "seeds": range(4)}
     before = engine.sample(prompts, sampling, **ask)
     noise = NoiseConfig(sigma_start=0.3, sigma_end=0.2)
     with perturbed(policy, noise, seed=1, step=5, total_steps=10) as receipt:

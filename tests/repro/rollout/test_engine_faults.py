@@ -1,35 +1,27 @@
 """Requests and machines that go wrong: the right answer or a clear error, and nothing kept."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from repro.models.policy import Policy
 from repro.rollout.engine import Engine
-from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout import conftest
 
-MakePolicy = Callable[..., Policy]
 SAMPLING = SamplingConfig(max_new_tokens=32)
 
 
-def small(**changes: Any) -> EngineConfig:
+def small(**changes):
     return conftest.small(
         **{"max_positions": 128, "max_new_tokens": 32, "prefill_tokens": 64} | changes
     )
 
 
 @pytest.fixture
-def engine(make_policy: MakePolicy) -> Engine:
+def engine(make_policy):
     return Engine(make_policy(), small())
 
 
-def require_usable(engine: Engine) -> None:
+def require_usable(engine):
     """Check that the engine holds nothing, and still answers."""
     assert engine.pool.free == engine.pool.capacity
     assert bool((engine.state.positions == -1).all())
@@ -49,24 +41,20 @@ def require_usable(engine: Engine) -> None:
         ([], [], None, "there are no prompts"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_named(
-    engine: Engine, prompts: Any, seeds: Any, limits: Any, message: str
-) -> None:
+def test_a_request_that_cannot_be_served_is_named(engine, prompts, seeds, limits, message):
     with pytest.raises(ValueError, match=message):
         engine.sample(prompts, SAMPLING, group_size=1, seeds=seeds, limits=limits)
     require_usable(engine)
 
 
-def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(
-    make_policy: MakePolicy,
-) -> None:
+def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(make_policy):
     engine = Engine(make_policy(), small(cache_blocks=11))
     with pytest.raises(ValueError, match="row 1 needs 12 blocks of 4 positions at full length; th"):
         engine.sample([[1], [5] * 15], SAMPLING, group_size=1, seeds=[0, 1])
     require_usable(engine)
 
 
-def test_an_interrupt_returns_all_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_returns_all_blocks(engine, monkeypatch):
     with monkeypatch.context() as patch:
         conftest.interrupt_after(engine, 8, patch)
         with pytest.raises(KeyboardInterrupt):
@@ -74,12 +62,10 @@ def test_an_interrupt_returns_all_blocks(engine: Engine, monkeypatch: pytest.Mon
     require_usable(engine)
 
 
-def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
-    make_policy: MakePolicy,
-) -> None:
+def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(make_policy):
     policy = make_policy(seed=23)
     engine = Engine(policy, small())
-    decoder: Any = policy.decoder
+    decoder = policy.decoder
     gain = decoder.model.layers[1].post_attention_layernorm.weight
     original = gain.detach().clone()
     with torch.no_grad():
@@ -94,7 +80,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
     require_usable(engine)
 
 
-def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy) -> None:
+def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy):
     policy = make_policy(seed=29)
     engine = Engine(policy, small(share_prompts=False))
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
@@ -108,7 +94,7 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy)
     require_usable(engine)
 
 
-def test_full_training_and_too_many_positions_are_refused(make_policy: MakePolicy) -> None:
+def test_full_training_and_too_many_positions_are_refused(make_policy):
     policy = make_policy()
     with pytest.raises(ValueError, match="max_positions is 1024; the policy has 512"):
         Engine(policy, small(max_positions=1024))

@@ -4,25 +4,19 @@ On the CPU the two launches are replaced by plain products that note what they w
 rule, the fused matrices and the factors are the engine's own. On a Hopper GPU all is.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import reference, tuning
 from kernels.cuda import hopper, linear
-from kernels.cuda.hopper import Adapter
-from kernels.packing import PackedWeight, pack, unpack
+from kernels.packing import pack, unpack
 from kernels.triton import decode_adapter
 from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
-from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import QuantizedGroup
 from repro.rollout.linears import Product
@@ -35,19 +29,19 @@ PARTS = {
 }
 
 
-def _modules(policy: Policy, part: str) -> list[nn.Module]:
+def _modules(policy, part):
     block = policy.decoder.get_submodule("model.layers.0")
     return [block.get_submodule(name) for name in PARTS[part]]
 
 
-def _packed(modules: Sequence[nn.Module]) -> list[nn.Module]:
+def _packed(modules):
     """Return the modules, their weights packed as loading on a Hopper GPU packs them."""
     layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
     share(layers, pack(fuse([layer.codes() for layer in layers])))
     return list(modules)
 
 
-def _updates(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
+def _updates(x, modules):
     """Return (M, N1 + N2 + ...): the adapters alone, with masters rounded to bfloat16."""
     parts = []
     for module in modules:
@@ -58,7 +52,7 @@ def _updates(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _plainly(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
+def _plainly(x, modules):
     """Return (M, N1 + N2 + ...) by torch's products in x's type, adapters included."""
     parts = []
     for module in modules:
@@ -69,7 +63,7 @@ def _plainly(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
     return torch.cat(parts, dim=-1) + _updates(x, modules)
 
 
-def _with_update(product: Product) -> Tensor:
+def _with_update(product):
     """Return base + scaling * z B^T a projection."""
     if product.z is None or product.b is None:
         return product.base
@@ -83,14 +77,12 @@ def _with_update(product: Product) -> Tensor:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launches(monkeypatch):
     """Run on plain products and the H200's table; return what was launched, in order."""
     table = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encoding="utf-8"))
-    seen: list[str] = []
+    seen = []
 
-    def packed_linear(
-        x: Tensor, weight: PackedWeight, bias: Tensor | None, adapter: Adapter | None = None
-    ) -> Tensor:
+    def packed_linear(x, weight, bias, adapter=None):
         seen.append("layer" if adapter is None else "layer with adapter")
         base = functional.linear(x, reference.dequantize(unpack(weight), x.dtype), bias)
         if adapter is None:
@@ -100,11 +92,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             Product(base=base, z=z, b=adapter.b, ends=adapter.ends, scaling=adapter.scaling)
         )
 
-    def project(x: Tensor, a: Tensor, **options: Any) -> Tensor:
+    def project(x, a, **options):
         seen.append("projection")
         return x @ a.to(x.dtype).t()
 
-    def dequantize_packs(weight: PackedWeight, out: Tensor, dtype: torch.dtype) -> Tensor:
+    def dequantize_packs(weight, out, dtype):
         seen.append("scratch")
         return out.copy_(reference.dequantize(unpack(weight), dtype))
 
@@ -119,8 +111,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 @pytest.mark.parametrize("part", list(PARTS))
 def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
-    make_policy: Callable[..., Policy], launches: list[str], weight_format: str, part: str
-) -> None:
+    make_policy, launches, weight_format, part
+):
     policy = make_policy("qwen2", weight_format, 16, seed=31)
     modules = _modules(policy, part)
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
@@ -139,8 +131,8 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
 
 @pytest.mark.parametrize("part", list(PARTS))
 def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
-    make_policy: Callable[..., Policy], launches: list[str], part: str
-) -> None:
+    make_policy, launches, part
+):
     policy = make_policy("qwen2", "nvfp4", 16, seed=35)
     modules = _modules(policy, part)
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
@@ -153,7 +145,7 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
-def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy: Callable[..., Policy]) -> None:
+def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy):
     policy = make_policy("qwen2", "nvfp4", 32, seed=36, hidden_size=512)
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(4096, 512, device="cuda").bfloat16()
@@ -169,9 +161,7 @@ def test_many_rows_by_a_scratch_agree_with_the_modules(make_policy: Callable[...
     assert (y.float() - exact).abs().max() <= allowed
 
 
-def test_both_ways_see_an_update_of_the_masters(
-    make_policy: Callable[..., Policy], launches: list[str]
-) -> None:
+def test_both_ways_see_an_update_of_the_masters(make_policy, launches):
     policy = make_policy("qwen2", "nvfp4", 16, seed=32)
     modules = _modules(policy, "qkv")
     x = torch.randn(17, 128, generator=torch.Generator().manual_seed(0))
@@ -190,7 +180,7 @@ def test_both_ways_see_an_update_of_the_masters(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
-def test_captures_of_few_and_many_rows_replay_in_turns(make_policy: Callable[..., Policy]) -> None:
+def test_captures_of_few_and_many_rows_replay_in_turns(make_policy):
     policy = make_policy("qwen2", "nvfp4", 32, seed=34, hidden_size=512)
     # bfloat16 reaches biases and factors; the codes stay.
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
@@ -198,7 +188,7 @@ def test_captures_of_few_and_many_rows_replay_in_turns(make_policy: Callable[...
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
     group = QuantizedGroup(_packed(modules), overlap=True, beside=torch.cuda.Stream(priority=-1))
 
-    def run(M: int) -> Tensor:
+    def run(M):
         product = group(x[:M])
         if product.z is None or product.b is None:
             return product.base

@@ -6,8 +6,6 @@ milliseconds a program (a token and head of a rotation), so prompts are as few a
 every path.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.interpreted import require_equal
@@ -84,6 +82,6 @@ print("equal")
 """
 
 
-def test_kernels_draw_the_same_tokens_as_plain_torch() -> None:
+def test_kernels_draw_the_same_tokens_as_plain_torch():
     builder = Path(__file__).with_name("conftest.py")
     require_equal(PROGRAM, str(builder), "qwen2", "qwen3", "llama")

@@ -1,18 +1,15 @@
 """The plain sampler against transformers and the trainer's own forward pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from repro.data.load import load_problems
 from repro.data.prompts import render
 from repro.models.norms import block_norms
-from repro.models.policy import Policy
 from repro.models.policy_weights import policy_weights
 from repro.rl.noise import perturbed
 from repro.rl.rows import make_rows
-from repro.rollout.torch_sampler import Buffers, Decoder, TorchSampler
+from repro.rollout.torch_sampler import Decoder, TorchSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import DataConfig, SamplingConfig
 from tests.repro.rl.conftest import PlainSampler
@@ -26,7 +23,7 @@ PROMPTS = prompts_of([5, 1, 17])
 NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3)
 
 
-def tiny(weight_format: str = "nvfp4", **how: object) -> tuple[Policy, list[list[int]]]:
+def tiny(weight_format="nvfp4", **how):
     """Return the packaged policy with an adapter, and prompts of three problems."""
     policy = fresh_policy(
         "tiny", weight_format=weight_format, training="lora", lora_rank=4, lora_alpha=8.0, **how
@@ -38,7 +35,7 @@ def tiny(weight_format: str = "nvfp4", **how: object) -> tuple[Policy, list[list
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_sampled_logprobs_equal_the_trainers(architecture: str, noisy: bool) -> None:
+def test_sampled_logprobs_equal_the_trainers(architecture, noisy):
     policy = random_policy(architecture, "nvfp4")
     if noisy:
         for seed, norm in enumerate(block_norms(policy.model).values()):
@@ -52,11 +49,11 @@ def test_sampled_logprobs_equal_the_trainers(architecture: str, noisy: bool) -> 
     assert expected[rows.mask].std() > 0.3
 
 
-def test_refresh_takes_up_trained_weights_and_nothing_else_does() -> None:
+def test_refresh_takes_up_trained_weights_and_nothing_else_does():
     policy = random_policy()
     sampler = TorchSampler(policy)
 
-    def sample(source: TorchSampler = sampler) -> list[tuple[int, ...]]:
+    def sample(source=sampler):
         return tokens_of(source.sample(PROMPTS, SAMPLED, group_size=1, seeds=range(3)))
 
     before = sample()
@@ -69,7 +66,7 @@ def test_refresh_takes_up_trained_weights_and_nothing_else_does() -> None:
     assert sample() == sample(TorchSampler(policy)) != before
 
 
-def test_logits_that_are_not_finite_name_the_layer() -> None:
+def test_logits_that_are_not_finite_name_the_layer():
     policy = random_policy(rank=0)
     with torch.no_grad():
         policy.decoder.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 5] = torch.nan
@@ -77,7 +74,7 @@ def test_logits_that_are_not_finite_name_the_layer() -> None:
         TorchSampler(policy).sample(PROMPTS, SAMPLED, group_size=2, seeds=range(6))
 
 
-def test_a_fault_that_comes_with_a_token_names_its_place() -> None:
+def test_a_fault_that_comes_with_a_token_names_its_place():
     policy = random_policy(rank=0)
     sampler = TorchSampler(policy)
     (tokens,) = tokens_of(sampler.sample([[3, 4]], GREEDY, group_size=1, seeds=[0]))
@@ -100,9 +97,7 @@ def test_a_fault_that_comes_with_a_token_names_its_place() -> None:
     ],
     ids=["full", "greedy", "top_p"],
 )
-def test_tokens_of_every_format_under_noise_are_those_of_transformers(
-    weight_format: str, sampling: SamplingConfig
-) -> None:
+def test_tokens_of_every_format_under_noise_are_those_of_transformers(weight_format, sampling):
     policy, prompts = tiny(weight_format)
     asked = {"group_size": 4, "seeds": range(12)}
     with perturbed(policy, NOISE, seed=1, step=2, total_steps=3):
@@ -114,7 +109,7 @@ def test_tokens_of_every_format_under_noise_are_those_of_transformers(
     assert "stop" in reasons
 
 
-def test_noise_goes_away_with_its_block_and_never_touches_the_weights() -> None:
+def test_noise_goes_away_with_its_block_and_never_touches_the_weights():
     policy, prompts = tiny()
     sampler, asked = TorchSampler(policy), {"group_size": 4, "seeds": range(12)}
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
@@ -126,14 +121,12 @@ def test_noise_goes_away_with_its_block_and_never_touches_the_weights() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(monkeypatch):
     policy, prompts = tiny()
-    rows: list[int] = []
+    rows = []
     draw = Decoder.draw
 
-    def counted(self: Decoder, buffers: Buffers, number: int, sampling: SamplingConfig) -> None:
+    def counted(self, buffers, number, sampling):
         rows.append(len(buffers.done))
         draw(self, buffers, number, sampling)
 
@@ -148,7 +141,7 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
     assert rows[-1] < rows[0] == 24
 
 
-def test_a_decoder_that_the_pass_does_not_compute_is_refused() -> None:
+def test_a_decoder_that_the_pass_does_not_compute_is_refused():
     policy = random_policy()
     policy.decoder.get_submodule("model.layers.0.mlp").act_fn = torch.nn.GELU()
     with pytest.raises(ValueError, match="activation is GELU; sampling computes SiLU"):
@@ -161,7 +154,7 @@ def test_a_decoder_that_the_pass_does_not_compute_is_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
-def test_float32_on_a_device_is_float32_on_the_host() -> None:
+def test_float32_on_a_device_is_float32_on_the_host():
     (host, prompts), (device, _) = tiny(device="cpu"), tiny(device="cuda")
     on_host, on_device = (
         TorchSampler(policy).sample(prompts, SAMPLED, group_size=4, seeds=range(12))

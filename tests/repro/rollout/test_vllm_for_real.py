@@ -6,16 +6,10 @@ has no tokenizer here, and a `generation_config.json` that names end tokens whic
 not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +19,10 @@ from repro.measure.vllm_rollout import VllmEngine
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from repro.models.random_policy import random_policy
-from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.noise import perturbed
 from repro.rollout.draw import sampling_logprobs
-from repro.rollout.sampler import RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
@@ -37,7 +30,7 @@ from repro.spec.config import SamplingConfig
 from repro.spec.throughput_scale import ThroughputPoint
 from tests.repro.architectures import CLASSES
 from tests.repro.measure import conftest as small
-from tests.repro.rollout.parity import Parity, exactness, float32_logprobs, parity, trainer_logprobs
+from tests.repro.rollout.parity import exactness, float32_logprobs, parity, trainer_logprobs
 from tests.repro.rollout.test_vllm_sampler import CAPPED, run_of, trained
 
 pytestmark = [
@@ -58,7 +51,7 @@ ROUNDING, MOVED = 1 + 2e-5, 1.01
 
 
 @pytest.fixture(scope="module", autouse=True)
-def settings() -> Iterator[None]:
+def settings():
     """Keep vLLM in this process, on its threads, and its own small functions uncompiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -69,7 +62,7 @@ def settings() -> Iterator[None]:
         yield
 
 
-def with_adapter(policy: Policy, size: float = 0.02) -> Policy:
+def with_adapter(policy, size=0.02):
     """Give every B of a policy random values, and return the policy."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -79,29 +72,29 @@ def with_adapter(policy: Policy, size: float = 0.02) -> Policy:
     return policy
 
 
-def load(folder: Path, **changes: Any) -> Policy:
-    ask: dict[str, Any] = {"weight_format": "bf16", "training": "lora", "seed": 3} | changes
+def load(folder, **changes):
+    ask = {"weight_format": "bf16", "training": "lora", "seed": 3} | changes
     return with_adapter(load_policy(folder, lora_rank=8, lora_alpha=16, **ask))
 
 
-def engine_of(policy: Policy, folder: Path) -> VllmSampler:
+def engine_of(policy, folder):
     """Return a sampler to be used in a `with`, whose engine loads a folder of the same weights."""
     policy.folder = folder
     return VllmSampler(policy, max_positions=POSITIONS)
 
 
-def noise_on(policy: Policy) -> AbstractContextManager[NoiseReceipt]:
+def noise_on(policy):
     """Return a `with` that adds noise to a policy's norms, always the same."""
     return perturbed(policy, NOISE, seed=1, step=5, total_steps=10)
 
 
-def against_trainer(policy: Policy, batch: RolloutBatch) -> Parity:
+def against_trainer(policy, batch):
     """Compare a rollout with the trainer's forward pass over its tokens."""
     return parity(batch, trainer_logprobs(policy, batch, 1.0))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return the tiny policy's folder without a tokenizer, naming other end tokens."""
     copy = tmp_path_factory.mktemp("tiny")
     for name in ("config.json", "model.safetensors", "generation_config.json"):
@@ -113,12 +106,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sampler(folder: Path) -> Iterator[VllmSampler]:
+def sampler(folder):
     with engine_of(load(TINY_FOLDER), folder) as made:
         yield made
 
 
-def random_prompts(lengths: Sequence[int], vocabulary: int = 333) -> list[list[int]]:
+def random_prompts(lengths, vocabulary=333):
     """Return a prompt of each length, of token ids from 2 to `vocabulary`, itself left out."""
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(2, vocabulary, (n,), generator=generator).tolist() for n in lengths]
@@ -128,34 +121,32 @@ def random_prompts(lengths: Sequence[int], vocabulary: int = 333) -> list[list[i
 PROMPTS = random_prompts((3, 9, 17, 33, 300))
 
 
-def sample(
-    sampler: Any, sampling: SamplingConfig, prompts: Sequence[list[int]] = PROMPTS, group: int = 2
-) -> RolloutBatch:
+def sample(sampler, sampling, prompts=PROMPTS, group=2):
     """Sample `group` completions of each prompt at the seeds 0, 1, and so on, one a row."""
     return sampler.sample(
         prompts, sampling, group_size=group, seeds=list(range(len(prompts) * group))
     )
 
 
-def written(batch: RolloutBatch) -> list[tuple[tuple[int, ...], str]]:
+def written(batch):
     """Return what a batch says without its log-probabilities, which two samplers round apart."""
     return [(c.token_ids, c.finish_reason) for c in batch.completions]
 
 
-def test_greedy_tokens_are_the_plain_samplers(sampler: VllmSampler) -> None:
+def test_greedy_tokens_are_the_plain_samplers(sampler):
     ours = sample(sampler, GREEDY, group=1)
     assert written(ours) == written(sample(TorchSampler(sampler.policy), GREEDY, group=1))
     assert {c.finish_reason for c in ours.completions} == {"stop", "length"}
     assert {c.sampled_logprobs[0] for c in ours.completions} == {0.0}
 
 
-def test_it_stops_at_the_policys_end_tokens_alone(sampler: VllmSampler) -> None:
+def test_it_stops_at_the_policys_end_tokens_alone(sampler):
     ended = [c for c in sample(sampler, GREEDY, group=1).completions if c.finish_reason == "stop"]
     assert {c.token_ids[-1] for c in ended} == {1}
     assert any(set(c.token_ids[:-1]) & set(OTHER_ENDS) for c in ended)
 
 
-def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampler) -> None:
+def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler):
     policy, version = sampler.policy, sampler.version
     before = sample(sampler, WARM)
     with_adapter(policy, 0.0)
@@ -168,7 +159,7 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampl
         assert after != before
         assert against_trainer(policy, after).mean_exp_abs < ROUNDING
         greedy = written(sample(sampler, GREEDY, group=1))
-        with policy.model.disable_adapter():  # type: ignore[operator]
+        with policy.model.disable_adapter():
             assert greedy == written(sample(TorchSampler(policy), GREEDY, group=1))
     finally:
         with_adapter(policy)
@@ -176,7 +167,7 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampl
     assert sample(sampler, WARM) == before
 
 
-def test_sampled_logprobs_are_the_trainers(sampler: VllmSampler) -> None:
+def test_sampled_logprobs_are_the_trainers(sampler):
     compared = against_trainer(sampler.policy, sample(sampler, WARM))
     assert compared.tokens > 200
     assert compared.mean_exp_abs < ROUNDING
@@ -190,11 +181,9 @@ def test_sampled_logprobs_are_the_trainers(sampler: VllmSampler) -> None:
         SamplingConfig(temperature=0.7, top_k=30, top_p=0.8, min_p=0.05, max_new_tokens=32),
     ],
 )
-def test_under_filters_they_are_of_what_was_drawn_from(
-    sampler: VllmSampler, sampling: SamplingConfig
-) -> None:
+def test_under_filters_they_are_of_what_was_drawn_from(sampler, sampling):
     batch = sample(sampler, sampling)
-    decoder: Any = sampler.policy.decoder
+    decoder = sampler.policy.decoder
     off = []
     for row, completion in enumerate(batch.completions):
         prompt = batch.prompt_ids[row // batch.group_size]
@@ -207,7 +196,7 @@ def test_under_filters_they_are_of_what_was_drawn_from(
     assert sum(not distance < 1e-3 for distance in off) < 0.01 * len(off)
 
 
-def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: VllmSampler) -> None:
+def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler):
     policy, before = sampler.policy, sample(sampler, WARM)
     assert sampler.channels_changed == 0
     with noise_on(policy) as receipt:
@@ -219,7 +208,7 @@ def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: Vllm
     assert sampler.channels_changed == 0
 
 
-def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
+def test_gains_that_were_trained_are_vllms_too(sampler):
     plain = sampler.policy
     original = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
     sampler.policy = dataclasses.replace(plain, facts=plain.facts | {"norms_trained": 8})
@@ -242,7 +231,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     assert sample(sampler, WARM) == before
 
 
-def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) -> None:
+def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler):
     seeds = [11, 2**63 - 1, 5, 11]
     batch = sampler.sample(PROMPTS[:2], WARM, group_size=2, seeds=seeds)
     turned = sampler.sample(PROMPTS[1::-1], WARM, group_size=2, seeds=seeds[2:] + seeds[:2])
@@ -252,7 +241,7 @@ def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) 
     assert len(set(written(batch))) == 4
 
 
-def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: Path) -> None:
+def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder):
     before = torch.random.get_rng_state()
     with engine_of(load(TINY_FOLDER, training="none"), folder) as frozen:
         assert torch.equal(torch.random.get_rng_state(), before)
@@ -260,7 +249,7 @@ def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: P
         assert written(ours) == written(sample(TorchSampler(frozen.policy), GREEDY, group=1))
 
 
-def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
+def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder):
     policy = load(TINY_FOLDER, compute_dtype="bfloat16")
     with engine_of(policy, folder) as sampler:
         batch = sample(sampler, WARM)
@@ -274,7 +263,7 @@ def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
     assert 0 < sampler.channels_changed < receipt.channels_changed
 
 
-def write_random(folder: Path, architecture: str) -> None:
+def write_random(folder, architecture):
     """Write a random checkpoint whose logits are sharp enough for an argmax."""
     config_class, model_class = CLASSES[architecture]
     sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
@@ -294,7 +283,7 @@ def write_random(folder: Path, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_other_architectures_agree_too(tmp_path: Path, architecture: str) -> None:
+def test_other_architectures_agree_too(tmp_path, architecture):
     write_random(tmp_path, architecture)
     prompts = random_prompts((3, 20), 100)
     with engine_of(load(tmp_path), tmp_path) as sampler:
@@ -306,7 +295,7 @@ def test_other_architectures_agree_too(tmp_path: Path, architecture: str) -> Non
 
 
 @pytest.mark.parametrize("noise", [None, NOISE], ids=["plain", "noisy"])
-def test_a_run_trains_on_its_rollouts(tmp_path: Path, noise: NoiseConfig | None) -> None:
+def test_a_run_trains_on_its_rollouts(tmp_path, noise):
     run = run_of("bf16_lora", arm=CAPPED, sampler="vllm")
     run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, noise=noise))
     measured = trained(run, tmp_path)
@@ -322,11 +311,11 @@ def test_a_run_trains_on_its_rollouts(tmp_path: Path, noise: NoiseConfig | None)
         assert receipt["abs_diff_mean_noisy"] < 1e-4 < max(clean)
 
 
-def test_its_rollouts_of_a_random_policy_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_rollouts_of_a_random_policy_are_timed(monkeypatch):
     shape = {**small.SHAPE, "num_attention_heads": 1, "num_key_value_heads": 1}
     policy = random_policy(shape, weight_format="bf16", lora_rank=8, seed=5, device="cpu")
     point = ThroughputPoint(name="tiny", shape="", prompt_tokens=16, new_tokens=12, batches=(1, 4))
-    served: Any = VllmEngine(policy, point, point.batches)
+    served = VllmEngine(policy, point, point.batches)
     # vLLM's CPU build puts its own in their places.
     monkeypatch.setattr(torch.cuda, "Event", small.HostEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)

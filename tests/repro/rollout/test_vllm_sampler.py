@@ -4,35 +4,29 @@ The stand-in loads the folder that it is given, and each adapter from its file, 
 project's plain sampler: so a whole run on it must be the run on the project's own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from repro.evidence.procedure import Measured
 from repro.models.files.adapter_files import load_adapted
 from repro.models.files.tensor_files import CheckpointError
 from repro.models.loading import read_description
 from repro.models.memory_plan import training_memory
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, end_token_ids, load_policy
+from repro.models.policy import end_token_ids, load_policy
 from repro.procedures.train import train_and_evaluate
-from repro.rollout.sampler import Completion
 from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler, served_folder
 from repro.run.preflight import refusal
 from repro.spec.arm import PlantedRounding
-from repro.spec.config import RunConfig, SamplingConfig
+from repro.spec.config import SamplingConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_overrides, with_steps
@@ -43,22 +37,15 @@ from tests.repro.run.test_execute import few
 class StandInEngine:
     """As `vllm.LLM`: an adapter is loaded at its id's first request and served from then on."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model, **options):
         self.options, self.resets, self.requests = options, 0, list[Any]()
-        self.format: Any = read_description(Path(model)).stored_format or "bf16"
+        self.format = read_description(Path(model)).stored_format or "bf16"
         self.folder, self.answers = model, {"reason": ""}
         self.policy = load_policy(model, weight_format=self.format, compute_dtype=options["dtype"])
-        self.set: Callable[[nn.Module], Any] = lambda model: 0
+        self.set = lambda model: 0
         self.served = 0
 
-    def generate(
-        self,
-        prompts: Sequence[dict[str, list[int]]],
-        sampling_params: Sequence[Any],
-        *,
-        use_tqdm: bool = True,
-        lora_request: Any = None,
-    ) -> list[Any]:
+    def generate(self, prompts, sampling_params, *, use_tqdm=True, lora_request=None):
         """Answer each request by the plain sampler."""
         self.requests.append(lora_request)
         if lora_request is not None and lora_request.lora_int_id != self.served:
@@ -87,7 +74,7 @@ class StandInEngine:
         )
         return [SimpleNamespace(outputs=[self.output(own)]) for own in batch.completions]
 
-    def output(self, own: Completion) -> Any:
+    def output(self, own):
         """Return a completion as vLLM does."""
         drawn = zip(own.token_ids, own.sampled_logprobs, strict=True)
         return SimpleNamespace(
@@ -96,19 +83,19 @@ class StandInEngine:
             finish_reason=self.answers["reason"] or own.finish_reason,
         )
 
-    def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
+    def apply_model(self, func):
         """Return what `func` returns for the model of each worker, of which there is one."""
         self.set = func
         return [func(self.policy.decoder)]
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self):
         """Count the resets."""
         self.resets += 1
         return True
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def vllm(monkeypatch, tmp_path):
     module, request = ModuleType("vllm"), ModuleType("vllm.lora.request")
     module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
     for name, value in (
@@ -117,7 +104,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("__version__", "9.9"),
     ):
         setattr(module, name, value)
-    request.LoRARequest = lambda name, number, path: SimpleNamespace(  # type: ignore[attr-defined]
+    request.LoRARequest = lambda name, number, path: SimpleNamespace(
         lora_int_id=number, lora_path=path
     )
     monkeypatch.setitem(sys.modules, "vllm", module)
@@ -127,13 +114,13 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def load(**changes: Any) -> Policy:
-    ask: dict[str, Any] = {"weight_format": "nvfp4", "training": "lora", "lora_rank": 4} | changes
+def load(**changes):
+    ask = {"weight_format": "nvfp4", "training": "lora", "lora_rank": 4} | changes
     return load_policy("tiny", lora_alpha=8, norms_trained=True, **ask)
 
 
 @pytest.fixture
-def sampler(vllm: None) -> Iterator[Any]:
+def sampler(vllm):
     with VllmSampler(load(), max_positions=64) as own:
         yield own
 
@@ -141,18 +128,18 @@ def sampler(vllm: None) -> Iterator[Any]:
 SAMPLING = SamplingConfig(temperature=0.8, max_new_tokens=8)
 
 
-def sample(sampler: Any, **changes: Any) -> Any:
-    ask: dict[str, Any] = {"group_size": 2, "seeds": [3, 4, 5, 6]} | changes
+def sample(sampler, **changes):
+    ask = {"group_size": 2, "seeds": [3, 4, 5, 6]} | changes
     return sampler.sample([[10, 20], [30]], SAMPLING, **ask)
 
 
-def run_of(name: str, *, steps: int = 4, **settings: Any) -> RunConfig:
+def run_of(name, *, steps=4, **settings):
     target = with_overrides(with_steps(find("table1"), steps), Tier.SMOKE, settings)
     (run,) = plan(target, Tier.SMOKE, 1, [name])
     return dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=few(run.scale.data)))
 
 
-def trained(run: RunConfig, folder: Path) -> Measured:
+def trained(run, folder):
     return train_and_evaluate(
         run,
         folder=folder,
@@ -165,7 +152,7 @@ def trained(run: RunConfig, folder: Path) -> Measured:
 CAPPED = {"loss": {"importance_cap": 2.0}}
 
 
-def test_a_run_on_it_is_the_run_on_our_own_sampler(vllm: None, tmp_path: Path) -> None:
+def test_a_run_on_it_is_the_run_on_our_own_sampler(vllm, tmp_path):
     own = trained(run_of("nvfp4_lora_aqn", arm=CAPPED), tmp_path / "own")
     run = run_of("nvfp4_lora_aqn", arm=CAPPED, sampler="vllm")
     assert refusal(run) is None
@@ -184,7 +171,7 @@ def test_a_run_on_it_is_the_run_on_our_own_sampler(vllm: None, tmp_path: Path) -
     assert max(measured.series["sampler_trainer_abs_diff_mean"]) > 1e-4
 
 
-def test_the_folder_is_written_once_of_the_arms_own_weights_and_checked(vllm: None) -> None:
+def test_the_folder_is_written_once_of_the_arms_own_weights_and_checked(vllm):
     policy = load()
     folder, digest = served_folder(policy)
     weights = folder / "model.safetensors"
@@ -201,7 +188,7 @@ def test_the_folder_is_written_once_of_the_arms_own_weights_and_checked(vllm: No
         served_folder(policy)
 
 
-def test_noise_that_is_swallowed_is_an_error(sampler: Any) -> None:
+def test_noise_that_is_swallowed_is_an_error(sampler):
     sample(sampler)
     for norm in block_norms(sampler.policy.decoder).values():
         norm.noise = torch.full_like(norm.weight, 1e-12)
@@ -209,29 +196,25 @@ def test_noise_that_is_swallowed_is_an_error(sampler: Any) -> None:
         sample(sampler)
 
 
-def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any) -> None:
+def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler):
     sampler.llm.answers["reason"] = "abort"
     with pytest.raises(RuntimeError, match=r"ended a completion of \d+ tokens for 'abort'"):
         sample(sampler)
 
 
-def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:
+def test_a_temperature_that_vllm_would_raise_is_refused(sampler):
     with pytest.raises(ValueError, match=r"temperature is 0.005; it must be 0, or 0.01 or more"):
         sampler.sample([[1]], SamplingConfig(temperature=0.005), group_size=1, seeds=[3])
     assert sampler.llm.requests == []
 
 
-def test_an_engine_in_another_process_is_refused(
-    vllm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_in_another_process_is_refused(vllm, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(ValueError, match=r"MULTIPROCESSING is '1'; .* needs '0'"):
         VllmSampler(load(), max_positions=64)
 
 
-def test_a_cache_that_is_not_reset_is_an_error(
-    sampler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_not_reset_is_an_error(sampler, monkeypatch):
     monkeypatch.setattr(sampler.llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(RuntimeError, match="did not reset its prefix cache"):
         sample(sampler)
@@ -245,16 +228,12 @@ def test_a_cache_that_is_not_reset_is_an_error(
         ("nvfp4_lora", {"arm": CAPPED, "permuted": True}, "changes the weights on loading"),
     ],
 )
-def test_what_vllm_cannot_serve_is_refused(
-    vllm: None, arm: str, settings: dict[str, Any], reason: str
-) -> None:
+def test_what_vllm_cannot_serve_is_refused(vllm, arm, settings, reason):
     with pytest.raises(ValueError, match=reason):
         raise ValueError(refusal(run_of(arm, steps=30, sampler="vllm", **settings)))
 
 
-def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(
-    vllm: None, monkeypatch: Any
-) -> None:
+def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(vllm, monkeypatch):
     run = run_of("bf16_lora", sampler="vllm", arm=CAPPED)
     planted = dataclasses.replace(run.arm, rounding=PlantedRounding(format="nf4"))
     assert "changes the weights" in str(refusal(dataclasses.replace(run, arm=planted)))
@@ -269,7 +248,7 @@ def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(
     assert "pip install 'qerl-repro[vllm]'" in str(refusal(run))
 
 
-def test_the_plan_holds_a_second_copy_and_gives_vllm_the_cache() -> None:
+def test_the_plan_holds_a_second_copy_and_gives_vllm_the_cache():
     scale, arm = find("table1").scales[Tier.PAPER], find("table1").arm("nvfp4_lora")
     own = training_memory(arm, scale)
     served = training_memory(arm, dataclasses.replace(scale, sampler="vllm"))

@@ -1,20 +1,15 @@
 """The analysis plan: fixed before the runs, carried by their records, held to by check."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.evidence import derived
 from repro.evidence.plans import KeptPlan, keep_plans, read_plans
-from repro.evidence.record import Record, failed_record
+from repro.evidence.record import failed_record
 from repro.evidence.verdicts import claim_verdicts, sizes, statistics
 from repro.evidence.verdicts.rules import rules
 from repro.judge.check import check_selection
@@ -23,36 +18,33 @@ from repro.report.ending import ending
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
-from repro.run.select import Changes, Selection, select
+from repro.run.select import Changes, select
 from repro.spec.claim import planned
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import planned_record
 
-Maker = Callable[..., Record]
 pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
-def selected(name: str) -> Selection:
+def selected(name):
     (selection,) = select([name], tier="mini")
     return selection
 
 
-def write(name: str, runs: Path, maker: Maker, seeds: int | None = None) -> None:
+def write(name, runs, maker, seeds=None):
     for run in selected(name).plan(seeds):
         maker(run).write(runs)
 
 
-def test_a_record_carries_the_plan_of_every_target_that_reads_it(
-    tmp_path: Path, planned_record: Maker
-) -> None:
+def test_a_record_carries_the_plan_of_every_target_that_reads_it(tmp_path, planned_record):
     (run,) = selected("study").plan(1, ["nvfp4_lora_aqn"])
     carried = {key.removeprefix("plan:") for key in plans.plan_inputs(run)}
     assert carried == {"study", "study_schedules", "study_factorial"}
 
 
-def test_words_are_not_part_of_a_plan_and_everything_else_is() -> None:
+def test_words_are_not_part_of_a_plan_and_everything_else_is():
     figure = find("study_schedules")
     first = plans.analysis_plan(figure, Tier.MINI)
     (claim, *rest) = figure.claims
@@ -65,9 +57,7 @@ def test_words_are_not_part_of_a_plan_and_everything_else_is() -> None:
     assert plans.analysis_plan(dataclasses.replace(figure, scales=fewer), Tier.MINI) != first
 
 
-def test_check_refuses_records_of_another_plan_or_of_none(
-    tmp_path: Path, planned_record: Maker
-) -> None:
+def test_check_refuses_records_of_another_plan_or_of_none(tmp_path, planned_record):
     write("study_schedules", tmp_path, planned_record)
     evidence = gather(selected("study_schedules"), tmp_path)
     assert evidence.count == 20
@@ -87,14 +77,14 @@ def test_check_refuses_records_of_another_plan_or_of_none(
         assert words in checked.evidence.refused[0][1]
 
 
-def test_check_refuses_seeds_that_were_not_planned(tmp_path: Path, planned_record: Maker) -> None:
+def test_check_refuses_seeds_that_were_not_planned(tmp_path, planned_record):
     for run in selected("study_schedules").plan([5, 77], ["aqn_linear"]):
         planned_record(run).write(tmp_path)
     evidence = gather(selected("study_schedules"), tmp_path)
     assert "seed 77 is not in the analysis plan" in evidence.refused[0][1]
 
 
-def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
+def test_plans_are_written_once_before_the_runs(tmp_path):
     runs = selected("study_schedules").plan(1)
     paths = plans.write_plans(runs, tmp_path)
     assert {path.name.split("-")[0] for path in paths} >= {"study_schedules", "study"}
@@ -106,7 +96,7 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     assert plans.write_plans(smoke.plan(1), tmp_path) == []
 
 
-def plan_on_record(**changes: Any) -> KeptPlan:
+def plan_on_record(**changes):
     """Return an earlier plan of Figure 9 with other parts."""
     plan = plans.analysis_plan(find("study_schedules"), Tier.MINI) | {"version": 0} | changes
     return KeptPlan(
@@ -116,13 +106,11 @@ def plan_on_record(**changes: Any) -> KeptPlan:
     )  # fmt: skip
 
 
-def changed_rules(**changes: str) -> dict[str, str]:
+def changed_rules(**changes):
     return rules() | changes
 
 
-def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
-    tmp_path: Path, planned_record: Maker
-) -> None:
+def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path, planned_record):
     earlier_plan = plan_on_record(rules=changed_rules(**{"all arms: above": "reproduced 1"}))
     for run in selected("study_schedules").plan():
         record = planned_record(run)
@@ -141,7 +129,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
         assert verdict.sentence.endswith(late)
 
 
-def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule() -> None:
+def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule():
     study = find("study_schedules")
     claim = study.claims[0]
     stated = [planned(item) for item in study.claims]
@@ -166,7 +154,7 @@ def test_a_claim_is_post_hoc_where_its_plan_has_another_claim_family_or_rule() -
         assert bool(plan.post_hoc(claim, [record])) is late, changes
 
 
-def test_a_changed_rule_of_judging_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_rule_of_judging_is_another_plan(monkeypatch):
     before, first = plans.analysis_plan(find("study"), Tier.MINI), rules()
     for module, name, other in (
         (statistics, "holm", list),
@@ -187,15 +175,13 @@ def test_a_changed_rule_of_judging_is_another_plan(monkeypatch: pytest.MonkeyPat
     assert rules() == first
 
 
-def test_today_s_code_judges_as_that_of_every_kept_plan_did() -> None:
+def test_today_s_code_judges_as_that_of_every_kept_plan_did():
     kept = read_plans(expected_folder(None))
     assert kept
     assert all(item.plan["rules"].items() <= rules().items() for item in kept)
 
 
-def test_shared_runs_count_for_each_target_that_names_them(
-    tmp_path: Path, planned_record: Maker
-) -> None:
+def test_shared_runs_count_for_each_target_that_names_them(tmp_path, planned_record):
     write("study_factorial", tmp_path, planned_record)
     assert gather(selected("study_factorial"), tmp_path).count == 20
     assert gather(selected("study_schedules"), tmp_path).records.keys() == {"aqn_exponential"}
@@ -206,7 +192,7 @@ def test_shared_runs_count_for_each_target_that_names_them(
     assert by_name["nvfp4_gains_more_from_aqn"].n == 5
 
 
-def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> None:
+def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path):
     write("study", tmp_path, planned_record, seeds=1)
     evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
@@ -214,8 +200,8 @@ def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> 
 
 
 def test_verdicts_on_settings_of_ones_own_are_exploratory_and_out_of_the_count(
-    tmp_path: Path, planned_record: Maker
-) -> None:
+    tmp_path, planned_record
+):
     arms = ["bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn"]
     for changes in (Changes(steps=12), Changes(limit=100), Changes(settings={"group_size": 4})):
         (selection,) = select(["study"], tier="mini", changes=changes)

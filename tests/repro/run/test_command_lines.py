@@ -1,17 +1,14 @@
 """Settings by name, and command lines that are refused in a sentence before anything starts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.device_queue import devices_to_fill, planned_workers, require_workers
-from repro.run.select import Selection, changes_of, check_line, select, selections_of
+from repro.run.select import changes_of, check_line, select, selections_of
+from repro.run.several_ranks.room import devices_to_fill, planned_workers, require_workers
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -19,12 +16,12 @@ from repro.targets import find
 SMOKE = find("table1").scales[Tier.SMOKE]
 
 
-def selected(*line: str) -> Selection:
+def selected(*line):
     (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
     return selection
 
 
-def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
+def test_run_ends_with_the_line_that_judges_what_it_did():
     line = ["table1", "--tier", "smoke", "--set", "steps=4", "--set", "arm.lora_rank=8"]
     args = build_parser().parse_args(["run", *line, "--runs", "a folder", "--seeds", "1"])
     assert check_line(args) == (
@@ -85,9 +82,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
         ("--config settings.yaml", "needs a .toml or .json file"),
     ],
 )
-def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
-    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_command_line_is_a_sentence_and_starts_nothing(line, words, tmp_path, capsys):
     tier = [] if "--tier" in line else ["--tier", "smoke"]
     runs = tmp_path / "runs"
     assert main(["run", "table1", *tier, *line.split(), "--runs", str(runs)]) == 2
@@ -119,9 +114,7 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
         ("dose --model ./no --formats int3 --sigmas 0", "./no is|int3|--sigmas 0"),
     ],
 )
-def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(
-    line: str, words: str, tmp_path: Path
-) -> None:
+def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tmp_path):
     main_alone = (
         "import sys; from repro.__main__ import main; status = main(sys.argv[1:]); "
         "print('torch' in sys.modules); sys.exit(status)"
@@ -137,7 +130,7 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(
     assert [word for word in words.split("|") if word not in ended.stderr] == []
 
 
-def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_target_gets_the_nearest_name(capsys):
     assert main(["run", "tabel1"]) == 2
     assert "did you mean table1?" in capsys.readouterr().err
 
@@ -181,13 +174,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("quantize tiny {folder}/out --device cuda", "torch finds no CUDA device"),
     ],
 )
-def test_other_commands_refuse_in_a_sentence_too(
-    line: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_commands_refuse_in_a_sentence_too(line, words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     file, folder = tmp_path / "a file", tmp_path / "a folder"
     file.write_text("words")
@@ -200,7 +187,7 @@ def test_other_commands_refuse_in_a_sentence_too(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a file", "a folder"]
 
 
-def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
+def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself():
     require_workers(Tier.PAPER, 2, 2)
     with pytest.raises(ValueError, match="takes a device for itself, out of 1; needs at most 1"):
         require_workers(Tier.PAPER, 8, 1)
@@ -208,7 +195,7 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
         devices_to_fill(Tier.MINI, "8")
 
 
-def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:
+def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere():
     planned = [planned_workers(Tier.MINI, named) for named in ("2", "0,1,2", None)]
     assert planned == [2, 3, 1]
     assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
@@ -228,9 +215,7 @@ def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:
     ],
 )
 @pytest.mark.parametrize("flags", [[], ["--show-config"]])
-def test_a_plan_refuses_the_workers_that_its_runs_would(
-    line: str, words: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_refuses_the_workers_that_its_runs_would(line, words, flags, tmp_path, capsys):
     assert main(["plan", *line.split(), *flags, "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr()
     assert words in said.err
@@ -239,7 +224,7 @@ def test_a_plan_refuses_the_workers_that_its_runs_would(
     assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
 
 
-def test_settings_change_scale_and_arms_under_another_name() -> None:
+def test_settings_change_scale_and_arms_under_another_name():
     selection = selected(
         "table1", "--tier", "smoke", "--set", "steps=3", "--set", "optimizer.beta1=0.5",
         "--set", "arm.lora_rank=4", "--set", "arm.noise.num_stages=4",
@@ -248,25 +233,25 @@ def test_settings_change_scale_and_arms_under_another_name() -> None:
     assert target.name.startswith("table1_with_steps_3_optimizer_beta1_0_5")
     assert (scale.steps, scale.optimizer.beta1) == (3, 0.5)
     assert {arm.lora_rank for arm in target.arms} == {4}
-    assert target.arm("nvfp4_lora_aqn").noise.num_stages == 4  # type: ignore[union-attr]
+    assert target.arm("nvfp4_lora_aqn").noise.num_stages == 4
     assert target.arm("nvfp4_lora").noise is None
     assert target.paper_file == ""
     again = selected("table1", "--tier", "smoke", "--set", "steps=4")
     assert again.source.name != target.name
 
 
-def test_a_figure_reads_the_changed_runs_and_is_renamed_with_them() -> None:
+def test_a_figure_reads_the_changed_runs_and_is_renamed_with_them():
     selection = selected("figure4", "--tier", "smoke", "--set", "steps=3")
     assert selection.source.name.startswith("table1_with_steps_3")
     assert selection.target.name.startswith("figure4_with_steps_3")
     assert selection.target.records_of == selection.source.name
 
 
-def test_settings_that_change_nothing_leave_the_target_its_own() -> None:
+def test_settings_that_change_nothing_leave_the_target_its_own():
     assert selected("table1", "--tier", "smoke", "--set", "steps=30").source is find("table1")
 
 
-def test_a_limit_holds_for_every_set_of_problems() -> None:
+def test_a_limit_holds_for_every_set_of_problems():
     scale = selected("table2", "--tier", "paper", "--limit", "5").source.scales[Tier.PAPER]
     assert [item.data.test_problems for item in scale.test_sets] == [5, 5, 5, 5]
     mini = selected("table1_1_5b", "--tier", "mini", "--limit", "5").source.scales[Tier.MINI]
@@ -274,9 +259,7 @@ def test_a_limit_holds_for_every_set_of_problems() -> None:
 
 
 @pytest.mark.parametrize(("name", "tier"), [("table1", "smoke"), ("table2", "paper")])
-def test_a_printed_configuration_can_be_given_back(
-    name: str, tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_printed_configuration_can_be_given_back(name, tier, tmp_path, capsys):
     assert main(["plan", name, "--tier", tier, "--show-config"]) == 0
     text = capsys.readouterr().out
     path = tmp_path / "scale.json"
@@ -287,7 +270,7 @@ def test_a_printed_configuration_can_be_given_back(
     assert scale.steps == 70
 
 
-def test_a_command_line_goes_before_a_file(tmp_path: Path) -> None:
+def test_a_command_line_goes_before_a_file(tmp_path):
     path = tmp_path / "scale.toml"
     path.write_text("steps = 7\n[optimizer]\nbeta1 = 0.5\nbeta2 = 0.6\n")
     line = ["table1", "--tier", "smoke", "--config", str(path), "--set", "optimizer.beta2=0.7"]
@@ -295,8 +278,8 @@ def test_a_command_line_goes_before_a_file(tmp_path: Path) -> None:
     assert (scale.steps, scale.optimizer.beta1, scale.optimizer.beta2) == (7, 0.5, 0.7)
 
 
-def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path: Path) -> None:
-    def settings(*line: str) -> object:
+def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path):
+    def settings(*line):
         return changes_of(build_parser().parse_args(["plan", "table1", *line])).settings
 
     assert settings("--model", "owner/model") == {"checkpoint": "owner/model", "revision": "main"}
@@ -311,7 +294,7 @@ def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path: Path) -> Non
     assert settings("--model", named) == {"checkpoint": named, "revision": pinned}
 
 
-def test_values_are_read_by_the_type_of_their_field() -> None:
+def test_values_are_read_by_the_type_of_their_field():
     changed = with_settings(
         SMOKE,
         parse_settings(
@@ -332,5 +315,5 @@ def test_values_are_read_by_the_type_of_their_field() -> None:
         with_settings(SMOKE, parse_settings(["seeds=3"]))
 
 
-def test_without_a_tier_the_smallest_is_taken() -> None:
+def test_without_a_tier_the_smallest_is_taken():
     assert select(["table1"])[0].tier is Tier.SMOKE

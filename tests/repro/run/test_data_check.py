@@ -1,22 +1,18 @@
 """Problems are opened before a plan starts: what is refused, named and counted."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
-from repro.__main__ import build_parser, main
+from repro.__main__ import main
 from repro.data.problem import DataError, Problem
 from repro.run.data_check import data_lines
 from repro.run.select import Changes, select
-from repro.spec.config import RunConfig
 from tests.repro.problem_files import write_problems
 
 
-def _problems(name: str, golds: list[str]) -> list[Problem]:
+def _problems(name, golds):
     """Return numbered problems with these golds."""
     return [
         Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=gold)
@@ -24,7 +20,7 @@ def _problems(name: str, golds: list[str]) -> list[Problem]:
     ]
 
 
-def _folder(path: Path, train: list[str], test: list[str]) -> Path:
+def _folder(path, train, test):
     """Return a folder with these golds."""
     path.mkdir()
     write_problems(path / "train.jsonl", _problems("train", train))
@@ -32,19 +28,19 @@ def _folder(path: Path, train: list[str], test: list[str]) -> Path:
     return path
 
 
-def _plan(data: Path) -> list[RunConfig]:
+def _plan(data):
     """Return the smoke tier's Table 1 on a folder."""
     [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(data)))
     return selection.plan(1)
 
 
-def test_a_gold_that_can_never_be_paid_is_named_with_file_and_line(tmp_path: Path) -> None:
+def test_a_gold_that_can_never_be_paid_is_named_with_file_and_line(tmp_path):
     folder = _folder(tmp_path / "set", ["1", "\\frac{1}{", "3"], ["4"])
     [line] = data_lines(_plan(folder), named=True)
     assert f"{folder / 'train.jsonl'}, line 2: gold '\\\\frac{{1}}{{' can never be paid" in line
 
 
-def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path) -> None:
+def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path):
     lines = data_lines(_plan(_folder(tmp_path / "many", ["}{"] * 9 + ["1"], ["4"])), named=True)
     assert len(lines) == 6
     assert "9 of 10 train golds can never be paid" in lines[-1]
@@ -57,7 +53,7 @@ def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path
     ["The answer is 4.", "Answer: 4", "4 (four)", "about 4 apples", "The answer is Evelyn.",
      "\\text{She has } 4", "4, because 2+2=4", "18 thousand", "so it is 4"],
 )  # fmt: skip
-def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path: Path, gold: str) -> None:
+def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path, gold):
     folder = _folder(tmp_path / "set", ["1", gold], ["4"])
     [line] = data_lines(_plan(folder), named=True)
     assert f"train.jsonl, line 2: gold {gold!r} is paid for these words alone" in line
@@ -69,19 +65,17 @@ def test_a_gold_of_which_only_its_own_words_are_paid_is_named(tmp_path: Path, go
      "x = 3 \\text{ or } x = 5", "3 \\text{ and } 5", "2\\sin 3x", "sin(2x)",
      "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"],
 )  # fmt: skip
-def test_a_gold_whose_words_may_be_left_out_is_not(tmp_path: Path, gold: str) -> None:
+def test_a_gold_whose_words_may_be_left_out_is_not(tmp_path, gold):
     assert data_lines(_plan(_folder(tmp_path / "set", ["1", gold], ["4"])), named=True) == []
 
 
-def test_a_test_split_that_is_held_out_is_named(tmp_path: Path) -> None:
+def test_a_test_split_that_is_held_out_is_named(tmp_path):
     write_problems(tmp_path / "mine.jsonl", _problems("mine", list("12345678901")))
     [line] = data_lines(_plan(tmp_path / "mine.jsonl"), named=True)
     assert "1 of 11 problems are held out as its test split" in line
 
 
-def test_a_reward_is_tried_on_the_columns_of_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("own_columns.py").write_text(
@@ -102,20 +96,19 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(
             data_lines(plan, named=data is not None)
 
 
-def test_the_package_s_own_problems_are_not_opened() -> None:
+def test_the_package_s_own_problems_are_not_opened():
     [selection] = select(["table1"], tier="smoke")
     assert data_lines(selection.plan(1), named=False) == []
 
 
-def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
+def test_plan_refuses_what_run_would(tmp_path, capsys):
     folder = _folder(tmp_path / "set", ["1"] * 16, ["4"])
     with (folder / "test.jsonl").open("a") as stream:
         stream.write('{"id": "x"}\n')
     flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]
     for command in ("plan", "run"):
-        args: argparse.Namespace = build_parser().parse_args([command, *flags])
-        with pytest.raises(ValueError, match=r"test\.jsonl, line 2: `question` is missing"):
-            args.command(args)
+        assert main([command, *flags]) == 2
+        assert "test.jsonl, line 2: `question` is missing" in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/**/*.json"))
 
 
@@ -127,8 +120,8 @@ def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
     ],
 )
 def test_one_question_too_long_for_the_smoke_policy_is_refused_before_the_start(
-    train: int, test: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    train, test, words, tmp_path, capsys
+):
     (tmp_path / "set").mkdir()
     for split, words_of_last in (("train", train), ("test", test)):
         questions = ["Tom has 3 apples?"] * 15 + ["Tom has 3 apples " * words_of_last]

@@ -1,22 +1,17 @@
 """The queue over devices, on a CPU: fake devices, fake runs, workers that die."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TextIO
 
 import pytest
 from rich.console import Console
 
-from repro.evidence.record import Record, find_record, iterate_records, read_record
-from repro.run.device_queue import rows_of, tasks_of, visible_devices
-from repro.run.execute import RunCounts, execute
-from repro.spec.config import RunConfig
+from repro.evidence.record import find_record, iterate_records, read_record
+from repro.run.device_queue import rows_of, tasks_of
+from repro.run.execute import execute
+from repro.run.several_ranks.room import visible_devices
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -65,29 +60,23 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def fake(tmp_path, monkeypatch):
     return planted("fake_runs", FAKE, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Return an empty folder of records."""
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder
 
 
-def runs_of(seeds: int = 2) -> list[RunConfig]:
+def runs_of(seeds=2):
     return plan(STUDY, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
 
-def go(
-    runs: Sequence[RunConfig],
-    folder: Path,
-    fake: Any,
-    devices: int,
-    said: TextIO | None = None,
-) -> RunCounts:
+def go(runs, folder, fake, devices, said=None):
     return execute(
         runs,
         folder,
@@ -99,17 +88,17 @@ def go(
     )
 
 
-def failed_of(folder: Path) -> Record:
+def failed_of(folder):
     paths = [path for path in iterate_records(folder, "mini", "study") if "failed" in path.name]
     (record,) = map(read_record, paths)
     return record
 
 
-def calls(folder: Path) -> list[tuple[str, list[str]]]:
+def calls(folder):
     return [tuple(json.loads(line)) for line in (folder / "calls.jsonl").read_text().splitlines()]
 
 
-def test_every_run_is_carried_out_once_on_one_of_the_devices(folder: Path, fake: Any) -> None:
+def test_every_run_is_carried_out_once_on_one_of_the_devices(folder, fake):
     runs, said = runs_of(), io.StringIO()
     outcome = go(runs, folder, fake, devices=2, said=said)
     # A worker that the machine killed (for memory, say) is named in what was said or in the log.
@@ -123,7 +112,7 @@ def test_every_run_is_carried_out_once_on_one_of_the_devices(folder: Path, fake:
     assert len(calls(folder)) == 6
 
 
-def test_a_dying_worker_gives_its_run_back_once(folder: Path, fake: Any) -> None:
+def test_a_dying_worker_gives_its_run_back_once(folder, fake):
     runs = runs_of()
     (folder / "die-bf16_lora-0").write_text("1", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=1)
@@ -132,7 +121,7 @@ def test_a_dying_worker_gives_its_run_back_once(folder: Path, fake: Any) -> None
     assert all(find_record(run, folder) for run in runs)
 
 
-def test_a_run_that_kills_its_worker_twice_is_recorded_as_failed(folder: Path, fake: Any) -> None:
+def test_a_run_that_kills_its_worker_twice_is_recorded_as_failed(folder, fake):
     runs = runs_of()
     (folder / "die-bf16_lora-0").write_text("2", encoding="utf-8")
     outcome = go(runs, folder, fake, devices=2)
@@ -143,9 +132,7 @@ def test_a_run_that_kills_its_worker_twice_is_recorded_as_failed(folder: Path, f
 
 
 @pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])
-def test_a_worker_that_lost_its_device_ends_with_that_run(
-    folder: Path, fake: Any, cause: str, workers: int
-) -> None:
+def test_a_worker_that_lost_its_device_ends_with_that_run(folder, fake, cause, workers):
     runs = runs_of()
     (folder / f"{cause}-bf16-1").touch()
     outcome = go(runs, folder, fake, devices=1)
@@ -156,7 +143,7 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
     assert said in failed.outcome["reason"]
 
 
-def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
+def test_the_longest_by_steps_times_rows_comes_first(tmp_path):
     (few,) = plan(STUDY, Tier.MINI, 1, ["bf16_lora"])
     (untrained,) = plan(STUDY, Tier.MINI, 1, ["bf16"])
     scale = few.scale
@@ -168,14 +155,14 @@ def test_the_longest_by_steps_times_rows_comes_first(tmp_path: Path) -> None:
     assert rows_of(untrained) == 0
 
 
-def test_the_baseline_of_measured_steps_comes_first(tmp_path: Path) -> None:
+def test_the_baseline_of_measured_steps_comes_first(tmp_path):
     runs = plan(find("table3_arms"), Tier.SYSTEMS)
     tasks = tasks_of(runs, tmp_path)
     assert [task.run.arm.name for task in tasks][:2] == ["bf16_lora", "nvfp4_lora_released"]
     assert sorted(task.run.digest() for task in tasks) == sorted(run.digest() for run in runs)
 
 
-def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_those_that_this_process_may_use(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     assert visible_devices(None) == ("2", "5", "7")
     assert visible_devices("2") == ("2", "5")

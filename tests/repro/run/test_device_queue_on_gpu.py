@@ -1,15 +1,10 @@
 """The queue on real devices: a killed worker, and an error that spoils a context."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import multiprocessing
 import os
 import signal
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +14,6 @@ from repro.evidence.record import find_record, read_record
 from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
-from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
 from tests.planted import planted
 from tests.repro.procedures.conftest import SCALE
@@ -51,11 +45,11 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 
 
 @pytest.fixture
-def spoiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def spoiling(tmp_path, monkeypatch):
     return planted("spoiling", SPOILING, tmp_path, monkeypatch)
 
 
-def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
+def runs_of(seeds, steps=3):
     """Return small runs of a tier that trains on a device."""
     scale = dataclasses.replace(SCALE, steps=steps)
     runs = [small_run(scale, seed=seed) for seed in range(seeds)]
@@ -63,7 +57,7 @@ def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
 
 
 @pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices; found {DEVICES}")
-def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path):
     runs = runs_of(6, steps=40)
     tasks = [
         Task(run=run, folder=tmp_path / f"work-{place}", runs=tmp_path)
@@ -97,7 +91,7 @@ def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> N
     assert all(len(gpu) == 1 for gpu in used)
 
 
-def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any) -> str:
+def go(runs, folder, devices, **how):
     """Carry out all runs, one a task, and return what was said."""
     said = io.StringIO()
     outcome = execute(
@@ -112,7 +106,7 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
     return said.getvalue()
 
 
-def test_an_error_that_spoils_a_context_is_survived(tmp_path: Path, spoiling: ModuleType) -> None:
+def test_an_error_that_spoils_a_context_is_survived(tmp_path, spoiling):
     runs, folder = runs_of(4), tmp_path / "runs"
     folder.mkdir()
     text = go(runs, folder, ("0",), carry_out=spoiling.carry_out)

@@ -1,14 +1,9 @@
 """Disks that cannot be used: a sentence and exit status 2, nothing failed or half-written."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,11 +21,10 @@ from tests.planted import planted
 from tests.repro.run.test_shared_work import runs_of
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
-Printed = pytest.CaptureFixture[str]
 
 
-def failing(code: int) -> Callable[..., Any]:
-    def fail(*arguments: Any, **named: Any) -> Any:
+def failing(code):
+    def fail(*arguments, **named):
         raise OSError(code, os.strerror(code))
 
     return fail
@@ -38,9 +32,7 @@ def failing(code: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("below", ["", "deeper", "much/deeper"])
 @pytest.mark.parametrize("command", ["run", "environment"])
-def test_a_file_where_the_folder_of_records_should_be_is_named(
-    tmp_path: Path, capsys: Printed, below: str, command: str
-) -> None:
+def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys, below, command):
     file = tmp_path / "runs"
     file.write_text("not a folder")
     line = [*RUN, "--runs", str(file / below)]
@@ -53,8 +45,8 @@ def test_a_file_where_the_folder_of_records_should_be_is_named(
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_takes_nothing_is_told_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, code: int
-) -> None:
+    tmp_path, monkeypatch, capsys, code
+):
     monkeypatch.setattr(tempfile, "TemporaryFile", failing(code))
     folder = tmp_path / "runs"
     assert main([*RUN, "--runs", str(folder)]) == 2
@@ -74,13 +66,11 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 """
 
 
-def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(tmp_path, monkeypatch):
     filling = planted("filling", FULL, tmp_path, monkeypatch)
     folder, said = tmp_path / "runs", io.StringIO()
 
-    def go(carry_out: Any) -> Any:
+    def go(carry_out):
         console = Console(file=said, width=200)
         return execute(runs_of(), folder, workers=1, threads=1, console=console,
                        carry_out=carry_out)  # fmt: skip
@@ -107,9 +97,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 """
 
 
-def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(tmp_path, monkeypatch):
     dying = planted("dying", DIES, tmp_path, monkeypatch)
     folder = tmp_path / "runs"
     counts = execute(runs_of(), folder, workers=1, threads=1, carry_out=dying.carry_out,
@@ -119,9 +107,7 @@ def test_a_worker_that_dies_before_a_first_checkpoint_is_tried_again(
     assert not list(folder.rglob("*.failed-*"))
 
 
-def test_the_plan_compares_what_it_needs_with_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
-) -> None:
+def test_the_plan_compares_what_it_needs_with_what_is_free(tmp_path, monkeypatch, capsys):
     line = ["plan", "table1", "--tier", "smoke", "--runs", str(tmp_path / "not" / "yet")]
     assert main(line) == 0
     printed = capsys.readouterr().out
@@ -143,8 +129,8 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(
 
 
 def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
-    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("repro.run.preflight.free_bytes", lambda folder: 10_000_000)
     line = ["run", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path / "runs")]
     assert main([*line, "--arms", "bf16_full"]) == 2
@@ -154,7 +140,7 @@ def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take() -> None:
+def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take():
     table1 = find("table1")
     runs = plan(table1, Tier.PAPER, 1, ["bf16", "bf16_lora", "nvfp4_lora"])
     needs = table1.needs_at(Tier.PAPER)
@@ -164,7 +150,7 @@ def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take() -> N
     assert one == pytest.approx((36 + 2 * 4) * trained, rel=0.01)
 
 
-def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> None:
+def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device")
     gone = FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "a" / "b"))
     other = FileNotFoundError(errno.ENOENT, "No such file", "/somewhere/else")

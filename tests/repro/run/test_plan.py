@@ -1,17 +1,14 @@
 """What a plan says of runs that are recorded already, here or among the blessed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.record import Estimate, Record
+from repro.evidence.record import Estimate
 from repro.evidence.store import stored_path, write_stored
 from repro.models.checkpoint import TINY_FOLDER
 from repro.run.places import expected_folder
@@ -27,7 +24,7 @@ from tests.repro.planned import STUDY
 H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
 
 
-def having_taken(record: Record, seconds: float, peak_bytes: float) -> Record:
+def having_taken(record, seconds, peak_bytes):
     begun = datetime.fromisoformat(record.started)
     peak = Estimate(value=peak_bytes, unit="bytes")
     return dataclasses.replace(
@@ -37,7 +34,7 @@ def having_taken(record: Record, seconds: float, peak_bytes: float) -> Record:
     )
 
 
-def arm_lines(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, str]:
+def arm_lines(capsys, *line):
     """Return what a plan says behind each first word."""
     assert main(["plan", *line]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -45,9 +42,7 @@ def arm_lines(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("planned_targets")
-def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(tmp_path, capsys):
     expected, records = tmp_path / "expected", []
     shutil.copytree(expected_folder(None) / "paper", expected / "paper")
     for seconds, run in enumerate(plan(STUDY, Tier.MINI, None, ["bf16", "nvfp4_lora_aqn"])):
@@ -71,9 +66,7 @@ def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
     assert said["timed"] == "no blessed record of these arms"
 
 
-def test_a_plan_on_a_folder_without_sizes_says_why_it_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_on_a_folder_without_sizes_says_why_it_cannot(tmp_path, capsys):
     folder = tmp_path / "own"
     shutil.copytree(TINY_FOLDER, folder)
     line = ["plan", "table1", "--tier", "smoke", "--arms", "nvfp4_lora", "--model", str(folder)]
@@ -83,9 +76,7 @@ def test_a_plan_on_a_folder_without_sizes_says_why_it_cannot(
         assert sentence in capsys.readouterr().err
 
 
-def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wrong(tmp_path, capsys):
     folder = tmp_path / "own"
     shutil.copytree(TINY_FOLDER, folder)
     line = ["plan", "table1", "--tier", "smoke", "--arms", "nvfp4_lora", "--model", str(folder)]
@@ -102,7 +93,7 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
         assert len(said.splitlines()) == 1
 
 
-def test_a_run_whose_reward_has_gone_since_is_fit_nowhere() -> None:
+def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
     (run,) = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])
     gone = RewardFunction(module="gone_since", function="f", source_sha256="0")
     said = unfit(with_value(run, "arm.reward_function", gone))

@@ -1,9 +1,5 @@
 """What a plan and a start say of this machine's card, torch and system, before any loading."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,28 +14,26 @@ H100 = CudaDevice(name="NVIDIA H100 80GB HBM3", capability=(9, 0), memory_bytes=
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> CudaDevice:
-    device: CudaDevice = getattr(request, "param", RTX4090)
+def card(monkeypatch, request):
+    device = getattr(request, "param", RTX4090)
     for module in (tiers, preflight):
         monkeypatch.setattr(module, "cuda_devices", lambda: (device,))
     return device
 
 
 @pytest.fixture
-def fitting_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def fitting_torch(monkeypatch):
     monkeypatch.setattr(present_card, "_torch_fault", lambda: None)
 
 
-def planned(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+def planned(capsys, *line):
     assert main(["plan", *line]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
-def test_a_torch_without_cuda_is_named_before_a_record_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torch_without_cuda_is_named_before_a_record_is_made(tmp_path, capsys):
     line = ["table6", "--tier", "systems", "--runs", str(tmp_path)]
     assert main(["run", *line]) == 2
     assert "RTX 4090: it is built without CUDA" in capsys.readouterr().err
@@ -48,7 +42,7 @@ def test_a_torch_without_cuda_is_named_before_a_record_is_made(
 
 
 @pytest.mark.usefixtures("card")
-def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch):
     program = "raise RuntimeError('The NVIDIA driver on your system is too old (11040).')"
     monkeypatch.setattr(present_card, "_COMPUTE", program)
     present_card._torch_fault.cache_clear()
@@ -59,18 +53,14 @@ def test_the_reason_is_the_last_line_that_torch_leaves(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("card", "fitting_torch")
-def test_kernels_that_do_not_exist_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_that_do_not_exist_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("REPRO_KERNELS", "triton")
     assert main(["plan", "table6", "--tier", "systems"]) == 2
     assert "REPRO_KERNELS is 'triton'; needs `portable`" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("card", "fitting_torch")
-def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(tmp_path, capsys):
     at = ["--tier", "systems", "--runs", str(tmp_path)]
     said = planned(capsys, "table8", *at)
     assert "card      NVIDIA GeForce RTX 4090, 25.8 GB: portable kernels" in said
@@ -84,18 +74,14 @@ def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(
 
 @pytest.mark.usefixtures("card", "fitting_torch")
 @pytest.mark.parametrize("card", [H100], indirect=True)
-def test_a_card_that_was_measured_has_its_own_times_and_kernels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_card_that_was_measured_has_its_own_times_and_kernels(tmp_path, capsys):
     said = planned(capsys, "kernels", "--tier", "systems", "--runs", str(tmp_path))
     assert "this project's kernels for Hopper" in said
     assert "refused   " not in said
     assert "another card" not in said
 
 
-def test_what_is_not_known_of_a_model_is_not_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_known_of_a_model_is_not_0(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     line = ["table1", "--tier", "paper", "--model", "some/model", "--runs", str(tmp_path)]
@@ -105,15 +91,13 @@ def test_what_is_not_known_of_a_model_is_not_0(
     assert "0 B" not in said
 
 
-def test_a_device_that_runs_the_kernels_of_other_cards_has_a_name_of_its_own() -> None:
+def test_a_device_that_runs_the_kernels_of_other_cards_has_a_name_of_its_own():
     environment = {"gpu": [{"name": "NVIDIA H200"}], "variables": {"REPRO_KERNELS": "portable"}}
     assert device_of(environment) == "nvidia_h200_portable"
     assert device_of(environment | {"variables": {}}) == "nvidia_h200"
 
 
-def test_another_system_is_refused_by_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_system_is_refused_by_a_sentence(capsys, monkeypatch):
     monkeypatch.setattr("platform.system", lambda: "Windows")
     assert main(["run", "table1", "--tier", "smoke"]) == 2
     assert "this is Windows" in capsys.readouterr().err

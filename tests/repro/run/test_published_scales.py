@@ -5,16 +5,12 @@ problems stand in for the hub's under their names. What is changed of a scale is
 counts, and the optimiser that needs a GPU; all else is the scale's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,9 +26,8 @@ from repro.run import present_card
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
 from repro.run.preflight import files_refusal, memory_of, refusal
-from repro.run.select import Changes, Selection, select
+from repro.run.select import Changes, select
 from repro.spec import tier as tiers
-from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import DATA_DOWNLOADS
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
@@ -42,7 +37,7 @@ PUBLISHED = [
     (target.name, tier) for target in TARGETS for tier in REAL_CHECKPOINTS if tier in target.scales
 ]
 # Sizes, steps and counts; and AdamW in float32, since its 8-bit form needs a GPU.
-SMALLER: dict[str, Any] = {
+SMALLER = {
     "steps": 2,
     "prompts_per_rollout": 2,
     "group_size": 4,
@@ -58,7 +53,7 @@ CARD_24GB = CudaDevice(name="a 24 GB card", capability=(8, 9), memory_bytes=22 *
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def checkpoint(tmp_path_factory):
     """Return a small checkpoint folder, with small data sets in the hub's place."""
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +63,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield write_small(folder / "Qwen2.5-small", lessons=150)
 
 
-def small(name: str, tier: Tier, model: object, **settings: Any) -> Selection:
+def small(name, tier, model, **settings):
     changed = SMALLER | {"checkpoint": str(model), "revision": ""} | settings
     if tier is Tier.MINI:
         changed = changed | {"evaluation": SMALLER["evaluation"] | {"every": 1}}
@@ -76,7 +71,7 @@ def small(name: str, tier: Tier, model: object, **settings: Any) -> Selection:
     return selection
 
 
-def carried_out(run: RunConfig, folder: Path) -> Any:
+def carried_out(run, folder):
     (path,) = carry_out(
         [run],
         folder / "work" / run.digest(),
@@ -90,9 +85,7 @@ def carried_out(run: RunConfig, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "tier"), PUBLISHED)
-def test_every_published_scale_is_ready_but_for_its_checkpoint(
-    name: str, tier: Tier, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_published_scale_is_ready_but_for_its_checkpoint(name, tier, checkpoint, monkeypatch):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H200,))
     (selection,) = select(
         [name], tier=tier.value, changes=Changes(settings={"checkpoint": str(checkpoint)})
@@ -103,9 +96,7 @@ def test_every_published_scale_is_ready_but_for_its_checkpoint(
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Selection, Path]]:
+def recorded(checkpoint, tmp_path_factory):
     """Return, by target, a selection and the folder with a record of each of its arms."""
     collected = {}
     for name, tier in (("table1", Tier.PAPER), ("table2", Tier.PAPER), ("table1_1_5b", Tier.MINI)):
@@ -120,9 +111,7 @@ TRAINED = ["table1", "table2", "table1_1_5b"]
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_arm_goes_from_checkpoint_to_a_record_that_counts(
-    name: str, recorded: dict[str, tuple[Selection, Path]]
-) -> None:
+def test_every_arm_goes_from_checkpoint_to_a_record_that_counts(name, recorded):
     selection, folder = recorded[name]
     checked = check_selection(selection, folder, expected_folder(None))
     assert not checked.evidence.refused
@@ -130,9 +119,7 @@ def test_every_arm_goes_from_checkpoint_to_a_record_that_counts(
     assert set(checked.evidence.records) == {arm.name for arm in selection.source.arms}
 
 
-def test_a_run_with_other_settings_is_never_judged_as_the_targets_own(
-    recorded: dict[str, tuple[Selection, Path]],
-) -> None:
+def test_a_run_with_other_settings_is_never_judged_as_the_targets_own(recorded):
     name = "table1"
     selection, folder = recorded[name]
     assert selection.source.name.startswith(f"{name}_with_")
@@ -145,7 +132,7 @@ def test_a_run_with_other_settings_is_never_judged_as_the_targets_own(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_other_architectures_train_too(architecture: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_other_architectures_train_too(architecture, checkpoint, tmp_path):
     folder = write_small(tmp_path / architecture, architecture)
     selection = small("table1", Tier.PAPER, folder)
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
@@ -154,9 +141,7 @@ def test_other_architectures_train_too(architecture: str, checkpoint: Path, tmp_
     assert record.facts["trained_change_l2"] > 0
 
 
-def test_the_commit_of_a_hub_name_is_recorded(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_of_a_hub_name_is_recorded(checkpoint, tmp_path, monkeypatch):
     hub, commit = tmp_path / "hub", "a" * 40
     home = hub / "models--owner--model"
     shutil.copytree(checkpoint, home / "snapshots" / commit)
@@ -173,12 +158,7 @@ def test_the_commit_of_a_hub_name_is_recorded(
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_one_command_plans_runs_checks_and_reports(
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_command_plans_runs_checks_and_reports(checkpoint, tmp_path, monkeypatch, capsys):
     # Workers are processes of their own: their data sets have as many rows as the hub's.
     write_hub(tmp_path / "hub", {"train": 7473, "test": 1319}, names=("gsm8k",))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -197,14 +177,14 @@ def test_one_command_plans_runs_checks_and_reports(
     assert "accuracy, any form of answer" in (tmp_path / "report.md").read_text()
 
 
-def names_refused(name: str, tier: Tier, device: CudaDevice) -> set[str]:
-    scale: TrainScale = find(name).scales[tier]
+def names_refused(name, tier, device):
+    scale = find(name).scales[tier]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflights, "cuda_devices", lambda: (device,))
         return {arm.name for arm in find(name).arms if memory_of(arm, scale)[1]}
 
 
-def test_what_no_row_of_fits_the_device_is_refused_by_the_memory_plan() -> None:
+def test_what_no_row_of_fits_the_device_is_refused_by_the_memory_plan():
     assert names_refused("table1", Tier.PAPER, H200) == set()
     assert names_refused("table1", Tier.PAPER, H100) == {"bf16_full"}
     assert names_refused("table2_32b", Tier.PAPER, H100) == {"bf16_full"}
@@ -213,8 +193,8 @@ def test_what_no_row_of_fits_the_device_is_refused_by_the_memory_plan() -> None:
 
 
 def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     line = ["plan", "table2_14b", "--tier", "paper", "--arms", "bf16_lora", "--runs", str(tmp_path)]
     for second, unlike in ((H200, False), (CARD_24GB, True)):
         monkeypatch.setattr(preflights, "cuda_devices", lambda second=second: (H200, second))
@@ -225,8 +205,8 @@ def test_of_cards_of_different_memory_the_smallest_counts_and_the_plan_says_so(
 
 
 def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loaded(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpoint, monkeypatch
+):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
     selection = small("table1", Tier.PAPER, checkpoint, max_prompt_tokens=100)
     said = files_refusal(selection.plan(1, ["bf16"])[0])
@@ -239,12 +219,8 @@ def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loade
     ("steps", "updates", "perturbed"), [(3, 4, False), (3, 1, True), (1, 1, False), (8, 4, True)]
 )
 def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made(
-    steps: int,
-    updates: int,
-    perturbed: bool,
-    checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    steps, updates, perturbed, checkpoint, monkeypatch
+):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
     changed = {"steps": steps, "updates_per_rollout": updates}
     selection = small("table1", Tier.PAPER, checkpoint, **changed)
@@ -258,9 +234,7 @@ def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made
         assert ("--set updates_per_rollout=1" in noisy) == (updates > 1)
 
 
-def test_codes_are_refused_to_arms_of_another_format(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_are_refused_to_arms_of_another_format(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
     shape = SMALL | {"model_type": "qwen2"}
     assert len(write_full(tmp_path / "codes", shape, "nvfp4", shard_bytes=60_000)) > 1
@@ -274,8 +248,8 @@ def test_codes_are_refused_to_arms_of_another_format(
 
 
 def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H200,))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     run = select(["table1"], tier="paper")[0].plan(1, ["nvfp4_lora"])[0]
@@ -286,9 +260,7 @@ def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(
     assert "needs bitsandbytes, which is not installed" in (refusal(run) or "")
 
 
-def test_a_silent_hub_costs_seconds_for_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_hub_costs_seconds_for_models(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -300,8 +272,8 @@ def test_a_silent_hub_costs_seconds_for_models(
 
 
 def test_a_download_that_was_cut_short_is_not_taken_for_a_checkpoint(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpoint, tmp_path, monkeypatch
+):
     home = tmp_path / "models--owner--model"
     folder = home / "snapshots" / ("b" * 40)
     shutil.copytree(checkpoint, folder)
@@ -316,7 +288,7 @@ def test_a_download_that_was_cut_short_is_not_taken_for_a_checkpoint(
     assert resolve("owner/model", "main", weights=False) == folder
 
 
-def test_downloads_are_named_as_the_data_sets_are() -> None:
+def test_downloads_are_named_as_the_data_sets_are():
     assert {name: item.name for name, item in DATA_DOWNLOADS.items()} == {
         name: public.repository for name, public in PUBLIC_SETS.items()
     }

@@ -4,12 +4,6 @@ The scale's own optimiser, whose moments are in 8 bits, the engine and the packe
 does not have. The checkpoint is a small one of the same layout, as in `test_published_scales`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,14 +14,14 @@ from repro.models.loading import read_description
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
 from repro.run.preflight import files_refusal, refusal
-from repro.run.select import Changes, Selection, select
+from repro.run.select import Changes, select
 from tests.repro.qwen_checkpoint import write_hub, write_small
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none"),
 ]
-SMALLER: dict[str, Any] = {
+SMALLER = {
     "steps": 3,
     "prompts_per_rollout": 2,
     "group_size": 4,
@@ -43,7 +37,7 @@ ARMS = ["bf16_lora", "nvfp4_lora_aqn", "nf4_lora", "bf16_full"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
         write_hub(folder / "hub", {"train": 640, "test": 24}, names=("gsm8k",))
@@ -53,14 +47,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def selection(checkpoint: Path) -> Selection:
+def selection(checkpoint):
     settings = SMALLER | {"checkpoint": str(checkpoint)}
     (chosen,) = select(["table1"], tier="paper", changes=Changes(settings=settings, limit=4))
     return chosen
 
 
 @pytest.fixture(scope="module")
-def records(selection: Selection, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(selection, tmp_path_factory):
     """Return the folder of the records of one seed of each arm, and of what the runs keep."""
     pytest.importorskip("bitsandbytes", reason="the scale's optimiser is bitsandbytes'")
     folder = tmp_path_factory.mktemp("runs")
@@ -74,7 +68,7 @@ def records(selection: Selection, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_every_arm_leaves_a_record_that_counts(selection: Selection, records: Path) -> None:
+def test_every_arm_leaves_a_record_that_counts(selection, records):
     checked = check_selection(selection, records, expected_folder(None))
     assert not checked.evidence.refused
     assert not checked.evidence.failed
@@ -85,13 +79,7 @@ def test_every_arm_leaves_a_record_that_counts(selection: Selection, records: Pa
 
 
 @pytest.mark.parametrize("kind", ["adapter", "merged"])
-def test_what_was_trained_is_exported_and_asked(
-    kind: str,
-    selection: Selection,
-    records: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_was_trained_is_exported_and_asked(kind, selection, records, tmp_path, capsys):
     (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
     trained, out = run_folder(run, records), tmp_path / "out"
     assert main(["export", str(trained), str(out), "--as", kind]) == 0, capsys.readouterr().err
@@ -102,9 +90,7 @@ def test_what_was_trained_is_exported_and_asked(
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
-def test_a_checkpoint_is_quantised_on_the_device(
-    weight_format: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_quantised_on_the_device(weight_format, checkpoint, tmp_path, capsys):
     line = ["quantize", str(checkpoint), str(tmp_path / "out"), "--format", weight_format]
     assert main([*line, "--device", "cuda"]) == 0, capsys.readouterr().err
     assert read_description(tmp_path / "out").stored_format == weight_format

@@ -27,8 +27,8 @@ from repro.run.several_ranks.rank_processes import (
     refused_by_any,
     refused_folder,
     require_alike,
-    require_ranks,
 )
+from repro.run.several_ranks.room import require_ranks
 from repro.run.shared_work import Reservation
 from repro.run.worker import EndedError, Task
 from repro.runlog.stream import read_lines
@@ -432,10 +432,10 @@ def two_hosts():
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2: hosts of its own are network namespaces")
 
-    def ip(words: str) -> None:
+    def ip(words):
         subprocess.run(["ip", *words.split()], check=True)
 
-    def lose() -> None:
+    def lose():
         for host, other in ((1, 2), (2, 1)):  # sent where nobody listens
             nobody = f"10.77.0.{other} lladdr 02:00:00:00:00:09 dev wire nud permanent"
             ip(f"-n {hosts[host - 1]} neigh replace {nobody}")
@@ -551,7 +551,9 @@ def test_a_launchers_variables_that_are_no_numbers_are_refused(monkeypatch):
 
 
 def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("repro.run.execute.devices_to_fill", lambda *args: ("0", "1", "2"))
+    monkeypatch.setattr(
+        "repro.run.several_ranks.room.devices_to_fill", lambda *args: ("0", "1", "2")
+    )
     monkeypatch.setattr("repro.run.execute._carry_out", lambda *args, **more: 0)
     assert main(arguments(tmp_path, *ONE_RUN, "--ranks", "2")) == 0
     assert "1 of 3 devices" in capsys.readouterr().out
@@ -559,7 +561,9 @@ def test_devices_that_no_run_takes_are_named(tmp_path, monkeypatch, capsys):
 
 def test_ranks_that_a_scale_asks_for_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr("repro.run.execute.require_ready", lambda *args, **more: None)
-    monkeypatch.setattr("repro.run.execute.devices_to_fill", lambda *args: ("0", "1", "2", "3"))
+    monkeypatch.setattr(
+        "repro.run.several_ranks.room.devices_to_fill", lambda *args: ("0", "1", "2", "3")
+    )
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     told = []
     monkeypatch.setattr("repro.run.execute._carry_out", lambda made, *a, **m: told.append(made))

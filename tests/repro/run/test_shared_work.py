@@ -1,7 +1,5 @@
 """Two starts on one folder of records: each run is carried out once, whoever dies."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl
@@ -10,16 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from repro.evidence.record import Record, failed_record
+from repro.evidence.record import failed_record
 from repro.run.shared_work import RunLocks
 from repro.run.worker import Task
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -28,19 +21,19 @@ ROOT = Path(__file__).parents[3]
 ARMS = ["bf16", "nf4", "mxfp4", "nvfp4"]
 
 
-def runs_of(seeds: int = 1, tier: Tier = Tier.SMOKE) -> list[RunConfig]:
+def runs_of(seeds=1, tier=Tier.SMOKE):
     return plan(find("table1"), tier, seeds, ARMS)
 
 
-def task_of(runs: Sequence[RunConfig], folder: Path) -> Task:
+def task_of(runs, folder):
     return Task(run=runs[0], also=tuple(runs[1:]), folder=folder / "work", runs=folder)
 
 
-def start(folder: Path, pending: Sequence[RunConfig], said: list[str] | None = None) -> RunLocks:
+def start(folder, pending, said=None):
     return RunLocks(folder, pending, (said if said is not None else []).append)
 
 
-def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path: Path) -> None:
+def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path):
     runs, said = runs_of(), list[str]()
     task = task_of(runs, tmp_path)
     with start(tmp_path, runs) as one, start(tmp_path, runs, said) as two:
@@ -56,9 +49,7 @@ def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path:
     assert not list(tmp_path.rglob("*.lock"))
 
 
-def test_of_a_task_s_runs_a_start_takes_what_is_free(
-    tmp_path: Path, made_up_record: Callable[[RunConfig], Record]
-) -> None:
+def test_of_a_task_s_runs_a_start_takes_what_is_free(tmp_path, made_up_record):
     runs = runs_of()
     with start(tmp_path, runs) as one, start(tmp_path, runs) as two:
         assert one.take(task_of(runs[:1], tmp_path)).claimed is not None
@@ -72,9 +63,7 @@ def test_of_a_task_s_runs_a_start_takes_what_is_free(
         assert claim.elsewhere.every == tuple(runs[3:])
 
 
-def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(tmp_path):
     runs = runs_of()[:1]
     failed_record(runs[0], "before any of the two", {}).write(tmp_path)
     task = task_of(runs, tmp_path)
@@ -87,17 +76,15 @@ def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(
         assert next_start.take(task).claimed == task
 
 
-def test_measurements_are_claimed_one_at_a_time(tmp_path: Path) -> None:
+def test_measurements_are_claimed_one_at_a_time(tmp_path):
     small, large = (dataclasses.replace(run, tier="systems") for run in runs_of()[:2])
     with start(tmp_path, [small, large]) as one, start(tmp_path, [small, large]) as two:
         assert one.take(task_of([small], tmp_path)).claimed is not None
         assert two.take(task_of([large], tmp_path)).busy is not None
 
 
-def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
+def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(tmp_path, monkeypatch):
+    def refuse(*arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -128,14 +115,14 @@ print("taken", taken, flush=True)
 """
 
 
-def python(script: str, folder: Path) -> subprocess.Popen[str]:
+def python(script, folder):
     return subprocess.Popen(
         [sys.executable, "-c", script.format(root=str(ROOT), folder=str(folder))],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def test_two_processes_are_never_inside_together(tmp_path: Path) -> None:
+def test_two_processes_are_never_inside_together(tmp_path):
     processes = [python(TAKING, tmp_path) for _ in range(3)]
     for process in processes:
         out, err = process.communicate(timeout=120)
@@ -156,7 +143,7 @@ time.sleep(600)
 """
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
     runs = runs_of()
     task = task_of(runs, tmp_path)
     holder = python(HOLDING, tmp_path)
@@ -201,7 +188,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path: Path) -> None:
+def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path):
     folder, script = tmp_path / "runs", tmp_path / "sharing.py"
     script.write_text(SHARING.format(root=str(ROOT), folder=str(folder)))
     (tmp_path / "waiting.py").write_text(CARRY_OUT)

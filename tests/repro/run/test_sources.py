@@ -1,11 +1,6 @@
 """What ran is what the record says: the source from before a run's first step to after its last."""
 
-from __future__ import annotations
-
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +9,9 @@ from torch import nn
 from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
-from repro.evidence.record import Record, read_record
+from repro.evidence.record import read_record
 from repro.rl.training_state import TrainState, load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
-from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -28,7 +22,7 @@ RIGHT, WRONG = "LOSS = -1\n", "LOSS = +1\n"
 class Checkout:
     """A git checkout that stands for the one that holds this package."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.loss = root / "repro" / "loss.py"
         self.loss.parent.mkdir()
@@ -38,7 +32,7 @@ class Checkout:
         self.git("init", "-q")
         self.commit()
 
-    def git(self, *words: str) -> str:
+    def git(self, *words):
         """Return what git says."""
         name = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
         done = subprocess.run(
@@ -46,14 +40,14 @@ class Checkout:
         )
         return done.stdout.strip()
 
-    def commit(self) -> str:
+    def commit(self):
         """Commit everything; return the commit."""
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", "one more")
         return self.git("rev-parse", "HEAD")
 
 
-def forget() -> None:
+def forget():
     """Do as a fresh process would: nothing is known of the source yet."""
     asked_once = (
         provenance.source_commit,
@@ -65,7 +59,7 @@ def forget() -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checkout]:
+def checkout(tmp_path, monkeypatch):
     tree = Checkout(tmp_path)
     monkeypatch.delenv("REPRO_COMMIT", raising=False)
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
@@ -75,18 +69,16 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checko
 
 
 @pytest.fixture
-def run() -> RunConfig:
+def run():
     return plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0]
 
 
 @pytest.fixture
-def carried(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Record]:
+def carried(run, tmp_path, monkeypatch):
     """Return what carries out the run by a procedure that is given, and reads its record."""
 
-    def carry(procedure: Callable[[], dict[str, Any]]) -> Record:
-        def measure(run: RunConfig, **how: Any) -> Measured:
+    def carry(procedure):
+        def measure(run, **how):
             return Measured(metrics={}, facts=procedure())
 
         monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
@@ -97,21 +89,17 @@ def carried(
     return carry
 
 
-def test_a_source_that_stays_is_one_state_and_clean(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
+def test_a_source_that_stays_is_one_state_and_clean(checkout, carried):
     record = carried(dict)
     assert [state["commit"] for state in record.sources] == [checkout.git("rev-parse", "HEAD")]
     assert (record.commit, record.dirty) == (record.sources[0]["commit"], False)
     assert is_clean(record)
 
 
-def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
-    checkout: Checkout, carried: Callable[..., Record]
-) -> None:
+def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(checkout, carried):
     checkout.loss.write_text(WRONG)
 
-    def reverting() -> dict[str, Any]:
+    def reverting():
         checkout.loss.write_text(RIGHT)
         return {}
 
@@ -121,9 +109,7 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     assert not is_clean(record)
 
 
-def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
-    checkout: Checkout, carried: Callable[..., Record], tmp_path: Path
-) -> None:
+def test_steps_at_one_commit_and_at_another_are_recorded_as_both(checkout, carried, tmp_path):
     first = checkout.git("rev-parse", "HEAD")
     parameters = {"a": nn.Parameter(torch.zeros(2))}
     optimizer = torch.optim.AdamW(parameters.values())
@@ -135,7 +121,7 @@ def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
     second = checkout.commit()
     forget()
 
-    def going_on() -> dict[str, Any]:
+    def going_on():
         state = load_checkpoint(tmp_path / "steps", "a", parameters, optimizer)
         assert state is not None
         return state.facts

@@ -1,15 +1,12 @@
 """A short run of a target's smoke tier."""
 
-from __future__ import annotations
-
 import dataclasses
 
-from repro.spec.config import RunConfig
-from repro.spec.target import Target, plan
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 
 
-def small_of(target: Target, arm: str = "nvfp4_lora") -> RunConfig:
+def small_of(target, arm="nvfp4_lora"):
     """Return an arm's run of seed 0, which asks few questions."""
     (run,) = plan(target, Tier.SMOKE, 1, [arm])
     scale = dataclasses.replace(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,11 +15,9 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import load_tokenizer
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
-from repro.runlog.log_flags import log_options_of
 from repro.runlog.run_logger import COMPLETIONS_VARIABLE, LOG_VARIABLE, LogOptions, RunLogger
 from repro.runlog.stream import read_lines
 from repro.runlog.trackers import TRACKERS, name_of
-from repro.spec.config import RunConfig
 from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.repro.runlog.conftest import small_of
@@ -30,16 +26,16 @@ TARGET = with_steps(find("table1"), 3)
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_environment(monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, "")
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "")
 
 
-def carried_out(run: RunConfig, records: Path, stop_at: int = 99) -> None:
+def carried_out(run, records, stop_at=99):
     """Carry out a run, stopping after so many steps."""
     seen = []
 
-    def progress(text: str, values: Mapping[str, float]) -> None:
+    def progress(text, values):
         if text == "training":
             seen.append(values["step"])
 
@@ -52,21 +48,21 @@ class Notebook:
 
     logged: dict[str, list[tuple[int, Mapping[str, float]]]] = {}  # noqa: RUF012 - a fake's memory
 
-    def __init__(self, name: str, digest: str, config: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, name, digest, config, folder):
         self.name = name
         self.logged.setdefault(self.name, [])
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step, values):
         """Note a step."""
         self.logged[self.name].append((step, values))
 
-    def close(self) -> None:
+    def close(self):
         """Note the end as step -1."""
         self.logged[self.name].append((-1, {}))
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+def notebook(monkeypatch):
     """Return what was logged, by run, to a tracker of this name."""
     monkeypatch.setitem(TRACKERS, "json", Notebook)  # a package that is installed
     monkeypatch.setattr(Notebook, "logged", {})
@@ -75,8 +71,8 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     from pyarrow import parquet
 
     run = small_of(TARGET, "nvfp4_lora_aqn")
@@ -119,9 +115,7 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record_and_completions_change_n
     assert table["tokens"][0] - counted in (0, 1)  # the end token, unless truncated
 
 
-def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
-    tmp_path: Path, notebook: dict[str, list[Any]]
-) -> None:
+def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(tmp_path, notebook):
     from repro.evidence.procedure import Stopped
 
     run = small_of(TARGET)
@@ -136,7 +130,7 @@ def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
     assert [step for step, _ in logged].count(-1) == 2
 
 
-def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
+def test_tensorboard_gets_every_number_of_every_step(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -150,9 +144,7 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
     assert scalars == [(1, 0.25), (2, 0.5)]
 
 
-def test_wandb_is_opened_by_its_own_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_is_opened_by_its_own_library(tmp_path, monkeypatch):
     library = mock.Mock()
     monkeypatch.setitem(sys.modules, "wandb", library)
     run = small_of(TARGET)
@@ -167,9 +159,7 @@ def test_wandb_is_opened_by_its_own_library(
     opened.finish.assert_called_once_with()
 
 
-def test_a_tracker_that_fails_at_its_end_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_at_its_end_is_a_warning(tmp_path, monkeypatch):
     library = mock.Mock()
     library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
     monkeypatch.setitem(sys.modules, "wandb", library)
@@ -188,12 +178,8 @@ def test_a_tracker_that_fails_at_its_end_is_a_warning(
     ],
 )
 def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(
-    flags: list[str],
-    sentence: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    flags, sentence, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setitem(TRACKERS, "no_such_package", Notebook)
     line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs"), *flags]
     assert main(line) == 2
@@ -201,9 +187,7 @@ def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_curves_of_blessed_runs_go_to_a_tracker_step_by_step(
-    notebook: dict[str, list[Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_blessed_runs_go_to_a_tracker_step_by_step(notebook, capsys):
     assert main(["report", "table1_coder_0_5b", "dose_coder_0_5b", "--log", "json"]) == 0
     (checked,) = blessed_checks(expected_folder(None), "table1_coder_0_5b")
     assert f"sent {checked.evidence.count} runs to json" in capsys.readouterr().out
@@ -212,16 +196,14 @@ def test_curves_of_blessed_runs_go_to_a_tracker_step_by_step(
     assert [(step, of.get("entropy")) for step, of in steps] == [*enumerate(entropy, 1), (-1, None)]
 
 
-def test_flags_come_before_the_environment_and_reach_worker_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_come_before_the_environment_and_reach_worker_processes(monkeypatch):
     for name in ("json", "csv"):
         monkeypatch.setitem(TRACKERS, name, Notebook)
     monkeypatch.setenv(LOG_VARIABLE, "json")
     line = ["run", "table1"]
-    assert log_options_of(build_parser().parse_args(line)) == LogOptions(trackers=("json",))
+    assert LogOptions.of_line(build_parser().parse_args(line)) == LogOptions(trackers=("json",))
     args = build_parser().parse_args([*line, "--log", "csv", "--completions"])
-    asked = log_options_of(args)
+    asked = LogOptions.of_line(args)
     assert asked == LogOptions(trackers=("csv",), completions=True)
     with asked.passed_on():
         assert LogOptions.from_environment() == asked

@@ -1,11 +1,8 @@
 """Training that teaches nothing says so, once, and ends where that is asked for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,12 +20,7 @@ from repro.targets import find
 from tests.repro.runlog.conftest import small_of
 
 
-def rollout(
-    mixed: int = 0,
-    reward: tuple[float | None, ...] = (0.0, 0.0),
-    right: float = 0.25,
-    all_cut_off: bool = False,
-) -> Any:
+def rollout(mixed=0, reward=(0.0, 0.0), right=0.25, all_cut_off=False):
     return SimpleNamespace(
         mixed=mixed,
         graded=[SimpleNamespace(reward=one) for one in reward],
@@ -37,7 +29,7 @@ def rollout(
     )
 
 
-def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dict[str, Any]:
+def line(form, right, tokens, mixed=3):
     return {"format": form, LENIENT: right, "completion_tokens": tokens, MIXED: mixed}
 
 
@@ -50,9 +42,7 @@ def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dic
         ((), "dynamic sampling kept no group"),
     ],
 )
-def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
-    reward: tuple[float | None, ...], why: str
-) -> None:
+def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(reward, why):
     watch = Watch()
     said = [
         watch.rollout(rollout(0, reward), 1, ["one", "two\nlines", "x" * 300]) for _ in range(9)
@@ -64,14 +54,14 @@ def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
     assert len(warning) < 800
 
 
-def test_a_run_shorter_than_that_is_warned_of_at_its_end() -> None:
+def test_a_run_shorter_than_that_is_warned_of_at_its_end():
     watch = Watch(whole=2)
     cut = rollout(0, (1.0, 0.0), all_cut_off=True)
     assert watch.rollout(cut, 1, []) is None
     assert "every completion is cut at the length limit" in str(watch.rollout(cut, 1, []))
 
 
-def test_one_lesson_starts_the_count_again() -> None:
+def test_one_lesson_starts_the_count_again():
     watch = Watch(stop_idle=5)
     for mixed in (0, 0, 0, 0, 1, 0, 0, 0, 0):
         assert watch.rollout(rollout(mixed), 1, []) is None
@@ -79,7 +69,7 @@ def test_one_lesson_starts_the_count_again() -> None:
         watch.rollout(rollout(0), 1, [])
 
 
-def test_a_resumed_run_goes_on_counting_and_says_nothing_twice() -> None:
+def test_a_resumed_run_goes_on_counting_and_says_nothing_twice():
     four = [line(0.1, 0.2, 90, mixed) for mixed in (2, 0, 0, 0, 0)]
     assert Watch(earlier=four).rollout(rollout(), 1, []) is not None
     assert Watch(earlier=[*four, four[-1]]).rollout(rollout(), 1, []) is None
@@ -100,9 +90,7 @@ def test_a_resumed_run_goes_on_counting_and_says_nothing_twice() -> None:
         ((0.85, None, 53), False),
     ],
 )
-def test_format_learnt_for_reasoning_lost_is_one_warning(
-    end: tuple[float, float | None, float], is_said: bool
-) -> None:
+def test_format_learnt_for_reasoning_lost_is_one_warning(end, is_said):
     watch = Watch()
     said = [watch.step(line(0.03, 0.17, 240)) for _ in range(3)]
     said += [watch.step(line(*end)) for _ in range(5)]
@@ -114,7 +102,7 @@ def test_format_learnt_for_reasoning_lost_is_one_warning(
 
 
 @pytest.fixture
-def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def constant(tmp_path, monkeypatch):
     """Return the name of a reward that never differs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -124,17 +112,15 @@ def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:reward"
 
 
-def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(
-    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(constant, tmp_path, monkeypatch):
     target = with_reward(with_steps(find("table1"), 6), reward_named(constant))
     run, told = small_of(target), []
 
-    def progress(text: str, values: dict[str, float]) -> None:
+    def progress(text, values):
         if WARNING in values:
             told.append(text)
 
-    def go(records: Path) -> list[Path]:
+    def go(records):
         return carry_out([run], run_folder(run, records), records, progress, lambda: False, 1)
 
     monkeypatch.setenv(STOP_IDLE_VARIABLE, "")
@@ -149,13 +135,11 @@ def test_an_idle_run_goes_on_with_a_warning_or_stops_where_asked(
         go(tmp_path / "off")
 
 
-def test_a_tracker_that_fails_is_left_after_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_is_left_after_one_warning(tmp_path, monkeypatch):
     tracker = mock.Mock()
     tracker.log.side_effect = [None, RuntimeError("connection lost")]
     monkeypatch.setitem(TRACKERS, "failing", lambda *run: tracker)
-    told: list[str] = []
+    told = []
     options = LogOptions(trackers=("failing",))
     warn = lambda text, values: told.append(text)  # noqa: E731
     with RunLogger(small_of(find("table1")), tmp_path, options, warn) as logger:

@@ -1,12 +1,8 @@
 """Settings out of range are refused in one sentence, by whichever way they come."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ from repro.__main__ import build_parser
 from repro.evidence.record import finite_json
 from repro.run.select import selections_of
 from repro.spec.arm import LossConfig, NoiseConfig
-from repro.spec.config import LearningRates, OptimizerConfig, RunConfig, digest_of
+from repro.spec.config import LearningRates, OptimizerConfig, digest_of
 from repro.spec.settings import read_settings
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -22,7 +18,7 @@ from repro.targets import find
 from tests.changed_settings import with_value
 
 # A setting of Table 1's smoke runs, a value that it cannot have, and what it needs.
-REFUSED: list[tuple[str, Any, str]] = [
+REFUSED = [
     ("optimizer.learning_rates.lora_16bit", -0.001, "1e-12 or more"),
     ("optimizer.learning_rates.lora_16bit", 0, "1e-12 or more"),
     ("optimizer.learning_rates.lora_16bit", -0.0, "1e-12 or more"),
@@ -71,7 +67,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 WAYS = ("--set", "scale.json", "scale.toml", "Python")
 
 
-def planned(name: str, value: Any, way: str, folder: Path) -> list[RunConfig]:
+def planned(name, value, way, folder):
     """Return the smoke runs of Table 1 with a setting given in one of the ways."""
     if way == "Python":
         arm = "bf16_lora" if name.endswith("16bit") else "nvfp4_lora_aqn"
@@ -84,7 +80,7 @@ def planned(name: str, value: Any, way: str, folder: Path) -> list[RunConfig]:
         text = f"{key} = {json.dumps(value).replace('Infinity', 'inf').replace('NaN', 'nan')}\n"
         text = (f"[{'.'.join(tables)}]\n" if tables else "") + text
         if way.endswith("json"):
-            nested: Any = {key: value}
+            nested = {key: value}
             for table in reversed(tables):
                 nested = {table: nested}
             text = json.dumps(nested)
@@ -97,8 +93,8 @@ def planned(name: str, value: Any, way: str, folder: Path) -> list[RunConfig]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "value", "needed"), REFUSED)
 def test_a_setting_out_of_range_is_refused_in_one_sentence_however_it_comes(
-    name: str, value: Any, needed: str, way: str, tmp_path: Path
-) -> None:
+    name, value, needed, way, tmp_path
+):
     with pytest.raises(ValueError, match=name.rpartition(".")[2]) as caught:
         planned(name, value, way, tmp_path)
     assert needed in str(caught.value)
@@ -117,9 +113,7 @@ def test_a_setting_out_of_range_is_refused_in_one_sentence_however_it_comes(
         ("arm.label", "a \u2028 label"),
     ],
 )
-def test_a_setting_at_its_bound_is_taken_and_its_digest_is_read_back(
-    name: str, value: Any, way: str, tmp_path: Path
-) -> None:
+def test_a_setting_at_its_bound_is_taken_and_its_digest_is_read_back(name, value, way, tmp_path):
     if value is None and way == "scale.toml":  # which has no such value
         return
     for run in planned(name, value, way, tmp_path):
@@ -127,7 +121,7 @@ def test_a_setting_at_its_bound_is_taken_and_its_digest_is_read_back(
         assert digest_of(finite_json(text)) == run.digest()
 
 
-def test_an_untrained_arm_needs_nothing_to_train_with() -> None:
+def test_an_untrained_arm_needs_nothing_to_train_with():
     (run,) = plan(find("table1"), Tier.SMOKE, 1, ["nvfp4"])
     zeros = LearningRates(lora_16bit=0, lora_4bit=0, full=0)
     scale = dataclasses.replace(
@@ -140,7 +134,7 @@ def test_an_untrained_arm_needs_nothing_to_train_with() -> None:
         )
 
 
-def test_two_settings_that_undo_each_other_are_refused() -> None:
+def test_two_settings_that_undo_each_other_are_refused():
     with pytest.raises(ValueError, match=r"importance_cap is 2\.0; .* must be None"):
         LossConfig(importance_cap=2.0, old_policy="sampler")
     with pytest.raises(ValueError, match="sigma_end <= sigma_start"):
@@ -154,13 +148,13 @@ def test_two_settings_that_undo_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("file", ["scale.toml", "scale.json"])
-def test_a_file_of_deep_brackets_is_a_sentence(file: str, tmp_path: Path) -> None:
+def test_a_file_of_deep_brackets_is_a_sentence(file, tmp_path):
     (tmp_path / file).write_text("levels = " * file.endswith("toml") + "[" * 100_000)
     with pytest.raises(ValueError, match="--config"):
         read_settings(tmp_path / file)
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     for file, text in (("scale.toml", "steps = 7"), ("scale.json", '{"steps": 7}')):
         (tmp_path / file).write_text(f"\ufeff{text}", encoding="utf-8")
         assert read_settings(tmp_path / file) == {"steps": 7}

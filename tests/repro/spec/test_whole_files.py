@@ -1,7 +1,5 @@
 """Files and folders are whole or absent."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -9,7 +7,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,10 +22,8 @@ from repro.spec.whole_files import (
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices, gives files away")
 
 
-def test_a_file_system_without_hard_links_still_never_overwrites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
+def test_a_file_system_without_hard_links_still_never_overwrites(tmp_path, monkeypatch):
+    def refuse(*arguments):
         raise PermissionError("no hard links here")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -38,12 +33,10 @@ def test_a_file_system_without_hard_links_still_never_overwrites(
     assert path.read_text() == "first"
 
 
-def test_of_several_files_that_cannot_be_written_none_is_half_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_files_that_cannot_be_written_none_is_half_there(tmp_path, monkeypatch):
     fsync, calls = os.fsync, []
 
-    def second_fails(descriptor: int) -> None:
+    def second_fails(descriptor):
         calls.append(descriptor)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -55,14 +48,14 @@ def test_of_several_files_that_cannot_be_written_none_is_half_there(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_on_the_way_are_made_and_what_is_there_is_replaced(tmp_path: Path) -> None:
+def test_folders_on_the_way_are_made_and_what_is_there_is_replaced(tmp_path):
     path = tmp_path / "not" / "yet" / "a.txt"
     replace_text(path, "first")
     replace_text(path, "second")
     assert [item.read_text() for item in path.parent.iterdir()] == ["second"]
 
 
-def test_a_folder_appears_when_it_is_complete_and_never_over_another(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete_and_never_over_another(tmp_path):
     out = tmp_path / "not" / "yet"
     with appearing(out) as folder:
         folder.mkdir()
@@ -74,8 +67,8 @@ def test_a_folder_appears_when_it_is_complete_and_never_over_another(tmp_path: P
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_of_a_folder_that_was_not_finished_nothing_is_left(tmp_path: Path) -> None:
-    def killed(folder: Path) -> None:
+def test_of_a_folder_that_was_not_finished_nothing_is_left(tmp_path):
+    def killed(folder):
         with appearing(folder) as half:
             half.mkdir()
             (half / "a").write_text("half")
@@ -99,7 +92,7 @@ with appearing(Path(sys.argv[1])) as folder:
 """
 
 
-def at_work(out: Path, text: str) -> subprocess.Popen[str]:
+def at_work(out, text):
     """Return a process in the midst of making a folder."""
     command = [sys.executable, "-c", AT_WORK, str(out), text]
     process = subprocess.Popen(
@@ -110,7 +103,7 @@ def at_work(out: Path, text: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path):
     killed = at_work(tmp_path / "out", "half")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -121,7 +114,7 @@ def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_two_that_make_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
+def test_two_that_make_one_folder_leave_each_other_alone(tmp_path):
     out = tmp_path / "out"
     first = at_work(out, "first")
     second = at_work(out, "second")
@@ -134,8 +127,8 @@ def test_two_that_make_one_folder_leave_each_other_alone(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path: Path) -> None:
-    def half(nameless: OSError) -> None:
+def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path):
+    def half(nameless):
         with appearing(tmp_path / "out") as folder:
             folder.mkdir()
             raise nameless
@@ -148,7 +141,7 @@ def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path: Path) 
     assert missing.value.filename == "/somewhere/source"
 
 
-def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path):
     (tmp_path / "far").mkdir()
     real, link, hard = tmp_path / "far" / "real", tmp_path / "link", tmp_path / "hard"
     real.write_text("old")
@@ -167,7 +160,7 @@ def test_a_link_is_followed_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
-def test_a_new_file_has_the_mode_of_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         replace_text(tmp_path / "a", "text")
@@ -178,7 +171,7 @@ def test_a_new_file_has_the_mode_of_the_umask(tmp_path: Path, umask: int, mode: 
 
 
 @as_root
-def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
+def test_a_file_keeps_its_owner(tmp_path):
     path = tmp_path / "a"
     path.write_text("old")
     os.chown(path, 1234, 5678)
@@ -188,7 +181,7 @@ def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_device_stays_one_and_a_disk_is_refused(tmp_path: Path) -> None:
+def test_a_device_stays_one_and_a_disk_is_refused(tmp_path):
     null, full, disk = tmp_path / "null", tmp_path / "full", tmp_path / "disk"
     try:
         os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -206,9 +199,7 @@ def test_a_device_stays_one_and_a_disk_is_refused(tmp_path: Path) -> None:
         replace_text(disk, "text")
 
 
-def test_a_pipe_and_open_descriptors_are_written_into(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_and_open_descriptors_are_written_into(tmp_path, capfd):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     replace_text(tmp_path / "pipe", "to the pipe")
@@ -226,7 +217,7 @@ def test_a_pipe_and_open_descriptors_are_written_into(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
 
 
-def test_what_a_write_would_refuse_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_what_a_write_would_refuse_is_refused_before_the_work(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_text("old")
     refused = {
@@ -247,14 +238,12 @@ def test_what_a_write_would_refuse_is_refused_before_the_work(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fault", [errno.EBUSY, errno.EPERM])
-def test_a_file_that_takes_no_rename_is_written_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int
-) -> None:
+def test_a_file_that_takes_no_rename_is_written_into(tmp_path, monkeypatch, fault):
     path = tmp_path / "mounted"
     path.write_text("a longer text than the new one")
     number, rename = path.stat().st_ino, os.replace
 
-    def refuse(old: Any, new: Any) -> None:
+    def refuse(old, new):
         if Path(new) == path:
             raise OSError(fault, os.strerror(fault))
         rename(old, new)

@@ -63,7 +63,7 @@ _DRAWS = _SEEDS[:6]
 _KS = (1, 4, 16, 64, 256)
 
 
-def _end(paper: float, place: str) -> Effect:
+def end_effect(paper: float, place: str) -> Effect:
     """Return the paper's difference of final accuracies, in points."""
     return Effect(
         paper=paper,
@@ -74,15 +74,15 @@ def _end(paper: float, place: str) -> Effect:
     )
 
 
-def _own(arm: Arm, **changes: object) -> Arm:
+def finished(arm: Arm, **changes: object) -> Arm:
     """Return an arm paid for right answers in finished completions."""
     return dataclasses.replace(arm, reward="finished", **changes)  # type: ignore[arg-type]
 
 
-BF16, NVFP4, AQN = map(_own, (table1.BF16_LORA, table1.NVFP4_LORA, table1.NVFP4_LORA_AQN))
-NF4, MXFP4, FULL = map(_own, (table1.NF4_LORA, table1.MXFP4_LORA, table1.BF16_FULL))
+BF16, NVFP4, AQN = map(finished, (table1.BF16_LORA, table1.NVFP4_LORA, table1.NVFP4_LORA_AQN))
+NF4, MXFP4, FULL = map(finished, (table1.NF4_LORA, table1.MXFP4_LORA, table1.BF16_FULL))
 HALF, DOUBLE = (
-    _own(
+    finished(
         BF16,
         name=f"nvfp4_{name}",
         label=f"{words} NVFP4's rounding, LoRA",
@@ -91,19 +91,19 @@ HALF, DOUBLE = (
     for name, words, factor in (("half", "half", 0.5), ("x2", "twice", 2.0))
 )
 # From five times the paper's 1e-2 to five times its 5e-4 (Table 4).
-STRONG_AQN = _own(
+STRONG_AQN = finished(
     NVFP4,
     name="nvfp4_lora_aqn_x5",
     label="NVFP4, LoRA + five times AQN",
     noise=NoiseConfig(sigma_start=5e-2, sigma_end=2.5e-3),
 )
-TWICE_RATE = _own(
+TWICE_RATE = finished(
     BF16, name="bf16_lora_twice_rate", label="BF16, LoRA at twice the rate", learning_rate_factor=2
 )
 
 
 def _at(temperature: float, name: str, label: str) -> Arm:
-    return _own(
+    return finished(
         BF16,
         name=f"{name}_t{round(100 * temperature)}",
         label=f"{label} at temperature {temperature:g}",
@@ -116,7 +116,8 @@ _TEMPERED = tuple(_at(temperature, "bf16", "BF16") for temperature in (0.9, 1.1,
 _TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, WARM, COOL, TWICE_RATE, NF4, MXFP4, FULL)
 
 
-def _scale(size: str) -> TrainScale:
+def scale_of(size: str) -> TrainScale:
+    """Return the first round's scale of a size, `0_5b` or `1_5b`."""
     checkpoint, revision = _FILES[size]
     return dataclasses.replace(
         mini.SWEEP_1_5B,
@@ -183,7 +184,7 @@ _DOSE_METRICS = (
 
 def _dose(size: str) -> Target:
     arms = (BF16, NF4, MXFP4, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, *_TEMPERED)
-    scale = _dose_scale(_scale(size))
+    scale = _dose_scale(scale_of(size))
     return Target(
         name=f"dose_coder_{size}",
         title=f"How large each treatment is before training, Qwen2.5-Coder-{mini.spoken(size)}",
@@ -210,7 +211,7 @@ def _dose(size: str) -> Target:
 
 def _untrained(size: str, template: str) -> Target:
     """Return Table 1's first four rows, with four samples a problem."""
-    scale = _scale(size)
+    scale = scale_of(size)
     suffix = "" if template == "boxed" else "_tags"
     return Target(
         name=f"untrained_coder_{size}{suffix}",
@@ -234,7 +235,7 @@ def _untrained(size: str, template: str) -> Target:
 
 def _pass_at_k(size: str) -> Target:
     """Return what many samples find, drawn as in rollouts: exploration's own measure."""
-    scale = _dose_scale(_scale(size))
+    scale = _dose_scale(scale_of(size))
     evaluation = dataclasses.replace(
         scale.evaluation, samples=_KS[-1], at=_KS, sampling=scale.rollout
     )
@@ -280,13 +281,13 @@ CLAIMS = (
           "Fig. 12, on a smaller checkpoint", BF16, AQN, "weight_format noise", "take_off_steps",
           effect=paper_effects.QERL_TAKE_OFF),
     above("nvfp4_beats_lora", "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
-          mini.SOURCE, NVFP4, BF16, "weight_format", _end(0.4, "88.5 - 88.1"), _LENIENT),
+          mini.SOURCE, NVFP4, BF16, "weight_format", end_effect(0.4, "88.5 - 88.1"), _LENIENT),
     above("qerl_beats_lora", "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-          mini.SOURCE, AQN, BF16, "weight_format noise", _end(2.7, "90.8 - 88.1"), _LENIENT),
+          mini.SOURCE, AQN, BF16, "weight_format noise", end_effect(2.7, "90.8 - 88.1"), _LENIENT),
     above("aqn_helps", "adding AQN to NVFP4 LoRA raises the final accuracy",
-          mini.SOURCE, AQN, NVFP4, "noise", _end(2.3, "90.8 - 88.5"), _LENIENT),
+          mini.SOURCE, AQN, NVFP4, "noise", end_effect(2.3, "90.8 - 88.5"), _LENIENT),
     above("qerl_beats_qlora", "QeRL ends more accurate than QLoRA",
-          mini.SOURCE, AQN, NF4, "weight_format noise", _end(5.8, "90.8 - 85.0"), _LENIENT),
+          mini.SOURCE, AQN, NF4, "weight_format noise", end_effect(5.8, "90.8 - 85.0"), _LENIENT),
     rises("reward_rises_with_dose",
           "the training reward, mean over the steps, rises in the order BF16, half of NVFP4's "
           "rounding, and twice", "not in the paper; section 3.2 implies it",
@@ -306,7 +307,7 @@ def _table(size: str) -> Target:
         metrics=METRICS,
         claims=CLAIMS,
         headline="accuracy_lenient",
-        scales={Tier.MINI: _scale(size)},
+        scales={Tier.MINI: scale_of(size)},
     )
 
 
@@ -345,7 +346,7 @@ def _response(table: Target) -> Target:
         _per_entropy(f"{name}_given_start" if given else name, words, of, effect, *given)
         for name, words, of, effect in (
             ("sooner", sooner, "take_off_steps", paper_effects.FORMAT_TAKE_OFF["bf16"]),
-            ("ends_higher", higher, _LENIENT, _end(2.7, "90.8 - 88.1, as if all of it")),
+            ("ends_higher", higher, _LENIENT, end_effect(2.7, "90.8 - 88.1, as if all of it")),
         )
         for given in ((), ("accuracy_greedy_start",))
     ]
@@ -374,7 +375,7 @@ def _tags(size: str) -> Target:
         headline="accuracy_lenient",
         scales={
             Tier.MINI: dataclasses.replace(
-                _scale(size),
+                scale_of(size),
                 steps=100,
                 prompt_template="paper",
                 format_reward=0.2,
@@ -385,7 +386,7 @@ def _tags(size: str) -> Target:
 
 
 def _sweep(size: str) -> Target:
-    scale = _scale(size)
+    scale = scale_of(size)
     return Target(
         name=f"learning_rates_coder_{size}",
         title=f"The learning rate at which Qwen2.5-Coder-{mini.spoken(size)}'s arms are compared",
@@ -405,62 +406,6 @@ def _sweep(size: str) -> Target:
     )
 
 
-# The gate of the second round: the batch, rate and schedule with which 16-bit LoRA learns, on seeds
-# that no table uses. The rate with the highest mean of the tests from step 100 on is taken, of two
-# within a point the lower. It must gain 8 points at T 0.6 and 5 greedily, and end within 2 points
-# of its best test; random reward must gain less than 2.
-_BASELINE_RATES = {"3e5": 0.3, "1e4": 1.0, "2e4": 2.0}
-
-
-def _baseline(suffix: str, words: str, arms: tuple[Arm, ...], **changes: object) -> Target:
-    scale = _scale("0_5b")
-    optimizer = dataclasses.replace(scale.optimizer, schedule="cosine")
-    settings = {
-        "steps": 150,
-        "prompts_per_rollout": 64,
-        "optimizer": optimizer,
-        "evaluation": dataclasses.replace(scale.evaluation, test_at=(75, 100, 125)),
-        "seeds": mini.TUNING_SEEDS,
-    }
-    return Target(
-        name=f"baseline_coder_0_5b{suffix}",
-        title=f"What 16-bit LoRA learns on Qwen2.5-Coder-0.5B, {words}",
-        statement="a larger batch and a falling rate make 16-bit LoRA a baseline that learns",
-        source="not in the paper; the choice of settings for its contrasts on this model",
-        arms=arms,
-        controls=tuple(arm.name for arm in arms if arm.reward == "random"),
-        metrics=METRICS,
-        headline="accuracy",
-        scales={Tier.MINI: dataclasses.replace(scale, **(settings | changes))},  # type: ignore[arg-type]
-    )
-
-
-def _at_peak(name: str) -> Arm:
-    label = f"{BF16.label}, peak rate {_BASELINE_RATES[name] * 1e-4:.0e}"
-    return dataclasses.replace(
-        BF16,
-        name=f"{BF16.name}_{name}",
-        label=label,
-        learning_rate_factor=_BASELINE_RATES[name],
-    )
-
-
-_BASELINES = (
-    _baseline(
-        "",
-        "64 prompts x 8, cosine",
-        (*map(_at_peak, _BASELINE_RATES), table1.RANDOM_REWARD),
-    ),
-    _baseline(
-        "_constant",
-        "64 prompts x 8, constant rate",
-        (_at_peak("1e4"),),
-        optimizer=_scale("0_5b").optimizer,
-    ),
-    _baseline("_16", "16 prompts x 8, cosine", (_at_peak("1e4"),), prompts_per_rollout=16),
-)
-# What `train` begins from, for a model of a user's own (`repro.targets.presets`).
-BASELINE: TrainScale = _BASELINES[0].scales[Tier.MINI]
 _SMALL = _table("0_5b")
 CODER_TARGETS = (
     _SMALL,
@@ -471,7 +416,6 @@ CODER_TARGETS = (
     _pass_at_k("0_5b"),
     _tags("0_5b"),
     _sweep("0_5b"),
-    *_BASELINES,
     _table("1_5b"),
     _dose("1_5b"),
     _untrained("1_5b", "boxed"),

@@ -1,0 +1,221 @@
+"""Where the runs of a plan go: how many at once, on which devices, with how many threads each.
+
+Each launcher has its room: worker processes of this machine (which start the ranks of a run, where
+it has several), torchrun's ranks, or the hosts of a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repro.run.carry_out import launched_ranks
+from repro.run.disk import require_writable
+from repro.run.several_ranks.rank_processes import ranks_of
+from repro.run.several_ranks.ray_pool import join_cluster
+from repro.spec.checks import require
+from repro.spec.config import RunConfig
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+
+# Procedures that several ranks can carry out.
+_DIVIDED = ("train", "evaluate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The room that a launcher has for runs.
+
+    Attributes
+    ----------
+    hosts
+        Of each host, how many runs go there at once, and how many CPUs it has.
+    processes
+        Of a run on one host.
+    devices
+        Those of each worker, as `CUDA_VISIBLE_DEVICES` names them; empty hides none.
+    ray_needs
+        CPUs or GPUs of a run, as `ray.remote` names them, where a Ray cluster carries runs out.
+    idle
+        A line of the plan on devices that no run takes; empty without any.
+    """
+
+    hosts: Sequence[tuple[int, int]]
+    processes: int
+    devices: tuple[str, ...] = ()
+    ray_needs: Mapping[str, int] = field(default_factory=dict)
+    idle: str = ""
+
+    @property
+    def workers(self) -> int:
+        """How many runs go at once, on all hosts."""
+        return sum(runs for runs, _ in self.hosts)
+
+    @property
+    def threads(self) -> int:
+        """The CPUs of a process, the same on all hosts: the order of sums depends on them."""
+        shares = [cpus // max(2, runs * self.processes) for runs, cpus in self.hosts if runs]
+        return max(1, min(shares))
+
+
+def room_of(
+    args: argparse.Namespace, tier: Tier, plan: Sequence[RunConfig], ranks: int, folder: Path
+) -> Room:
+    """Return the room for the runs of a plan; `ValueError` where they have none.
+
+    Parameters
+    ----------
+    ranks
+        Processes of each run; a scale may ask for more.
+    folder
+        That of the records, which the hosts of a cluster share.
+    """
+    processes = max([ranks, *map(ranks_of, plan)])
+    if args.executor == "ray":
+        return _on_cluster(args, tier, plan, ranks, processes, folder)
+    devices, cpus = devices_to_fill(tier, args.devices), len(os.sched_getaffinity(0))
+    require_ranks(ranks, tier, devices, plan)
+    launched = launched_ranks() > 1
+    if launched:
+        groups, at_once, idle = devices, 1, ""
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    else:
+        full = len(devices) // ranks * ranks
+        groups = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
+        at_once = len(groups) or (max(1, cpus // ranks) if tier is Tier.SMOKE else 1)
+        idle = _idle_line(len(devices), ranks)
+    workers = args.workers or at_once
+    require_workers(tier, workers, len(groups))
+    return Room(hosts=[(workers, cpus)], processes=processes, devices=groups, idle=idle)
+
+
+def _on_cluster(
+    args: argparse.Namespace,
+    tier: Tier,
+    plan: Sequence[RunConfig],
+    ranks: int,
+    processes: int,
+    folder: Path,
+) -> Room:
+    """Join a Ray cluster and look at it; see `join_cluster`."""
+    for name, value in (("--workers", args.workers), ("--devices", args.devices)):
+        require(value is None, f"{name} {value}: a Ray cluster has its own room; leave it out")
+    require(launched_ranks() == 1, "--executor ray: torchrun starts the ranks; leave one out")
+    require(tier is not Tier.SYSTEMS, "--executor ray: a measurement takes this machine's device")
+    require_ranks(ranks, tier, ("",) * ranks, plan)  # `join_cluster` counts a host's devices
+    require_writable(folder)
+    needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
+    return Room(hosts=join_cluster(folder, needs), processes=processes, ray_needs=needs)
+
+
+def _idle_line(devices: int, ranks: int) -> str:
+    left = devices % ranks
+    many = f"  idle      {left} of {devices} devices: --ranks {ranks} takes {ranks} for a run"
+    return many if left else ""
+
+
+def visible_devices(named: str | None) -> tuple[str, ...]:
+    """Return the devices to fill, as `CUDA_VISIBLE_DEVICES` names them.
+
+    `named` says how many (`2`) or which (`0,3`); None takes all that this process may use. Raises
+    `ValueError` if more are asked for than there are.
+    """
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        every = tuple(part.strip() for part in allowed.split(",") if part.strip())
+    else:
+        every = tuple(str(index) for index in range(len(cuda_devices())))
+    if named is None:
+        return every
+    count, chosen = _counted(named)
+    unknown = sorted(set(chosen) - set(every))
+    require(not unknown, f"--devices {named}: there is no {', '.join(unknown)}; found {every}")
+    require(count <= len(every), f"--devices {named}: this machine shows {len(every)} devices")
+    return chosen or every[:count]
+
+
+def _counted(named: str) -> tuple[int, tuple[str, ...]]:
+    """Return how many devices a flag asks for, and which, where it names them (`0,3`)."""
+    chosen = tuple(part.strip() for part in named.split(",") if part.strip())
+    if "," in named and chosen:
+        return len(chosen), chosen
+    counted = named.isdigit() and int(named) > 0
+    require(counted, f"--devices {named}: needs a number such as 2, or 0,1")
+    return int(named), ()
+
+
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
+    """Return how many runs of a plan go at once, the same on any machine.
+
+    Devices are `named` by number or name and need not be here; None takes those that are. One goes
+    on each unless so many `workers` are asked for. Raises `ValueError` if none is named, or several
+    for a tier whose runs share one; as `require_workers`.
+    """
+    if named is None:
+        devices = len(visible_devices(None)) if tier in REAL_CHECKPOINTS else 0
+    else:
+        devices, _ = _counted(named)
+        _require_spread(tier, named, devices)
+    planned = workers or devices or 1
+    require_workers(tier, planned, devices)
+    return planned
+
+
+def devices_to_fill(tier: Tier, named: str | None) -> tuple[str, ...]:
+    """Return the devices that a tier's runs fill; `ValueError` if named ones cannot be filled."""
+    if tier in REAL_CHECKPOINTS:
+        return visible_devices(named)
+    _require_spread(tier, named, 1 if named in (None, "1") else 2)
+    return ()
+
+
+def _require_spread(tier: Tier, named: str | None, count: int) -> None:
+    require(
+        count == 1 or tier in REAL_CHECKPOINTS,
+        f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
+    )
+
+
+def require_workers(tier: Tier, workers: int, devices: int) -> None:
+    """Raise `ValueError` if several runs would share a device that a single run fills."""
+    require(
+        workers == 1 or tier is not Tier.SYSTEMS,
+        f"--workers {workers}: measurements on one device run one at a time; needs 1",
+    )
+    most = max(1, devices)
+    require(
+        workers <= most or tier not in REAL_CHECKPOINTS,
+        f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, out of "
+        f"{devices}; needs at most {most}",
+    )
+
+
+def require_ranks(
+    ranks: int, tier: Tier, devices: Sequence[str], runs: Sequence[RunConfig]
+) -> None:
+    """Raise `ValueError` where runs cannot be carried out by so many ranks each."""
+    require(ranks >= 1, f"--ranks {ranks}: needs 1 or more")
+    if ranks == 1:
+        return
+    require(
+        tier in REAL_CHECKPOINTS or tier is Tier.SMOKE,
+        f"--ranks {ranks}: a measurement of the {tier.value} tier says itself how many it takes; "
+        "needs 1",
+    )
+    for run in runs:
+        require(
+            run.procedure in _DIVIDED,
+            f"--ranks {ranks}: {run.target} {run.arm.name} is a {run.procedure}; needs one of "
+            f"{', '.join(_DIVIDED)}",
+        )
+        prompts = run.scale.prompts_per_rollout
+        require(
+            prompts >= ranks or run.procedure == "evaluate",
+            f"--ranks {ranks}: {run.arm.name} has {prompts} prompts per rollout; needs {ranks}",
+        )
+    require(
+        tier is Tier.SMOKE or len(devices) >= ranks or launched_ranks() > 1,
+        f"--ranks {ranks}: there are {len(devices)} devices to fill; needs {ranks}",
+    )

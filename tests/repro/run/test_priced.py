@@ -1,0 +1,70 @@
+"""Prices of runs that nobody has timed: scaled from measured steps, or none."""
+
+import dataclasses
+
+import pytest
+
+from repro.run.places import expected_folder
+from repro.run.priced import blessed_steps, price, shortest_answer
+from repro.spec.config import DataConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+H100 = "nvidia_h100_80gb_hbm3"
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return blessed_steps(expected_folder(None))
+
+
+def run_of(arm):
+    (run,) = plan(find("table1"), Tier.PAPER, 1, [arm])
+    return run
+
+
+def test_a_price_is_a_measured_step_by_rows_tokens_and_rollouts(steps):
+    found = price(run_of("nvfp4_lora"), steps, H100)
+    assert found is not None
+    (seconds,) = (
+        record.value("step_seconds_7b_spread")
+        for record in steps
+        if record.target == "step_lengths"
+        and record.arm == "nvfp4_lora"
+        and record.environment["gpu"][0]["name"] == "NVIDIA H100 80GB HBM3"
+    )
+    assert seconds is not None
+    # 600 steps of four updates a rollout, each of 1024 rows where 128 were timed.
+    assert found.seconds == pytest.approx(150 * 8 * seconds)
+    assert H100 in found.basis
+
+
+def test_steps_of_this_card_and_with_the_run_s_noise_come_first(steps):
+    on_h200 = price(run_of("nvfp4_lora"), steps, "nvidia_h200")
+    elsewhere = price(run_of("nvfp4_lora"), steps, None)
+    noisy = price(run_of("nvfp4_lora_aqn"), steps, None)
+    assert on_h200 is not None
+    assert elsewhere is not None
+    assert noisy is not None
+    assert (on_h200.device, elsewhere.device) == ("nvidia_h200", H100)
+    assert noisy.seconds > elsewhere.seconds
+
+
+def test_what_nothing_like_it_was_timed_for_has_no_price(steps):
+    run = run_of("bf16_lora")
+    of_others = DataConfig(source="bigmath", levels=(3,))
+    other_set = dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=of_others))
+    assert price(other_set, steps, H100) is None
+    assert price(run_of("mxfp4_lora"), steps, H100) is None
+    assert price(run_of("bf16"), steps, H100) is None
+
+
+def test_the_shortest_answer_needs_both_arms_of_the_headline(steps):
+    prices = {arm: price(run_of(arm), steps, H100) for arm in ("bf16_lora", "nvfp4_lora_aqn")}
+    known = {arm: one for arm, one in prices.items() if one is not None}
+    expected = expected_folder(None)
+    said = shortest_answer(known, expected, range(5))
+    assert said is not None
+    assert "table1_coder_0_5b" in said
+    assert shortest_answer({"bf16_lora": known["bf16_lora"]}, expected, range(5)) is None

@@ -1,0 +1,89 @@
+"""The second round's plans: what its claims make of made-up runs, and what its scales hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from repro.evidence.held_out import LATE
+from repro.evidence.verdicts.claim_verdicts import judge
+from repro.run.analysis_plan import analysis_plan, needs_plan
+from repro.spec.claim import Metric
+from repro.spec.tier import Tier
+from repro.targets import find
+
+EARLY = "train_accuracy_sampled_to_100"
+SIZES = ("0_5b", "1_5b")
+# An arm's mean over the first steps and at its late tests, in percent.
+Arms = Mapping[str, tuple[float, float]]
+ALIKE: Arms = {
+    "bf16": (16, 0),
+    "nvfp4": (13, 0),
+    "bf16_lora": (30, 40),
+    "nvfp4_lora": (27, 40),
+    "nvfp4_lora_aqn": (27, 40),
+}
+
+
+def verdicts(name: str, arms: Arms) -> dict[str, str]:
+    """Return what eight seeds say whose values are the arms', a draw of the seed, and noise."""
+    target, draw = find(name), random.Random(1)
+    metrics: dict[str, Metric] = {metric.name: metric for metric in target.metrics}
+    seeds = {seed: draw.gauss(0, 2) for seed in range(8)}
+    values: dict[str, dict[str, dict[int, float]]] = {EARLY: {}, "test_late": {}, "gain_greedy": {}}
+    for arm, (early, late) in arms.items():
+        values[EARLY][arm] = {
+            seed: (early + shift + draw.gauss(0, 0.5)) / 100 for seed, shift in seeds.items()
+        }
+        if late:
+            values["test_late"][arm] = {
+                seed: late + shift + draw.gauss(0, 0.5) for seed, shift in seeds.items()
+            }
+            values["gain_greedy"][arm] = {seed: 12 + draw.gauss(0, 1) for seed in seeds}
+    absent = {arm.name: "not sent" for arm in target.arms if arm.name not in arms}
+    return {one.name: one.status for one in judge(target.claims, metrics, values, absent, {})}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_lower_start_alone_is_not_slower_learning(size: str) -> None:
+    said = verdicts(f"learning_coder_{size}", ALIKE)
+    assert said["nvfp4_faster"] == "excluded"
+    assert said["qerl_ends_higher"] == "no difference"
+    assert said["qerl_ends_equal"] == "reproduced"
+
+
+def test_faster_learning_and_a_higher_end_are_seen() -> None:
+    said = verdicts(
+        "learning_coder_1_5b",
+        {**ALIKE, "nvfp4_lora": (30, 42.7), "nvfp4_lora_aqn": (30, 42.7)},
+    )
+    assert said["nvfp4_faster"] == "reproduced"
+    assert said["qerl_ends_higher"] == "reproduced"
+    assert said["qerl_ends_equal"] == "contradicted"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_five_tests_are_late_and_the_control_rolls_out_what_claims_read(size: str) -> None:
+    scale = find(f"learning_coder_{size}").scales[Tier.MINI]
+    late = [step for step in (*scale.evaluation.test_at, scale.steps) if step >= LATE * scale.steps]
+    assert len(late) == 5
+    assert scale.evaluation.prompts_of_steps == 100 <= scale.steps
+    assert scale.seeds == tuple(range(8))
+
+
+def test_the_rates_differ_in_the_rate_alone() -> None:
+    target = find("rates_coder_0_5b")
+    rates = [target.scales[Tier.MINI].optimizer.learning_rates.of(arm) for arm in target.arms]
+    assert rates == pytest.approx([1e-4, 5e-5, 1e-5])
+    assert {claim.factor for claim in target.claims} == {("learning_rate_factor",)}
+
+
+@pytest.mark.parametrize("name", [f"learning_coder_{size}{end}" for size in SIZES
+                                  for end in ("", "_details")] + ["rates_coder_0_5b"])  # fmt: skip
+def test_plans_are_written_with_their_claims(name: str) -> None:
+    target = find(name)
+    assert needs_plan(target, Tier.MINI)
+    plan = analysis_plan(target, Tier.MINI)
+    assert [claim["name"] for claim in plan["claims"]] == [claim.name for claim in target.claims]
