@@ -201,13 +201,13 @@ class Race:
 
 
 def followed(command: list[str], place: Path, environment: dict[str, str]) -> str | None:
-    """Show a process's errors until it ends; return the sentence of the last, if it failed."""
+    """Show what a process says until it ends; return the last error's sentence, if it failed."""
     sentence = ""
     with subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace",
     ) as process:  # fmt: skip
-        for line in process.stderr or ():
+        for line in process.stdout or ():
             sys.stderr.write(line)
             sentence = line.strip() if _ERROR.match(line) else sentence
     if process.returncode == 0:
