@@ -66,7 +66,7 @@ def test_the_rollouts_span_and_statements_are_those_of_the_tables(
     pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
     ratios = [pair.ratio.value for pair in pairs]
     span_text = f"{min(ratios):.2f} to {max(ratios):.2f}x"
-    assert rows(blessed)[1][2] == f"3B to 32B<br>H200: {span_text}; folded in: not run"
+    assert rows(blessed)[1][2] == f"3B to 32B<br>H200: {span_text}"
     (decided,) = answers(blessed, EXPECTED)[0].verdicts.values()
     assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
 
