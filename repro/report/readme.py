@@ -131,8 +131,7 @@ def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str 
     found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
     ratios = span(one.effect for one in found if one.name.endswith(ending))
     said, verdicts = measured
-    beside = f"; merged LoRA: {ratios}" if ratios else ""
-    return said and f"{said}{beside}", verdicts
+    return f"{said}; merged LoRA: {ratios}" if said and ratios else said, verdicts
 
 
 def _small_batches(checks: Checks, expected: Path) -> Measured:
