@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from repro.data.load import is_generated
@@ -379,6 +380,10 @@ def _cold(reached: Reached, record: Record, folder: Path) -> Reached:
     return replace(reached, seconds=seconds)
 
 
+# Steps at each end of a run over which its reward is averaged.
+_EDGE = 5
+
+
 def _end_lines(
     request: TrainRequest, run: RunConfig, record: Record, trained: TrainedRun
 ) -> list[str]:
@@ -401,6 +406,11 @@ def _end_lines(
     asked += ["--columns", request.columns] if request.columns else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
+    rewards = [value for value in record.series.get("reward", ()) if value is not None]
+    edge = max(1, min(_EDGE, len(rewards) // 2))
+    if rewards:
+        first, last = fmean(rewards[:edge]), fmean(rewards[-edge:])
+        lines.append(f"Reward in training: {first:.2f} at first, {last:.2f} at last.")
     return [
         *lines,
         f"Held-out accuracy, greedy: {percent(trained.accuracy_before)} before, "

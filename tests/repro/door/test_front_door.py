@@ -71,6 +71,7 @@ def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(train
     printed = (trained / "printed").read_text()
     record = record_of(request(), trained / "runs")
     before, after = (record.value(n) for n in ("accuracy_greedy_start", "accuracy_greedy"))
+    assert f"Reward in training: {record.series['reward'][0]:.2f} at first" in printed
     assert "Its reward: " in printed
     assert f"{before:.1f} % before, {after:.1f} % after 3 steps" in printed
     assert printed.index("The model is given:") < printed.index("Held-out accuracy")
