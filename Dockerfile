@@ -1,5 +1,5 @@
 # `docker build --target cpu -t qerl-repro .` has all that README's two commands need, and no GPU;
-# `--target cuda` is the image that the GPU workflows name by its digest (docs/ci.md).
+# `--target cuda` is the image that the GPU workflows name by its digest (docs/contributing.md).
 FROM python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS base
 # Triton builds its launchers with a C compiler; records name the commit that git knows.
 RUN apt-get update \

@@ -1,8 +1,10 @@
 """What every benchmark shares: the device, its limits, and where its timings are stored.
 
-`pytest benchmarks/ --benchmark-only` stores what it timed as pytest-benchmark's JSON under
-`benchmarks/<device>/`. With `--benchmark-compare` it stores nothing: a run that lost must not
-become what the next one is compared with. Options of pytest-benchmark given by hand have their way.
+`pytest benchmarks/ --benchmark-only` prints a table for each claim of the paper, and one for the
+kernels; with `--benchmark-verbose` pytest-benchmark's own, too. It stores what it timed as
+pytest-benchmark's JSON under `benchmarks/<device>/`. With `--benchmark-compare` it stores nothing,
+and what is stored stands beside: a run that lost must not become what the next one is compared
+with. Options of pytest-benchmark given by hand have their way.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import pytest
 import torch
 from pytest_benchmark.utils import get_current_time
 
+from benchmarks.claim_tables import CPU_LINE, claim_table
 from benchmarks.device_time import Limits, device_slug, device_type, measured_limits
 from repro.evidence.provenance import source_commit
 
@@ -27,10 +30,24 @@ _PLUGINS_STORAGE = "file://./.benchmarks"
 def pytest_configure(config: pytest.Config) -> None:
     """Store by device, before pytest-benchmark opens its storage."""
     option = config.option
+    option.benchmark_quiet = True  # the tables below say it by claim
     if getattr(option, "benchmark_storage", None) == _PLUGINS_STORAGE:
         option.benchmark_storage = f"file://{HERE / device_slug()}"
     if getattr(option, "benchmark_only", False) and not option.benchmark_compare and _whole(config):
         option.benchmark_autosave = option.benchmark_autosave or _tag()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the timed rows, a table for each group."""
+    session = getattr(config, "_benchmarksession", None)
+    rows = [row for row in getattr(session, "benchmarks", ()) if row.stats.rounds]
+    compared = getattr(session, "compared_mapping", None) or {}
+    stored = {name: row for run in compared.values() for name, row in run.items()}
+    if rows and device_type() == "cpu":
+        terminalreporter.write_line(CPU_LINE)
+    for group in dict.fromkeys(row.group for row in rows):
+        own = [row for row in rows if row.group == group]
+        terminalreporter.write(claim_table(str(group or "Timings"), own, stored))
 
 
 def _tag() -> str:

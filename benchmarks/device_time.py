@@ -86,9 +86,7 @@ def device_slug() -> str:
     return device_of(capture_environment()) or "cuda"
 
 
-def record_rounds(
-    benchmark: Any, seconds: Callable[[], float], *, rounds: int, device: str
-) -> float:
+def record_rounds(benchmark: Any, seconds: Callable[[], float], *, rounds: int) -> float:
     """Let `seconds` be the time of each round; return the median.
 
     Parameters
@@ -102,7 +100,4 @@ def record_rounds(
     benchmark.extra_info["device"] = device_slug()
     if benchmark.disabled:  # by `--benchmark-disable` or pytest-xdist: there are no statistics
         return seconds()
-    median = float(benchmark.stats["median"])
-    if device == "cuda":
-        benchmark.extra_info["device_microseconds"] = 1e6 * median
-    return median
+    return float(benchmark.stats["median"])

@@ -24,7 +24,6 @@ from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
 from repro.report.run_report import reported
-from repro.report.systems import BLOCKS, KERNELS
 from repro.report.tables import by_device
 from repro.run.disk import sentence_of
 from repro.run.places import expected_folder, runs_folder
@@ -34,6 +33,16 @@ from repro.spec.tier import Tier, parse_tier
 from repro.spec.whole_files import replace_files
 
 DPI = 150
+# The pictures of the systems tier: a title for those that need one, and the targets in them.
+SYSTEMS_PICTURES = {
+    "tables_5_to_8_throughput": ("", ("table5", "table6", "table7", "table8")),
+    "table9_ranks": ("", ("table9",)),
+    "figure11_ranks": ("", ("figure11",)),
+    "rollout_throughput": ("Rollout of up to 256 rows", ("rollout",)),
+    "table3_steps": ("GRPO step, Table 3", ("table3_3b", "table3", "table3_14b", "table3_32b")),
+    "memory": ("Memory of a GRPO step",
+               ("memory", "memory_dense", "memory_formats", "memory_budgets")),
+}  # fmt: skip
 # Without dates and versions: the same records give the same bytes.
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _PAPERS_KINDS = (*_METADATA, "csv")
@@ -66,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own = [] if args.blessed else list(_checks(args, expected))
             every = blessed_checks(expected)
             blessed = [c for c in every if args.tier in (None, c.selection.tier.value)]
-            draw_paper(names, paper_pictures.by_target(own, blessed), expected, out, kinds)
+            found = paper_pictures.by_target(own, blessed)
+            draw_paper(names, found, expected, out, kinds, every_panel=args.every_panel)
             return 0
         drawn = draw(list(_checks(args, expected)), expected, out, kinds, renew=args.renew)
     except (ValueError, OSError) as error:
@@ -107,6 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", help="kinds of file: png, svg, pdf; of the paper's csv, too")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
     parser.add_argument("--renew", action="store_true", help="only what is in --out already")
+    parser.add_argument(
+        "--every-panel", action="store_true", help="of the paper's, those without measurements too"
+    )
     parser.add_argument("--target", help="only this target's records")
     parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
@@ -121,13 +134,19 @@ def _kinds(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def draw_paper(
-    names: Sequence[str], found: Found, expected: Path, out: Path, kinds: Sequence[str]
+    names: Sequence[str],
+    found: Found,
+    expected: Path,
+    out: Path,
+    kinds: Sequence[str],
+    *,
+    every_panel: bool = False,
 ) -> None:
     """Draw the tables and figures of the paper that are named, or all; `ValueError` for others."""
     for name in names:
         require(name in PICTURES, unknown("table or figure", name, [*PICTURES]))
     for name in names or PICTURES:
-        figure, marks = paper_pictures.draw(name, found, expected)
+        figure, marks = paper_pictures.draw(name, found, expected, every_panel=every_panel)
         save(figure, out, name, [kind for kind in kinds if kind != "csv"])
         if "csv" in kinds:
             paper_pictures.write_csv(marks, out / f"{name}.csv")
@@ -216,17 +235,19 @@ def _of_targets(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
 def _of_systems(checks: Sequence[Checked], expected: Path) -> Iterator[_Named]:
     """Yield the pictures of the systems page."""
     behind, found = f"; {Tier.SYSTEMS.value} tier", paper_pictures.by_target(checks, ())
-    for block in BLOCKS.values():
-        of_block = [one for one in checks if one.selection.target.name in block.targets]
-        first, _, kind = block.picture.rpartition("_")
-        if first in PICTURES and of_block:
-            yield block.picture, paper_pictures.draw(first, found, expected)[0]
-        elif block.picture and of_block:
-            title = f"{block.asks[:1].upper()}{block.asks[1:]}{behind}"
-            yield block.picture, _OF_SYSTEMS[kind](of_block, expected, title)
+    for picture, (title, targets) in SYSTEMS_PICTURES.items():
+        shown = [one for one in checks if one.selection.target.name in targets]
+        first, _, kind = picture.rpartition("_")
+        if first in PICTURES and shown:
+            yield picture, paper_pictures.draw(first, found, expected)[0]
+        elif shown:
+            yield picture, _OF_SYSTEMS[kind](shown, expected, f"{title}{behind}")
     for checked in checks:
         if checked.selection.target.procedure == "operation":
-            yield KERNELS, roofline.draw(checked, f"Linear layers over the rows of x{behind}")
+            yield (
+                "kernels_roofline",
+                roofline.draw(checked, f"Linear layers over the rows of x{behind}"),
+            )
 
 
 def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:

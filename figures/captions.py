@@ -21,7 +21,7 @@ def origin(records: Sequence[Record]) -> str:
     for record in records:
         counts.setdefault((record.target, record.arm), set()).add(record.seed)
     numbers = sorted({len(seeds) for seeds in counts.values()})
-    seeds = "1 run" if numbers == [1] else f"{_listed(numbers, ' to ')} seeds"
+    seeds = "1 seed" if numbers == [1] else f"{listed(numbers, ' to ')} seeds"
     devices = sorted({device_title(device_of(record.environment) or "") for record in records})
     commits = " and ".join(named_commits(records, 7))
     return f"{seeds} per arm on one {' and '.join(devices)}, commit {commits}"
@@ -40,7 +40,7 @@ def rollouts(records: Sequence[Record]) -> str:
 def adapter(records: Sequence[Record]) -> str:
     """Return `LoRA of rank 32`."""
     ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})
-    return f"LoRA of rank {_listed(ranks)}"
+    return f"LoRA of rank {listed(ranks)}"
 
 
 def _points(records: Sequence[Record]) -> list[Mapping[str, Any]]:
@@ -57,6 +57,7 @@ def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{usual}" + (f" ({named})" if named else "")
 
 
-def _listed(values: Sequence[int], between: str = " or ") -> str:
+def listed(values: Sequence[int], between: str = " or ") -> str:
+    """Return the values as words; between ends, with ` to `, the first and the last alone."""
     ends = (values[0], values[-1]) if between == " to " and len(values) > 1 else values
     return between.join(f"{value}" for value in ends)

@@ -233,9 +233,9 @@ def gains(checks: Sequence[Checked], expected: Path) -> Rates:
     found: dict[tuple[str, str], dict[int, Point]] = {}
     for checked in checks:
         for item in comparisons(checked, expected):
-            if item.slow.arm == _BASE and item.ratio is not None:
+            if item.slow == _BASE and item.ratio is not None:
                 point = replace(_point(item.place, item.ratio), paper=item.paper)
-                found.setdefault((item.model, item.fast.arm), {})[item.place] = point
+                found.setdefault((item.model, item.fast), {})[item.place] = point
     return {key: [points[place] for place in sorted(points)] for key, points in found.items()}
 
 

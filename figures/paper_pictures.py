@@ -44,6 +44,11 @@ _AT = re.compile(r"(?:step|stage) (\d+)$")
 _VALUE_AT = re.compile(r"step of reward ([\d.]+)$")
 _NEEDLESS = re.compile(r"^(mark|step of the|step where it) | by step \d+$")
 _SIZE = re.compile(r"(?P<size>\d+B)(?: \w+ (?P<n>\d+))?")
+# What a picture needs to be understood, beside its origin.
+NOTES = {
+    "figure15": "the paper's exponential points fall to 5e-4 by stage 6; its Eq. 8, computed here, "
+    "reaches that at stage 10",
+}
 _COMPUTED, _NOT_RUN, _NO_MEMORY = "computed", "not run", "out of memory"
 
 
@@ -52,9 +57,9 @@ class Mark:
     """What is drawn at one place, by the `paper` or `here`: a row of the CSV file.
 
     `place` is a bar's label or how the paper says where, `x` the step if it gives one; `y` is None
-    of a step alone and of what was not run or ran out of memory; `n` counts seeds or timed repeats,
-    and `origin` is the place in the paper, or target, arm and device of the records, or says why
-    there is no value.
+    of a step alone and of what was not run or ran out of memory; `n` counts what `counted` says,
+    seeds or timed repeats, and `origin` is the place in the paper, or target, arm and device of the
+    records, or says why there is no value.
     """
 
     panel: str
@@ -67,6 +72,7 @@ class Mark:
     low: float | None = None
     high: float | None = None
     n: int = 0
+    counted: str = "seeds"
     unit: str
     colour: str
     origin: str
@@ -192,12 +198,17 @@ def _bars(panel: Panel, cells: Sequence[PaperCell], found: Found, expected: Path
     if panel.files:
         ranked = {(int(c.column.rpartition(" ")[2]), c.arm): c for c in cells}
         cells = [dataclasses.replace(c, row=METHODS[c.arm]) for _, c in sorted(ranked.items())]
-    marks: list[Mark] = []
-    for checks in _groups(panel, found):
-        marks = [m for cell in cells for m in _bar(panel, cell, checks, expected)]
-        if any(mark.source == "here" and mark.n for mark in marks):
-            return marks
-    return marks if panel.model else []
+    groups = [
+        [mark for cell in cells for mark in _bar(panel, cell, checks, expected)]
+        for checks in _groups(panel, found)
+    ]
+    # The first of those with the most arms measured.
+    best = max(groups, key=_measured_marks, default=[])
+    return best if panel.model or _measured_marks(best) else []
+
+
+def _measured_marks(marks: Sequence[Mark]) -> int:
+    return sum(mark.source == "here" and mark.n > 0 for mark in marks)
 
 
 def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> Iterator[Mark]:
@@ -212,8 +223,10 @@ def _bar(panel: Panel, cell: PaperCell, checks: Sequence[Checked], to: Path) -> 
         yield mark
     here, model, origin = _measured(panel, cell, checks, to)
     y, low, high, n = (here.value, here.low, here.high, here.n) if here else (None, None, None, 0)
+    # Steps are timed again in one run; rates and accuracies are of seeds.
+    counted = "timed repeats" if panel.metric.startswith(("speedup", "step_")) else "seeds"
     yield dataclasses.replace(mark, source="here", model=model, y=y, low=low, high=high, n=n,
-                              origin=origin)  # fmt: skip
+                              counted=counted, origin=origin)  # fmt: skip
 
 
 def _measured(
@@ -245,7 +258,7 @@ def _measured(
 def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interval | None:
     """Return the mean over seeds with its interval, or median and range of timed repeats."""
     if metric.startswith("gain_"):
-        pairs = [pair for pair in comparisons(checked, expected) if pair.fast.arm == arm]
+        pairs = [pair for pair in comparisons(checked, expected) if pair.fast == arm]
         return {f"gain_{pair.model}_{pair.place}": pair.ratio for pair in pairs}.get(metric)
     by_seed = checked.evidence.values(metric).get(arm, {})
     numbers = [*by_seed.values()]
@@ -255,19 +268,27 @@ def _interval(checked: Checked, arm: str, metric: str, expected: Path) -> Interv
     return mean_interval(numbers) if numbers else None
 
 
-def draw(name: str, found: Found, expected: Path) -> tuple[Figure, list[Mark]]:
-    """Return a picture and its marks."""
+def draw(
+    name: str, found: Found, expected: Path, *, every_panel: bool = False
+) -> tuple[Figure, list[Mark]]:
+    """Return a picture and its marks: of the panels with measurements, if any, unless every one."""
     columns, panels = PICTURES[name]
     pairs = zip(panels, marks_of(name, found, expected), strict=True)
     drawn = [(panel, marks) for panel, marks in pairs if marks]
+    measured = [(panel, marks) for panel, marks in drawn if _measured_marks(marks)]
+    drawn = drawn if every_panel or not measured else measured
     every = [mark for _, marks in drawn for mark in marks]
     columns, curved = min(columns, len(drawn)), bool(panels[0].series)
     rows, most = ceil(len(drawn) / columns), max(len(_places(marks)) for _, marks in drawn)
     width, height = (3.7, 3.3) if curved else (3.3, 1.3 + 0.27 * most)
     figure = new_figure(max(6.4, width * columns), 1.0 + height * rows)
     grid = [*figure.subplots(rows, columns, squeeze=False).flat]
+    ends = _common_ends(drawn) if curved else {}
     for index, (axes, (panel, marks)) in enumerate(zip(grid, drawn, strict=False)):
-        (_draw_curves if curved else _draw_bars)(axes, panel, marks)
+        if curved:
+            _draw_curves(axes, panel, marks, ends[panel.unit])
+        else:
+            _draw_bars(axes, panel, marks)
         if not curved and index % columns and _places(marks) == _places(drawn[index - 1][1]):
             axes.tick_params(labelleft=False)
         _head(axes, panel, marks)
@@ -282,6 +303,7 @@ def draw(name: str, found: Found, expected: Path) -> tuple[Figure, list[Mark]]:
         note += f"moving average over {curves.WINDOW} steps; "
     if any("random weights" in mark.model for mark in every):
         note += "products by this project's kernels, QLoRA's by bitsandbytes; "
+    note += f"{NOTES[name]}; " if name in NOTES else ""
     title = read_paper(expected / "paper" / f"{name}.json")[0]["title"]
     frame(figure, title, f"{note}the paper: arXiv 2510.11696v1", _keys(panels, every))
     return figure, every
@@ -291,10 +313,25 @@ def _places(marks: Sequence[Mark]) -> list[str]:
     return list(dict.fromkeys(mark.place for mark in marks))
 
 
+def _common_ends(drawn: Sequence[tuple[Panel, Sequence[Mark]]]) -> dict[str, tuple[float, float]]:
+    """Return where the y axes of each unit begin and end, the same for all panels."""
+    heights: dict[str, list[float]] = {}
+    for panel, marks in drawn:
+        shown = [mark for mark in marks if not mark.unit.startswith("difference")]
+        values = [y for m in shown for y in (m.y, m.low, m.high) if y is not None]
+        heights.setdefault(panel.unit, []).extend([*panel.y, *values])
+    return {unit: (min(values), max(values)) for unit, values in heights.items()}
+
+
 def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     """Write the panel's title and models above it, and *not run* across curves that were not."""
-    measured = {f"{m.model}, n = {m.n}" for m in marks if m.source == "here" and m.n}
-    here = sorted(measured - {f"{_COMPUTED}, n = 1"}) or [_COMPUTED if measured else _NOT_RUN]
+    measured = [mark for mark in marks if mark.source == "here" and mark.n]
+    counts: dict[str, set[int]] = {}
+    for mark in measured:
+        if mark.model != _COMPUTED:
+            counts.setdefault(f"{mark.model}, {{}} {mark.counted}", set()).add(mark.n)
+    here = [words.format(captions.listed(sorted(of), " to ")) for words, of in counts.items()]
+    here = here or [_COMPUTED if measured else _NOT_RUN]
     lines = [panel.title, f"here: {'; '.join(here)}"]
     if panel.model and panel.model not in panel.title:
         lines.append(f"paper: {panel.model}")
@@ -306,8 +343,10 @@ def _head(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
                   color=GREY, bbox=box)  # fmt: skip
 
 
-def _draw_curves(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
-    """Draw lines with their bands, and the paper's marks; the axes are at least the paper's."""
+def _draw_curves(
+    axes: Axes, panel: Panel, marks: Sequence[Mark], ends: tuple[float, float]
+) -> None:
+    """Draw lines with their bands, and the paper's marks; `ends` are those of the y axis."""
     tidy(axes)
     for series in panel.series:
         line = [m for m in marks if m.series == series.name and m.source == "here"]
@@ -321,9 +360,7 @@ def _draw_curves(axes: Axes, panel: Panel, marks: Sequence[Mark]) -> None:
     low = panel.x[0]
     end = max([panel.x[1], *(mark.x for mark in marks if mark.x is not None)])
     axes.set_xlim(low - 0.02 * (end - low), end + 0.02 * (end - low))
-    shown = [mark for mark in marks if not mark.unit.startswith("difference")]
-    heights = [y for m in shown for y in (m.y, m.low, m.high) if y is not None]
-    bottom, top = min([panel.y[0], *heights]), max([panel.y[1], *heights])
+    bottom, top = ends
     axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom))
     late: list[tuple[Style, float, float]] = []
     for mark in (mark for mark in marks if mark.source == "paper"):

@@ -52,7 +52,7 @@ def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records() -> None:
     for record in records:
         packages = record.environment["packages"]
         assert {name: packages[name] for name in named} == {name: gpu[name] for name in named}
-    for page in ("README.md", "docs/artifact.md"):
+    for page in ("README.md", "docs/reproduce.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert all(f"{name} {gpu[name]}" in text for name in named), page
 
@@ -66,7 +66,7 @@ def test_one_range_of_pythons_stands_everywhere() -> None:
     assert [item.rsplit(" ", 1)[1] for item in classified] == versions
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert ci["jobs"]["sessions"]["strategy"]["matrix"]["python"] == versions
-    for page in ("README.md", "docs/artifact.md"):
+    for page in ("README.md", "docs/reproduce.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert f"Python {versions[0]} to {versions[-1]}" in text
     oldest, newest = (tuple(map(int, versions[at].split("."))) for at in (0, -1))

@@ -38,7 +38,8 @@ ALLOWED = {
     "repro/run": (*_RUNS, "repro.targets", "repro.runlog", "repro.measure", "repro.procedures"),
     "repro/door": (*_RUNS, "repro.targets", "repro.evaluate", "repro.export", "repro.run"),
     "repro/judge": _VERDICTS,
-    "repro/report": (*_VERDICTS, "repro.judge"),
+    # Of the door, the parsers, of which the reference of commands is written.
+    "repro/report": (*_VERDICTS, "repro.judge", "repro.door.command_line"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
     # Of models, what checkpoints weigh, which needs no torch.
     "figures": (*_VERDICTS, "repro.judge", "repro.report", "repro.models.memory_plan"),

@@ -100,8 +100,8 @@ def test_commands_are_understood(page: str) -> None:
 
 
 def test_enough_commands_are_found() -> None:
-    assert len(EVERY) > 80
-    assert all(printed(page) for page in ("README.md", "docs/artifact.md", "docs/commands.md"))
+    assert len(EVERY) > 60
+    assert all(printed(page) for page in ("README.md", "docs/reproduce.md", "docs/commands.md"))
 
 
 def stands_alone(one: Printed) -> bool:
@@ -148,7 +148,7 @@ def test_what_measures_ends_as_stored_records_do(one: Printed) -> None:
     assert exit_status(stored(names, tier)) == one.status
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/artifact.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reproduce.md"])
 def test_last_lines_are_those_of_stored_records(page: str) -> None:
     """A row's last cell quotes sentences, or parts of them, of the last line."""
     quoted = 0
@@ -161,7 +161,7 @@ def test_last_lines_are_those_of_stored_records(page: str) -> None:
         last = re.findall(r"`([^`]+)`", line.split("|")[-2])
         assert all(part in ending(checks) for part in last), ending(checks)
         quoted += len(last)
-    assert quoted >= 6
+    assert quoted >= 2
 
 
 def test_the_first_command_ends_as_readme_shows() -> None:

@@ -10,6 +10,7 @@ Bodies of GPU kernels are exempt: they are one straight line of phases.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +21,18 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ("repro", "kernels", "figures", "benchmarks")
 FILE_LINES = 700
 FUNCTION_LINES = 60
+BLOCK = re.compile(r"<!-- (\w+): ?begin.*?<!-- \1: ?end -->", re.DOTALL)
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
     "lines of source": 59_000,
     "lines of tests": 33_000,
-    "words of docs": 32_500,
+    "hand-written words of docs": 14_000,
+    "generated words of docs": 4_250,
     "pictures in docs": 15,
     "bytes of expected/": 1_180_000,
     "bytes of CHANGELOG": 15_200,
 }
-BOUNDS = dict(zip(BUDGET, (59_000, 33_000, 32_500, 30, 1_500_000, 15_200), strict=True))
+BOUNDS = dict(zip(BUDGET, (59_000, 33_000, 14_000, 6_000, 30, 1_500_000, 15_200), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
@@ -78,16 +81,33 @@ def sizes() -> dict[str, int]:
     source = [ROOT / "noxfile.py"]
     for folder in SOURCE:
         source += [p for kind in ("py", "cu", "cuh") for p in (ROOT / folder).rglob(f"*.{kind}")]
-    pages = (ROOT / "docs").glob("*.md")
+    hand, generated = words_of_pages()
     expected = [path for path in (ROOT / "expected").rglob("*") if path.is_file()]
     return {
         "lines of source": sum(map(lines_of, source)),
         "lines of tests": sum(map(lines_of, (ROOT / "tests").rglob("*.py"))),
-        "words of docs": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
+        "hand-written words of docs": hand,
+        "generated words of docs": generated,
         "pictures in docs": len(list((ROOT / "docs").rglob("*.svg"))),
         "bytes of expected/": sum(path.stat().st_size for path in expected),
         "bytes of CHANGELOG": (ROOT / "CHANGELOG.md").stat().st_size,
     }
+
+
+def words_of_pages() -> tuple[int, int]:
+    """Return the words that people wrote in docs/ and two READMEs, and those of blocks there."""
+    pages = [ROOT / "README.md", ROOT / "kernels" / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    blocks = [match[0] for text in texts for match in BLOCK.finditer(text)]
+    return (
+        sum(words_in(BLOCK.sub("", text)) for text in texts),
+        sum(words_in(block) for block in blocks),
+    )
+
+
+def words_in(text: str) -> int:
+    """Return how many words a text has; the bars of its tables are none."""
+    return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 def lines_of(path: Path) -> int:

@@ -130,15 +130,17 @@ class Race:
     def run(self) -> None:
         """Run what is left, and write the record after each row."""
         for row in self.left():
-            print(f"{row.way}, {row.model}, {row.lengths}, {row.terms}, {row.settings}", flush=True)
-            if self.asked.plan:
-                continue
-            entry = dataclasses.asdict(row) | self._measured(row) | self.stamp
+            kind = "trial of " * row.trial
+            print(f"{kind}{row.way}, {row.lengths}, {row.terms}, {row.settings}", flush=True)
+            planned = self.asked.plan
+            measured = {"failed": "only planned"} if planned else self._measured(row)
+            entry = dataclasses.asdict(row) | measured | self.stamp
             key = sweep.key_of(entry)
             kept = [e for e in self.record["entries"] if sweep.key_of(e) != key]
             self.record["entries"] = [*kept, entry]
-            self.asked.out.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(self.asked.out, json.dumps(self.record, indent=1) + "\n")
+            if not planned:
+                self.asked.out.parent.mkdir(parents=True, exist_ok=True)
+                replace_text(self.asked.out, json.dumps(self.record, indent=1) + "\n")
 
     def _measured(self, row: Row) -> dict[str, Any]:
         """Return a row's entry, with fewer rows of a micro-batch where memory does not suffice."""
@@ -173,7 +175,8 @@ class Race:
         if whole is None:
             return request | workloads.write_rows(model, row.lengths, 1 + row.steps, folder, place)
         request |= dataclasses.asdict(whole) | {"steps": row.steps}
-        request["model_tokens"] = whole.prompt_tokens + whole.new_tokens
+        # Room for what a tool may add to a prompt.
+        request["model_tokens"] = whole.prompt_tokens + whole.new_tokens + 64
         return request | workloads.write_questions(request, asked.data, place)
 
     def _process(self, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
@@ -198,13 +201,13 @@ class Race:
 
 
 def followed(command: list[str], place: Path, environment: dict[str, str]) -> str | None:
-    """Show a process's errors until it ends; return the sentence of the last, if it failed."""
+    """Show what a process says until it ends; return the last error's sentence, if it failed."""
     sentence = ""
     with subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace",
     ) as process:  # fmt: skip
-        for line in process.stderr or ():
+        for line in process.stdout or ():
             sys.stderr.write(line)
             sentence = line.strip() if _ERROR.match(line) else sentence
     if process.returncode == 0:

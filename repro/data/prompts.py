@@ -2,7 +2,7 @@
 
 A prompt is part of what is measured: the released code trains on the bare question, evaluates with
 a system prompt, and takes its base row from a harness with five worked examples
-(docs/paper_and_code.md, row 14). Here one template serves training and evaluation of every arm, and
+(docs/background.md, row 14). Here one template serves training and evaluation of every arm, and
 its digest is written into each record.
 
 Easy to get wrong:

@@ -24,11 +24,11 @@ _SHARED: dict[str, dict[str, Any]] = {
     "expected": {"metavar": "FOLDER", "help": "folder of expectations"},
     "reward": {
         "metavar": "MODULE:FUNCTION",
-        "help": "pay by this function instead (docs/your_own.md); its runs lie apart, unjudged",
+        "help": "use your own reward function (docs/train.md)",
     },
     "columns": {
         "metavar": "ROLE=NAME,..",
-        "help": "of one's own data, such as question=prompt,answer=solution (docs/your_own.md)",
+        "help": "columns of your data, such as question=prompt,answer=solution",
     },
     "revision": {"metavar": "R", "help": "branch, tag or commit of a hub name"},
     "device": {"choices": ("cpu", "cuda"), "help": "default: cuda where there is one"},
@@ -36,8 +36,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "set": {
         "action": "append",
         "metavar": "KEY=VALUE",
-        "help": "a setting by its dotted key, such as optimizer.max_grad_norm=1 or "
-        "arm.lora_rank=16",
+        "help": "change a setting by its dotted key, such as arm.lora_rank=16",
     },
 }
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -64,10 +63,14 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
-    listing = commands.add_parser("list", help="the paper's tables and figures, what runs where")
-    listing.add_argument("--all", action="store_true", help="every other target, too")
+    listing = commands.add_parser(
+        "list", help="show the paper's tables and figures, and what runs on this machine"
+    )
+    listing.add_argument("--all", action="store_true", help="show every other target too")
     _add_train(commands)
-    plan = commands.add_parser("plan", help="the runs, and what they would need, before they start")
+    plan = commands.add_parser(
+        "plan", help="show the runs, and their memory, disk, downloads and time"
+    )
     _add_planning(plan)
     run = commands.add_parser("run", help="carry out the runs that have no record yet")
     _add_running(run)
@@ -97,83 +100,85 @@ def _add(parser: argparse.ArgumentParser, *names: str) -> None:
 def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "train",
-        help="train a model of your own on data of your own, and export the adapter",
-        description="LoRA on 4-bit weights by reinforcement learning, recorded in --runs. The same "
-        "command resumes. Settings fit a 24 GB card; a CPU makes few short steps. Exit status: 0, "
-        "1 when the run failed, 2 with a sentence, 130 when interrupted.",
+        help="train your own model on your own problems, and export the adapter",
+        description="It trains LoRA on 4-bit weights with GRPO and records the run in --runs. The "
+        "same command resumes. A CPU makes few short steps. Exit status: 0, 1 when the run failed, "
+        "2 for bad input, 130 when interrupted.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FOLDER|FILE|NAME",
-        help="a checkpoint: a folder, a GGUF file, the hub's owner/model; tiny is in the package",
+        help="a folder, a GGUF file, a name on the hub, or tiny (comes with the package)",
     )  # fmt: skip
     parser.add_argument(
         "--data", required=True, metavar="FILE|FOLDER|NAME",
-        help="problems with answers: JSONL, JSON, CSV, Parquet, the hub's owner/name, gsm8k, ...",
+        help="problems with answers: JSONL, JSON, CSV, Parquet, a name on the hub, gsm8k, ...",
     )  # fmt: skip
     parser.add_argument(
         "--reward", metavar="MODULE:FUNCTION",
-        help="default: 1 for a right answer in a completion that ended by itself",
+        help="your reward; default: 1 for a correct answer in a completion that ended by itself",
     )  # fmt: skip
     parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
-    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise to norms in rollouts")
+    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise (AQN) during rollouts")
     parser.add_argument("--algorithm", default="grpo", choices=("grpo", "dapo", "gspo"))
+    parser.add_argument("--template", metavar="NAME|FILE", help="prompt template; default: boxed")
     parser.add_argument(
-        "--template", metavar="NAME|FILE", help="of the prompt; default: boxed (docs/your_own.md)"
+        "--ranks", type=int, default=1, metavar="N", help="how many GPUs the run uses"
     )
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="GPUs of the run")
     parser.add_argument(
-        "--until", type=float, metavar="PERCENT", help="end at this held-out accuracy, greedy"
+        "--until",
+        type=float,
+        metavar="PERCENT",
+        help="end when the held-out greedy accuracy reaches this",
     )
-    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, PEFT's files")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: 150, on a CPU 8")
+    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, in PEFT's format")
+    parser.add_argument("--steps", type=int, metavar="N", help="default: 150; 8 on a CPU")
     _add(parser, "columns", "seed", "set", "runs")
 
 
 def _add_bless(commands: _Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("bless", help="keep records: new ones are compared with them")
+    parser = commands.add_parser(
+        "bless", help="store records, with which new ones are then compared"
+    )
     _add_selection(parser, optional=True)
     parser.add_argument(
         "--device",
         action="store_true",
-        help="every target (or those named) with complete records of this kind of device; the "
-        "others are left out, each with a sentence",
+        help="every target with complete records of this kind of device; the others are named",
     )
     parser.add_argument(
         "--add",
         action="store_true",
-        help="together with what is blessed already: more seeds, or arms that targets share",
+        help="add seeds or arms to what is stored already",
     )
     parser.add_argument(
         "--unfinished",
         action="store_true",
-        help="where learning is planned: the seeds that there are, before the rest is run (then "
-        "--add); claims stay undecided until then",
+        help="store a part of the planned seeds; claims stay undecided until the rest is added",
     )
 
 
 def _add_bundle(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "bundle",
-        help="pack a target's records for others; --verify judges such a file from scratch",
+        help="pack a target's records to send them; --verify judges such a file",
     )
-    parser.add_argument("file", metavar="FILE", help="of the bundle: NAME.jsonl.xz")
+    parser.add_argument("file", metavar="FILE", help="the bundle: NAME.jsonl.xz")
     parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
     parser.add_argument("--tier", help=_TIERS)
     _add(parser, "runs")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="judge FILE, or each in a folder, and carry nothing out; exit status 1 when a record "
-        "is refused",
+        help="judge FILE, or each file of a folder; exit status 1 when a record is refused",
     )
 
 
 def _add_dose(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "dose",
-        help="of a checkpoint: AQN's strength beside the formats' rounding, layer by layer",
-        description="From the gains of the norms and the weights alone; with --prompts, the KL on "
-        "the policy's own completions, too.",
+        help="compare AQN's noise with the rounding of each format, in a checkpoint",
+        description="It reads norms and weights, layer by layer. With --prompts it also measures "
+        "the KL on the policy's own completions.",
     )
     parser.add_argument(
         "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"
@@ -183,30 +188,35 @@ def _add_dose(commands: _Commands[argparse.ArgumentParser]) -> None:
         "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
     )
     parser.add_argument(
-        "--prompts", type=int, metavar="N", help="problems for the KL (default: 16 on a GPU, or 0)"
+        "--prompts", type=int, metavar="N", help="problems for the KL; default: 16 on a GPU, else 0"
     )
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
+    parser.add_argument(
+        "--new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="length of a completion; default: 128",
+    )
     _add(parser, "revision", "device")
 
 
 def _add_environment(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "environment",
-        help="print this machine as records name it: driver, packages, container",
-        description="Where REPRO_CONTAINER is set it must name an image with its digest "
-        "(NAME@sha256:DIGEST): a tag alone may name another image tomorrow.",
+        help="print what records say about this machine: driver, packages, container",
+        description="REPRO_CONTAINER, if set, must name an image with its digest "
+        "(NAME@sha256:DIGEST).",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--out", metavar="FILE", help="also write the JSON to this file")
 
 
 def _add_check(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "check",
-        help="verdicts from records alone",
-        description="Exit status: 1 for a fault of this suite (a refused record, a failed check of "
-        "the machinery) and for what is worse than in the blessed records of the same device (a "
-        "value, or a target of the suite that was met); 2 when there is no record, and for a bad "
-        "command line; else 0, whatever the verdicts on the paper's claims.",
+        help="judge records, without running anything",
+        description="Exit status: 1 when a record is refused, a check of the machinery failed, or "
+        "something is worse than in the stored records of the same device; 2 when there is no "
+        "record, and for bad input; else 0, whatever the verdicts on the paper's claims.",
     )
     _add_selection(parser, optional=True)
     _add(parser, "reward")
@@ -217,26 +227,27 @@ def _add_check(commands: _Commands[argparse.ArgumentParser]) -> None:
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write one row per claim or bar to FILE.csv, one per value to FILE.values.csv; "
-        "without FILE the former are printed; all targets where none is named",
+        help="write a row per claim to FILE.csv and a row per value to FILE.values.csv; without "
+        "FILE the first are printed",
     )
     parser.add_argument(
         "--blessed",
         action="store_true",
-        help="the records behind the expectations instead of --runs; needs no device",
+        help="judge the stored records instead of those in --runs",
     )
 
 
 _EXITS = (
     "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
-    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU). "
-    "See docs/regression.md."
+    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU)."
 )
 
 
 def _add_compare(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "compare", help="two sets of records: is the second one worse?", description=_EXITS
+        "compare",
+        help="show whether the second of two sets of records is worse",
+        description=_EXITS,
     )
     parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
     parser.add_argument("new", metavar="B", help="a folder of runs")
@@ -248,7 +259,7 @@ def _add_compare(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "regress",
-        help="on a GPU: measure again and compare with what is blessed on it",
+        help="measure again on a GPU, and compare with its stored records",
         description=_EXITS,
     )
     parser.add_argument(
@@ -260,12 +271,12 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--runs",
         metavar="FOLDER",
-        help="go on in this folder (default: a new one, runs/regress/<date>-<commit>)",
+        help="continue in this folder (default: a new one, runs/regress/DATE-COMMIT)",
     )
     parser.add_argument(
         "--baseline",
         action="store_true",
-        help="measure all seeds, so that the records can be blessed; as where nothing is",
+        help="measure all seeds, so that the records can be stored",
     )
     _add(parser, "expected")
 
@@ -274,9 +285,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     """Add what selects runs, and the room that they have."""
     _add_selection(parser)
     _add(parser, "reward")
-    parser.add_argument(
-        "--seeds", metavar="N", help="how many of its seeds, or a list such as 0,3,4"
-    )
+    parser.add_argument("--seeds", metavar="N", help="how many seeds, or a list such as 0,3,4")
     parser.add_argument("--arms", metavar="A,B", help="only these arms")
     parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
@@ -286,7 +295,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 def _add_planning(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     parser.add_argument(
-        "--ranks", metavar="1,2,4", help="print steps measured on so many GPUs instead"
+        "--ranks", metavar="1,2,4", help="print measured steps on so many GPUs instead"
     )
     parser.add_argument(
         "--show-config", action="store_true", help="print the scale's settings as JSON instead"
@@ -322,31 +331,35 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
 def _add_running(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
+    group.add_argument("--log", metavar="A,B", help="send metrics to trackers: tensorboard, wandb")
     group.add_argument(
-        "--log", metavar="A,B", help="trackers: tensorboard, wandb (else $REPRO_LOG)"
-    )
-    group.add_argument(
-        "--completions", action="store_true", help="completions, as one Parquet file per rollout"
+        "--completions",
+        action="store_true",
+        help="keep the completions, one Parquet file per rollout",
     )
     group.add_argument(
         "--stop-idle",
         type=int,
         metavar="N",
-        help="end a run as failed after N steps in a row in which no reward differs in a group",
+        help="end a run after N steps in a row in which no reward differs in a group",
     )
     parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="GPUs of each run (docs/scale.md)"
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many GPUs each run uses (docs/scale.md)",
     )
     parser.add_argument(
         "--stall-timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="how long ranks wait for one that does not come; longer than a rollout",
+        help="how long ranks wait for a silent one; default: 600, longer than a rollout",
     )
     parser.add_argument(
         "--executor", choices=("workers", "ray"), default="workers",
-        help="what carries runs out: workers of this machine, or a Ray cluster (docs/scale.md)",
+        help="run on this machine or on a Ray cluster (docs/scale.md)",
     )  # fmt: skip
 
 
@@ -357,56 +370,66 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
     parser.add_argument(
         "--data",
         metavar="FILE|FOLDER|NAME",
-        help="problems of your own instead: JSONL, JSON, CSV, Parquet, the hub's owner/name",
+        help="your own problems instead: JSONL, JSON, CSV, Parquet, or a name on the hub",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
     _add(parser, "tier", "columns", "runs", "expected")
-    changed = parser.add_argument_group(
-        "other settings (recorded apart from the target's own runs)"
-    )
+    changed = parser.add_argument_group("other settings (recorded under a name of their own)")
     changed.add_argument(
         "--model",
         metavar="FOLDER|FILE|NAME",
-        help="checkpoint: a folder, a GGUF file, the hub's owner/model or owner/model:FILE.gguf",
+        help="another checkpoint: a folder, a GGUF file, owner/model or owner/model:FILE.gguf",
     )
-    changed.add_argument("--config", metavar="FILE", help="TOML or JSON, as plan --show-config has")
+    changed.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings as TOML or JSON, as plan --show-config prints them",
+    )
     for name in ("revision", "set"):
         changed.add_argument(f"--{name}", **_SHARED[name])
     changed.add_argument(
         "--template",
         metavar="NAME|FILE",
-        help="prompt template: paper, boxed, gsm8k, ..., or your own (docs/your_own.md)",
+        help="prompt template: paper, boxed, gsm8k or a file (docs/train.md)",
     )
-    changed.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of a set")
+    changed.add_argument(
+        "--limit", type=int, metavar="N", help="use at most N problems of a data set"
+    )
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="where to write (default: <runs>/report.md)")
-    parser.add_argument("--figures", metavar="FOLDER", help="figures to link (default: beside it)")
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write (default: report.md in --runs)"
+    )
+    parser.add_argument("--figures", metavar="FOLDER", help="folder of the figures to link")
 
 
 def _add_reporting(commands: _Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("report", help="write report.md from records alone")
+    parser = commands.add_parser(
+        "report", help="write a report from records, without running anything"
+    )
     _add_selection(parser, optional=True)
     _add(parser, "reward")
     _add_report(parser)
-    parser.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    parser.add_argument(
+        "--readme", metavar="FILE", help="write the generated blocks of this Markdown file again"
+    )
     parser.add_argument(
         "--html",
         metavar="FILE",
-        help="write one page to search, of what is blessed or of --runs; opens from disk",
+        help="write one page of all claims to search, from stored records or those in --runs",
     )
     parser.add_argument(
-        "--log", metavar="A,B", help="send the curves of the same to trackers: tensorboard, wandb"
+        "--log", metavar="A,B", help="send the training curves to trackers: tensorboard, wandb"
     )
 
 
 def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "quantize",
-        help="write a 16-bit checkpoint as a 4-bit one, compared before it is done",
-        description="Round to nearest, without data. The folder appears when its logits, read "
-        "back, are those of the source quantised in memory. Exit status: 0, or 2 with a sentence.",
+        help="round a 16-bit checkpoint to four bits",
+        description="It rounds to nearest, without data, and writes the folder after its logits, "
+        "read back, agree with the source quantised in memory.",
     )
     parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, GGUF file or hub name")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
@@ -417,9 +440,9 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "export",
-        help="write a trained adapter for other programs, compared with what was trained",
-        description="The folder appears when its logits, as peft or transformers reads it, are "
-        "those of the trained policy. Exit status: 0, or 2 with a sentence.",
+        help="write a trained adapter for other programs",
+        description="It writes the folder after its logits, as peft or transformers reads it, "
+        "agree with the trained policy.",
     )
     parser.add_argument("adapter", metavar="ADAPTER", help="an adapter's folder, or a run's")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
@@ -428,10 +451,10 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
         dest="kind",
         default="adapter",
         choices=("adapter", "merged"),
-        help="PEFT's files with base and revision (default), or a merged 16-bit checkpoint",
+        help="PEFT's files (default), or a merged 16-bit checkpoint",
     )
     parser.add_argument(
-        "--base", metavar="FOLDER", help="name this folder (or a GGUF file's) as the base instead"
+        "--base", metavar="FOLDER", help="name this folder or GGUF file as the base"
     )
     _add(parser, "revision", "device")
 
@@ -439,10 +462,9 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="ask a checkpoint, with an adapter or without, the problems of data sets",
-        description="Strict accuracy (the reading that pays rewards) and lenient accuracy side by "
-        "side, the share of truncated completions, mean@k, pass@k and maj@k. Exit status: 0, or 2 "
-        "with a sentence.",
+        help="measure the accuracy of a checkpoint on data sets",
+        description="It prints strict and lenient accuracy, the share of truncated completions, "
+        "mean@k, pass@k and maj@k.",
     )
     parser.add_argument(
         "checkpoint",

@@ -15,7 +15,8 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from repro.evaluate.flags import require_asking, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, find_record, read_record, record_path, run_folder
+from repro.evidence.score_reached import Reached, score_reached
 from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.spec.checks import require
@@ -52,7 +54,7 @@ class TrainedRun:
     seconds
         Wall seconds of training and of evaluations during it.
     reached
-        Where `until` was reached: percent, steps, and wall seconds from the start of the run.
+        Where `until` was reached: percent, steps, and wall seconds from a cold start.
     """
 
     folder: Path
@@ -61,7 +63,7 @@ class TrainedRun:
     accuracy_after: float | None
     steps: int
     seconds: float | None
-    reached: tuple[float, int, float] | None
+    reached: Reached | None
 
 
 def train(
@@ -350,12 +352,10 @@ def _export(folder: Path, out: Path) -> None:
 
 
 def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> TrainedRun:
-    series, until = record.series, run.scale.evaluation.until
-    reached = None
-    if until and series.get("test_accuracy_greedy"):
-        last = series["test_accuracy_greedy"][-1] or 0.0
-        if last >= until:
-            reached = last, int(series["test_steps"][-1] or 0), series["test_seconds"][-1] or 0.0
+    until = run.scale.evaluation.until
+    reached = score_reached(record, until) if until else None
+    if reached is not None:
+        reached = _cold(reached, record, run_folder(run, runs)) if reached.cold else None
     return TrainedRun(
         folder=run_folder(run, runs),
         out=out,
@@ -365,6 +365,18 @@ def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> Tr
         seconds=record.value("train_seconds"),
         reached=reached,
     )
+
+
+def _cold(reached: Reached, record: Record, folder: Path) -> Reached:
+    """Return when a score was reached with what came before loading: the process's own start."""
+    kept = (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    times = [line["time"] for line in map(json.loads, kept) if line["step"] == reached.steps]
+    if not times:
+        return reached
+    begun, ended = map(datetime.fromisoformat, (record.started, times[-1]))
+    # Of a run in several starts, those before this one are in the seconds that it counted itself.
+    seconds = max(reached.seconds, (ended - begun).total_seconds())
+    return replace(reached, seconds=seconds)
 
 
 def _end_lines(
@@ -377,10 +389,7 @@ def _end_lines(
 
     lines = [f"Careful: {sentence}." for sentence in violations(record)]
     if trained.reached is not None:
-        accuracy, steps, seconds = trained.reached
-        lines.append(
-            f"reached {accuracy:.1f} % after {steps} steps, {seconds:.0f} seconds from the start"
-        )
+        lines.append(trained.reached.text())
     elif request.until is not None:
         lines.append(f"did not reach {request.until:g} % at a test in {trained.steps} steps")
     minutes = "" if trained.seconds is None else f" ({trained.seconds / 60:.1f} minutes)"

@@ -1,7 +1,7 @@
 """Grades of completions, and their means per problem.
 
 The released evaluation forgets the adapter, compares first characters only and cuts answers short
-(docs/paper_and_code.md, row 16). Here the grader is the one that paid the rewards, and what is
+(docs/background.md, row 16). Here the grader is the one that paid the rewards, and what is
 beside accuracy (format, working, truncation, the lenient reading) is always reported with it.
 
 Of n samples per problem follow mean@n, and unbiased pass@k and maj@k for k <= n

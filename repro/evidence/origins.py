@@ -1,12 +1,12 @@
 """Origins: the commit and device of each seed's records, and which records may be combined.
 
-Records of several commits may stand together where no comparison crosses a state of the source:
-every seed, all its arms and those shared with other targets included, is of one state. Arms are
-compared seed by seed, so what another state may have changed moves both arms of a pair.
-Kinds of device likewise: a seed's arms share one, and seeds may differ.
-Timings are of code and card themselves: at the systems tier one of each stays the rule. Commits
-whose sources have one digest are one state: blessed records and pages may be committed between two
-targets that share arms.
+Records from different commits may be combined, as long as all arms of a seed come from the same
+state of the source. Arms are compared seed by seed, so a change of the source moves both arms of a
+pair. The same holds for kinds of device: the arms of a seed share one, and seeds may differ.
+
+Timings depend on the code and the card. At the systems tier all records must therefore come from
+one state and one kind of device. Commits whose sources have the same digest are one state, so
+records and pages may be committed between two targets that share arms.
 """
 
 from __future__ import annotations

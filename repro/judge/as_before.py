@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
@@ -201,20 +201,25 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     problems = list(_not_comparable(target, tier, old, new))
     if problems:
         return replace(head, problems=tuple(problems))
-    measured, missing = [], []
-    for arm, metric, before, after in _values(target, tier, old, new):
-        if before and after:
-            measured.append(_measured(target, tier, arm, metric, before, after))
-        elif before:
-            missing.append(f"{arm}.{metric.name}")
+    values = list(_values(target, tier, old, new))
+    rows = judged(target, tier, values)
+    missing = [f"{arm}.{metric.name}" for arm, metric, before, after in values if not after]
     if missing:
         problems.append(
             f"{new.name} lacks {len(missing)} values of {target.name} that {old.name} has: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
-    elif not measured:
+    elif not rows:
         problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
-    return replace(head, rows=tuple(_judged(measured)), problems=tuple(problems))
+    return replace(head, rows=rows, problems=tuple(problems))
+
+
+def judged(
+    target: Target, tier: Tier, values: Iterable[tuple[str, Metric, Samples, Samples]]
+) -> tuple[MetricRow, ...]:
+    """Return the rows of values, (arm, metric, old, new) each, where both sides have some."""
+    measured = [_measured(target, tier, *item) for item in values if item[2] and item[3]]
+    return tuple(_judged(measured))
 
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:

@@ -12,7 +12,7 @@ from repro.judge.check import Checked, check_selection, device_name
 from repro.run.select import Selection
 from repro.spec.checks import require
 from repro.spec.target import Target
-from repro.spec.tier import Tier, parse_tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 
@@ -30,6 +30,18 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
                 selection = Selection(target=target, source=runs, tier=Tier(source.tier))
                 checks.append(check_selection(selection, source, expected))
     return checks if names else with_study(checks)
+
+
+def untested_checks(expected: Path, recorded: Sequence[Checked]) -> list[Checked]:
+    """Return the checks, all not run, of targets on real checkpoints that have no record."""
+    known = {(one.selection.target.name, one.selection.tier) for one in recorded}
+    selections = [
+        Selection(target=target, source=runs_of(target), tier=tier)
+        for tier in REAL_CHECKPOINTS
+        for target in TARGETS
+        if tier in runs_of(target).scales and (target.name, tier) not in known
+    ]
+    return [check_selection(one, expected / "no records", expected) for one in selections]
 
 
 def _homes(target: Target) -> list[str]:

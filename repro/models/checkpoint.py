@@ -11,7 +11,7 @@ bfloat16 first). Policies trained here are quantised in the recipe `float32`, in
 were made; `kernels.reference_quantize` says what the two round.
 
 `qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest, and
-the recipe; the released quantiser's output folders say GPTQ and are not: docs/paper_and_code.md,
+the recipe; the released quantiser's output folders say GPTQ and are not: docs/background.md,
 row 8) and every file's SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells.
 `verify` checks it at each load, where there is a manifest.
 

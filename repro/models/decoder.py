@@ -18,7 +18,7 @@ Easy mistakes
 -------------
 * q, k, v (and gate, up) are one matrix in inference engines, which keep one global scale for it;
   so these must share NVFP4's global scale, or the engine computes with a scale that two of the
-  three were not quantised for (docs/paper_and_code.md, row 8).
+  three were not quantised for (docs/background.md, row 8).
 * `lm_head` may be the embedding under a second name (`tie_word_embeddings`): it is then absent
   from the checkpoint and must be the same Parameter in the model.
 * A pattern that matches nothing is an error here, never a model left as it was.

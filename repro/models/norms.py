@@ -9,10 +9,10 @@ channels of their weights.
 Easy mistakes
 -------------
 * Adding z to a bfloat16 gain loses most of it: at |w| in [4, 8) and sigma 3e-3 no channel moves at
-  all (docs/paper_and_code.md, row 5). Here `weight` is never written: z stays a float32 attribute
+  all (docs/background.md, row 5). Here `weight` is never written: z stays a float32 attribute
   beside it and the sum is taken in float32 inside the norm.
 * Finding the norms by a foreign class finds none, silently; that is how the released code's noise
-  did nothing (docs/paper_and_code.md, row 1). `wrap_norms` looks by name, and raises on an
+  did nothing (docs/background.md, row 1). `wrap_norms` looks by name, and raises on an
   empty result.
 * With noise off the output must be bit-equal to transformers' module, or a run "without noise"
   differs from the plain model by rounding. The test compares all three architectures' classes.

@@ -19,7 +19,7 @@ stream and the norms stay float32. `facts["compute"]` says which it was.
 Easy mistakes
 -------------
 * Calling peft's `prepare_model_for_kbit_training` on a 16-bit model casts it to float32 and doubles
-  the baseline's memory (docs/paper_and_code.md, row 13). It is not called here.
+  the baseline's memory (docs/background.md, row 13). It is not called here.
 * A projection that was not found is not quantised and nobody notices: every count is compared with
   what the config implies, and ends up in the record.
 * Building the adapter from the global random generator makes arms differ by more than their

@@ -82,7 +82,7 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         line = f"{escape(title)}; {escape(target.name)} states no claim of its own."
         console.print(line, highlight=False, soft_wrap=True)
     table = Table(title=escape(title), title_justify="left")
-    table.add_column("claim or bar", overflow="fold")
+    table.add_column("claim or target", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
     for verdict in sorted(checked.verdicts, key=lambda item: _ORDER.index(kind_of(item))):

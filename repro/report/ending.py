@@ -12,27 +12,17 @@ from repro.judge.check import Checked
 from repro.report.verdict_words import (
     DOES_NOT,
     HOLDS,
-    MIXED,
-    NOT_TESTED,
     PLAIN,
-    UNDECIDED,
+    SAID_OF_BARS,
+    SAID_OF_CLAIMS,
     Kind,
+    Sayings,
     notes_on,
     of_kind,
 )
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
-# By a verdict's word, what is said of one statement and of several, in the order of a sentence.
-Sayings = Mapping[str, tuple[str, str]]
-_CLAIMS: Sayings = {
-    HOLDS: ("holds", "hold"),
-    DOES_NOT: ("does not hold", "do not hold"),
-    MIXED: ("is mixed", "are mixed"),
-    UNDECIDED: ("is undecided", "are undecided"),
-    NOT_TESTED: ("was not tested", "were not tested"),
-    EXPLORATORY: ("is exploratory", "are exploratory"),
-}
-_CHECKS: Sayings = {**_CLAIMS, HOLDS: ("passed", "passed"), DOES_NOT: ("failed", "failed")}
+_CHECKS: Sayings = {**SAID_OF_CLAIMS, HOLDS: ("passed", "passed"), DOES_NOT: ("failed", "failed")}
 # How a bar that is missed stood before.
 _BEFORE: Mapping[Status | None, str] = {
     "contradicted": "missed as before",
@@ -41,11 +31,9 @@ _BEFORE: Mapping[Status | None, str] = {
     None: "missed, without an earlier verdict",
 }
 _BARS: Sayings = {
-    HOLDS: ("is met", "are met"),
+    HOLDS: SAID_OF_BARS[HOLDS],
     **{text: (f"is {text}", f"are {text}") for text in _BEFORE.values()},
-    UNDECIDED: _CLAIMS[UNDECIDED],
-    NOT_TESTED: _CLAIMS[NOT_TESTED],
-    EXPLORATORY: _CLAIMS[EXPLORATORY],
+    **{name: said for name, said in SAID_OF_BARS.items() if name not in (HOLDS, DOES_NOT)},
 }
 
 
@@ -58,7 +46,7 @@ def ending(checks: Sequence[Checked]) -> str:
         *_absent(lacking, recorded),
         _machinery(recorded),
         *_of_paper(recorded),
-        _counted(_all(recorded, Kind.OPEN), "claim{} beyond the paper", _CLAIMS),
+        _counted(_all(recorded, Kind.OPEN), "claim{} beyond the paper", SAID_OF_CLAIMS),
         _counted(_targets(recorded), "performance target{} of this suite", _BARS, bar_word),
     ]
     return " ".join(filter(None, sentences))
@@ -121,7 +109,7 @@ def _of_paper(checks: Sequence[Checked]) -> list[str]:
     """Return the sentences on the paper's claims."""
     verdicts = _all(checks, Kind.PAPER)
     judged = [verdict for verdict in verdicts if verdict.status != "not addressed"]
-    sentences = [_counted(judged, "claim{} of the paper", _CLAIMS)]
+    sentences = [_counted(judged, "claim{} of the paper", SAID_OF_CLAIMS)]
     if larger := len(verdicts) - len(judged):
         scales = {tier for one in checks for tier in one.selection.source.scales}
         flags = [f"--tier {tier.value}" for tier in REAL_CHECKPOINTS if tier in scales]

@@ -137,14 +137,17 @@ def slope_rows(checks: Sequence[Checked], name: str) -> list[str]:
         arms = checked.selection.target.arms
         warm = [arm for arm in arms if arm.name == BASE or arm.temperature_factor != 1]
         looks: dict[str, tuple[Sequence[Arm], tuple[str, ...]]] = {
-            "equal starts at the arm's temperature": (arms, ("accuracy_start",)),
+            "equal accuracy at the start, at the arm's temperature": (arms, ("accuracy_start",)),
             "the same, without temperature 1.1": (
                 [arm for arm in arms if arm.temperature_factor <= 1],
                 ("accuracy_start",),
             ),
-            "without twice NVFP4's": ([arm for arm in arms if arm.name != "nvfp4_x2"], ()),
-            "rounding alone": ([arm for arm in arms if arm.temperature_factor == 1], ()),
-            "temperature alone": (warm, ()),
+            "without the doubled rounding": ([arm for arm in arms if arm.name != "nvfp4_x2"], ()),
+            "only the arms that differ by rounding": (
+                [arm for arm in arms if arm.temperature_factor == 1],
+                (),
+            ),
+            "only the arms that differ by temperature": (warm, ()),
         }
         stated = [(claim, v) for claim, v in checked.statements() if v.effect is not None]
         claims = [(claim, claim.dose, v) for claim, v in stated if claim.dose]

@@ -47,8 +47,7 @@ def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
         return f"{number(value / 2**30)} GiB ({number(value / 1e9)} GB)"
     if unit == "tokens per second":
         return f"{value:,.0f} tokens/s"
-    sign = _PRINTED.get(unit, ("", 1.0))[0]
-    return f"{number(value)} {sign}".strip()
+    return f"{number(value)}{_sign(unit)}"
 
 
 def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:
@@ -59,23 +58,29 @@ def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str
     count = f" (n = {interval.n})" if n else ""
     if interval.high is None:
         return f"{quantity(interval.value, unit)}{count}"
-    sign, size = _PRINTED.get(unit, ("", 1.0))
+    size = _PRINTED.get(unit, ("", 1.0))[1]
     mean, half = interval.value / size, (interval.high - interval.value) / size
     digits = f"{half:.1f}" if abs(mean) >= 10 or mean == 0 else f"{half:.2g}"
-    return f"{number(mean)} ± {digits}{' ' + sign if sign else ''}{count}"
+    return f"{number(mean)} ± {digits}{_sign(unit)}{count}"
+
+
+def _sign(unit: str) -> str:
+    """Return a unit's sign as it follows a number: ` s`, `x`, nothing."""
+    sign = _PRINTED.get(unit, ("", 1.0))[0]
+    return sign if sign in ("", "x") else f" {sign}"
 
 
 def span(values: Iterable[float | None]) -> str:
-    """Return `1.59 to 2.54 x`, one number where all are the same, empty without any."""
+    """Return `1.59 to 2.54x`, one number where all are the same, empty without any."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
     low, high = f"{min(known):.2f}", f"{max(known):.2f}"
-    return f"{low} x" if low == high else f"{low} to {high} x"
+    return f"{low}x" if low == high else f"{low} to {high}x"
 
 
 def bar_text(bar: Expectation, unit: str) -> str:
-    """Return the accepted interval of a bar as text: `at least 1.5 x`."""
+    """Return the accepted interval of a bar as text: `at least 1.5x`."""
     low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)
     if low is None:
         return f"at most {high}"

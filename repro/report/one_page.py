@@ -10,6 +10,7 @@ answered counts them.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from repro.evidence.printable import one_line, without_controls
 from repro.judge.bundle import COMMIT, copies, judge_folder, untrusted
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import device_title, environment_lines
-from repro.report.readme import answer_sentence, answers
+from repro.report.readme import answer_lines, answers
 from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
-from repro.report.verdict_words import Kind, counted, of_kind
+from repro.report.verdict_words import CLAIM_WORDS, Kind, counted, of_kind
 from repro.run.places import PACKAGE
 from repro.spec.checks import require
 from repro.spec.tier import Tier
@@ -33,8 +34,8 @@ from repro.spec.tier import Tier
 _COLUMNS = 4
 # Values that are worth a picture.
 _FEWEST = 3
-# The page may be of a few targets, so that a question without records may have some elsewhere.
-ABSENT = "without records here"
+# The page may be of a few targets, so that a claim without records may have some elsewhere.
+ABSENT = "not tested here"
 REPORTED = PACKAGE.parent / "reported"
 _WHO = re.compile(r"[A-Za-z0-9-]{1,39}")
 _MARKS = re.compile(r"([\\`*_\[\]])")
@@ -53,40 +54,58 @@ class Report:
 
 
 def page_text(
-    checks: Sequence[Checked], expected: Path, reports: Sequence[Report] | None = None
+    checks: Sequence[Checked],
+    expected: Path,
+    reports: Sequence[Report] | None = None,
+    untested: Sequence[Checked] = (),
 ) -> str:
     """Return the page of these checks as HTML, without a section of reports where they are None.
 
-    The paper's claims come first within each target.
+    The paper's claims come first within each target. Of `untested`, targets without any record,
+    the page has those alone.
     """
     kinds = [kind.value for kind in Kind]
     rows = [row for row in statements(checks, expected) if row.device]
+    rows += [
+        dataclasses.replace(row, because="no run is stored")
+        for row in statements(untested, expected)
+        if row.kind == Kind.PAPER.value
+    ]
     rows.sort(key=lambda row: kinds.index(row.kind))
     shown = [*rows, *(row for one in reports or () for row in one.rows)]
     answered = answers(checks, expected)
     tiers = grouped_by(rows, lambda row: row.tier)
+    measured = {row.tier for row in rows if row.device}
+    # The largest first; those without any record last.
+    largest = list(reversed(Tier))
+    order = sorted(largest, key=lambda tier: tier.value not in measured)
     by_tier = {
         tier: grouped_by(tiers[tier.value], lambda row: row.title)
-        for tier in reversed(Tier)
+        for tier in order
         if tier.value in tiers
     }
     return without_controls(
         templates()
         .get_template("report.html")
         .render(
-            answer=answer_sentence(answered, ABSENT) if answered else "",
+            answer=answer_lines(answered, ABSENT),
             tiers=by_tier,
             reports=reports,
             count=len(shown),
             kinds=list(dict.fromkeys(row.kind for row in shown)),
             words=sorted({row.status for row in shown}),
-            devices={row.device: device_title(row.device.removeprefix("cpu")) for row in shown},
+            devices={
+                row.device: device_title(row.device.removeprefix("cpu")) if row.device else ""
+                for row in shown
+            },
+            phrases=CLAIM_WORDS,
             seeds=_seeds(checks),
             seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
             strips=seed_marks,
+            span=seed_span,
             contradictions=_contradictions(expected),
-            differences=differences_with_code(PACKAGE.parent / "docs" / "paper_and_code.md"),
+            differences=differences_with_code(PACKAGE.parent / "docs" / "background.md"),
             environments=_environments(checks),
         )
     )
@@ -105,7 +124,8 @@ def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, f
 def interval_marks(row: Row) -> dict[str, float]:
     """Return where an interval, its effect, no effect and the paper's value lie, in percent.
 
-    Empty where there is no interval. No effect is 1 for ratios, else 0.
+    `least` and `most` are the values at 3 and 97 %. Empty where there is no interval. No effect is
+    1 for ratios, else 0.
     """
     if row.effect is None or row.low is None or row.high is None:
         return {}
@@ -115,18 +135,30 @@ def interval_marks(row: Row) -> dict[str, float]:
         marks["paper"] = row.paper
     least, most = min(marks.values()), max(marks.values())
     room = (most - least) or 1.0
-    return {name: round(3 + 94 * (value - least) / room, 2) for name, value in marks.items()}
+    places = {name: round(3 + 94 * (value - least) / room, 2) for name, value in marks.items()}
+    return places | {"least": least, "most": most}
 
 
 def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
     """Return where the seeds of each arm (see `_seeds`) lie, in percent; empty of too few."""
-    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
-    arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
+    arms = _values_of(row, seeds)
     every = [value for arm in arms for value in arm]
     if len(every) < _FEWEST or min(every) == max(every):
         return []
     least, room = min(every), max(every) - min(every)
     return [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
+
+
+def seed_span(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> tuple[float, float]:
+    """Return the values of the leftmost and the rightmost mark."""
+    every = [value for arm in _values_of(row, seeds) for value in arm]
+    return min(every), max(every)
+
+
+def _values_of(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
+    """Return the values of each arm that has some."""
+    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
+    return [[value for _, value in seeds[place]] for place in places if place in seeds]
 
 
 def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from repro.door.command_line import build_parser
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
-from repro.report.claims import claims_rows, count_rows
-from repro.report.kernel_tables import kernel_rows
+from repro.report.claims import count_rows
+from repro.report.command_reference import command_rows
 from repro.report.learning import dose_rows, slope_rows, training_rows, untrained_rows
 from repro.report.one_page import REPORTED, reported_rows
 from repro.report.readme import answer_rows
@@ -31,7 +32,8 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
     def written(match: re.Match[str]) -> str:
         if match[2] not in writers:
             raise ValueError(f"block {match[2]!r} is unknown; needs one of {sorted(writers)}")
-        return "\n".join([match[1], *writers[match[2]](), "", match[4]])
+        lines = "\n".join(writers[match[2]]()).rstrip("\n")
+        return f"{match[1]}\n{lines}\n\n{match[4]}"
 
     renewed, count = _BLOCK.subn(written, text)
     if not count:
@@ -40,7 +42,7 @@ def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> s
 
 
 def renewed_readme(readme: Path, expected: Path) -> str:
-    """Return a file's text with its blocks written from the blessed records; see `renew_blocks`."""
+    """Return a file's text with its blocks written anew, that of commands from their parser."""
 
     @cache
     def judged() -> list[Checked]:
@@ -50,16 +52,14 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "answer": lambda: answer_rows(judged(), expected),
         "counts": lambda: count_rows(judged(), expected),
-        "claims": lambda: claims_rows(judged(), expected),
-        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
-        "doses_1_5b": lambda: dose_rows(judged(), expected, "dose_coder_1_5b"),
+        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b", "dose_coder_1_5b"),
         "slopes": lambda: slope_rows(judged(), "dose_response_coder_0_5b"),
         "training": lambda: training_rows(judged(), expected, "table1_coder_0_5b"),
         "untrained": lambda: untrained_rows(judged(), expected, *untrained),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "reported": lambda: reported_rows(REPORTED, expected),
-        "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
-        **systems_writers(judged, expected, readme),
+        "commands": lambda: command_rows(build_parser()),
+        **systems_writers(judged, expected),
     }
     try:
         return renew_blocks(readme.read_text(encoding="utf-8"), writers)

@@ -1,8 +1,7 @@
-"""The table at the top of README: questions with the paper's value, ours, and a one-word verdict.
+"""The table at the top of README: what the paper claims, its value, ours, and a plain verdict.
 
-Questions without measurements are also shown. Their texts are in `templates/questions.json`. The
-word for a question follows from the verdicts on certain claims and bars, and the sentence above
-the table repeats the words.
+Claims without measurements are also shown. Their texts are in `templates/questions.json`. The word
+for a row follows from the verdicts on certain claims and performance targets.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from pathlib import Path
 
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.doses import treatment_given
 from repro.report.numbers import cell_text, device_heads, quantity
-from repro.report.systems import BLOCKS, step_spans
+from repro.report.systems import RL_STEPS, SMALL_BATCHES, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
 from repro.report.tidy import effect_text, rendered
@@ -62,8 +60,8 @@ class Answer:
     Attributes
     ----------
     asked
-        Its texts: `text` for the row, `subject` for the sentence, `paper` the paper's value,
-        `run_with` the models and kernels, `place` a link to the exact verdicts.
+        Its texts: `text` the claim, `paper` the paper's value, `models` what was run, `place` a
+        link to the exact verdicts.
     """
 
     asked: Mapping[str, str]
@@ -79,13 +77,6 @@ class Answer:
     def word(self) -> str:
         """The word over all devices."""
         return short_word([item for of_device in self.verdicts.values() for item in of_device])
-
-    @property
-    def said(self) -> str:
-        """The subject, with the first device's measured ratios and the word's marks, if any."""
-        first = next(iter(self.measured.values()), "")
-        notes = [first] * first.endswith(" x") + self.word.split(", ")[1:]
-        return f"{self.asked['subject']} ({', '.join(notes)})" if notes else self.asked["subject"]
 
 
 def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
@@ -113,23 +104,22 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
 
 
 def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the sentence and the rows; a cell has a line per device with measurements."""
+    """Return a row per claim; a cell has a line per device with measurements."""
     found = answers(checks, expected)
     if not found:
         return NOTHING
-    return rendered("answer.md", answers=found, sentence=answer_sentence(found))
+    return rendered("answer.md", answers=found)
 
 
-def answer_sentence(found: Sequence[Answer], absent: str = NOT_TESTED) -> str:
-    """Return the answers in one sentence, questions without records by the words `absent`."""
-    parts = []
+def answer_lines(found: Sequence[Answer], absent: str = NOT_TESTED) -> dict[str, list[str]]:
+    """Return the claims as sentences by their plain verdict, without records by `absent`."""
+    lines: dict[str, list[str]] = {}
     for word in PLAIN_WORDS:
-        subjects = [item.said for item in found if item.word.split(",")[0] == word]
-        if subjects:
-            listed = " and ".join(filter(None, (", ".join(subjects[:-1]), subjects[-1])))
-            parts.append(f"{absent if word == NOT_TESTED else word}: {listed}")
-    sentence = "; ".join(parts)
-    return f"{sentence[:1].upper()}{sentence[1:]}."
+        for item in found:
+            if item.word.split(",")[0] == word:
+                named = absent if word == NOT_TESTED else item.word
+                lines.setdefault(named, []).append(f"{item.asked['text']}.")
+    return lines
 
 
 def _compared(pairs: Sequence[RatePair]) -> Measured:
@@ -137,7 +127,7 @@ def _compared(pairs: Sequence[RatePair]) -> Measured:
 
 
 def _small_batches(checks: Checks, expected: Path) -> Measured:
-    tables = [checks[name] for name in BLOCKS["tables"].targets if name in checks]
+    tables = [checks[name] for name in SMALL_BATCHES if name in checks]
     return _compared([pair for checked in tables for pair in comparisons(checked, expected)])
 
 
@@ -147,7 +137,7 @@ def _large_batches(checks: Checks, expected: Path) -> Measured:
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
-    steps = [checks[name] for name in BLOCKS["steps_rl"].targets if name in checks]
+    steps = [checks[name] for name in RL_STEPS if name in checks]
     verdicts = [item for checked in steps for item in of_kind(checked, Kind.PAPER, Kind.OPEN)]
     return step_spans(steps, expected)[1], verdicts
 
@@ -159,34 +149,18 @@ def _memory(checks: Checks, expected: Path) -> Measured:
     return "", ()
 
 
-def _entropy(checks: Checks, expected: Path) -> Measured:
-    # Not the 1.5B: of its file NVFP4 is additional rounding.
-    decisive = {name: one for name, one in checks.items() if name == "dose_coder_0_5b"}
-    said, verdicts = _on_checkpoints(decisive, {"": "nvfp4_more_entropy_finished"})
-    return said and f"{said}; treatment {treatment_given(checks.values(), expected)}", verdicts
-
-
-def _worth(checks: Checks, expected: Path) -> Measured:
-    claims = {"speed": "sooner", "end": "ends_higher"}
-    given = {f"equal starts: {word}": f"{name}_given_start" for word, name in claims.items()}
-    return _on_checkpoints(checks, claims | given)
-
-
-def _trained(claims: Mapping[str, str], checks: Checks, expected: Path) -> Measured:
-    said, verdicts = _on_checkpoints(checks, claims)
-    return said and f"{said}; treatment {treatment_given(checks.values(), expected)}", verdicts
-
-
-def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> Measured:
-    """Return the effects of claims, each with a label, as text, and their verdicts."""
+def _claims(labels: Mapping[str, str], checks: Checks, expected: Path) -> Measured:
+    """Return the effects of claims as text, each behind its label, and their verdicts."""
     found = [
-        (word, verdict)
-        for checked in checks.values()
-        for word, name in claims.items()
+        (label, verdict)
+        for name, checked in checks.items()
+        # The 1.5B's file is rounded so much that NVFP4 is rounding on top of rounding.
+        if name != "dose_coder_1_5b"
+        for claim, label in labels.items()
         for verdict in checked.verdicts
-        if verdict.name == name and verdict.status != "not run"
+        if verdict.name == claim and verdict.status != "not run"
     ]
-    said = ", ".join(f"{word} {effect_text(verdict)}".strip() for word, verdict in found)
+    said = ", ".join(f"{label} {effect_text(verdict)}".strip() for label, verdict in found)
     return said, [verdict for _, verdict in found]
 
 
@@ -203,9 +177,17 @@ _MEASURED: Mapping[str, Callable[[Checks, Path], Measured]] = {
     "large_batches": _large_batches,
     "steps": _steps,
     "memory": _memory,
-    "entropy": _entropy,
-    "worth": _worth,
-    "sooner": partial(_trained, {"NVFP4": "nvfp4_sooner", "QeRL": "qerl_sooner"}),
-    "accuracy": partial(_trained, {"QeRL": "qerl_beats_lora", "AQN": "aqn_helps"}),
+    "entropy": partial(_claims, {"nvfp4_more_entropy_finished": ""}),
+    "worth": partial(
+        _claims,
+        {
+            "sooner": "speed",
+            "ends_higher": "accuracy",
+            "sooner_given_start": "at equal greedy starts: speed",
+            "ends_higher_given_start": "accuracy",
+        },
+    ),
+    "sooner": partial(_claims, {"nvfp4_sooner": "NVFP4", "qerl_sooner": "QeRL"}),
+    "accuracy": partial(_claims, {"qerl_beats_lora": "QeRL", "aqn_helps": "AQN"}),
     "papers_number": _papers_number,
 }

@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from repro.judge.blessed import blessed_of
+from repro.judge.blessed import blessed_of, untested_checks
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
 from repro.report.claims import KINDS, counts_of
@@ -148,8 +148,11 @@ def main_report(args: argparse.Namespace) -> int:
         from repro.report.one_page import REPORTED, page_text, reports
 
         stored = not args.runs
-        others = reports(REPORTED, expected) if stored and not args.targets else None
-        replace_text(Path(args.html), page_text(stored_or_own(args), expected, others))
+        whole = stored and not args.targets
+        others = reports(REPORTED, expected) if whole else None
+        checks = stored_or_own(args)
+        untested = untested_checks(expected, checks) if whole and not args.tier else ()
+        replace_text(Path(args.html), page_text(checks, expected, others, untested))
         print(f"wrote {args.html}, of {'blessed records' if stored else runs}")  # noqa: T201
         return 0
     out = Path(args.out) if args.out else runs / "report.md"

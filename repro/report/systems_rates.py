@@ -23,47 +23,31 @@ RANK = re.compile(r"_r(\d+)(?=_|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Tokens per second of one arm: measured, and the paper's cell.
-
-    Where it was not run, `measured` is None and `absent` the record's reason.
-    """
-
-    arm: str
-    measured: Interval | None
-    paper: float | None
-    absent: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RatePair:
-    """Two rates and their ratio, seed by seed.
+    """Two arms at one model and place, and the ratio of their rates, seed by seed.
 
     Attributes
     ----------
     model, place
         `7b`, and a batch or a LoRA rank.
+    fast, slow
+        The names of the arms.
     ratio
         Geometric mean of fast over slow, with its 95 % interval; of a claim the verdict's, which
         holds together with those of the target's other claims. None where either was not run.
-    required, verdict
-        The least ratio that the claim or bar asks for, and its verdict; None where there is none.
+    paper
+        The ratio of the paper's two cells, None where it lacks one.
+    verdict
+        The claim's or the bar's verdict; None where there is none.
     """
 
     model: str
     place: int
-    fast: Rate
-    slow: Rate
+    fast: str
+    slow: str
     ratio: Interval | None
-    required: float | None
+    paper: float | None
     verdict: Verdict | None
-
-    @property
-    def paper(self) -> float | None:
-        """Return the ratio of the paper's two cells, None where it lacks one."""
-        if self.fast.paper is None or self.slow.paper is None:
-            return None
-        return self.fast.paper / self.slow.paper
 
 
 def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
@@ -76,8 +60,7 @@ def comparisons(checked: Checked, expected: Path) -> list[RatePair]:
     verdicts = {item.name: item for item in checked.verdicts}
     claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
     pairs = [
-        _pair(checked, claim.arms, claim.metric, printed, claim.bound, verdicts[claim.name])
-        for claim in claims
+        _pair(checked, claim.arms, claim.metric, printed, verdicts[claim.name]) for claim in claims
     ]
     claimed = {claim.metric for claim in claims}
     pairs += [
@@ -94,33 +77,28 @@ def _pair(
     arms: Sequence[str],
     metric: str,
     printed: Mapping[tuple[str, str, int], float],
-    required: float | None = None,
     verdict: Verdict | None = None,
 ) -> RatePair | None:
     match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
-    absent = {arm: absent_because(checked, arm, metric) for arm in arms if not values.get(arm)}
-    if match is None or len(absent) == len(arms) or not all(absent.values()):
+    absent = [arm for arm in arms if not values.get(arm)]
+    reasons = [absent_because(checked, arm, metric) for arm in absent]
+    if match is None or len(absent) == len(arms) or not all(reasons):
         return None
     fast, slow = (values.get(arm, {}) for arm in arms)
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
     place = lora_rank_of(arms[0]) or int(match[2])
-
-    def rate(arm: str) -> Rate:
-        # The paper's row is the same by whatever products.
-        plain = RANK.sub("", arm).removesuffix("_bitsandbytes")
-        paper = printed.get((match[1], plain, place))
-        measured = mean_interval([*values[arm].values()]) if values.get(arm) else None
-        return Rate(arm=arm, measured=measured, paper=paper, absent=absent.get(arm, ""))
-
+    # The paper's row is the same by whatever products.
+    rows = [RANK.sub("", arm).removesuffix("_bitsandbytes") for arm in arms]
+    cells = [printed.get((match[1], row, place)) for row in rows]
     return RatePair(
         model=match[1],
         place=place,
-        fast=rate(arms[0]),
-        slow=rate(arms[1]),
+        fast=arms[0],
+        slow=arms[1],
         ratio=_ratio(logs, verdict) if logs else None,
-        required=required,
+        paper=cells[0] / cells[1] if cells[0] and cells[1] else None,
         verdict=verdict,
     )
 
@@ -176,5 +154,5 @@ def against(pairs: Sequence[RatePair]) -> dict[str, list[RatePair]]:
     """Return the comparisons by the slower arm, without ranks in its name."""
     groups: dict[str, list[RatePair]] = {}
     for item in pairs:
-        groups.setdefault(RANK.sub("", item.slow.arm), []).append(item)
+        groups.setdefault(RANK.sub("", item.slow), []).append(item)
     return groups

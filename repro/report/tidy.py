@@ -95,7 +95,7 @@ class Row:
     @property
     def stated_by_paper(self) -> str:
         """The paper's value with its unit, empty where it prints none."""
-        return "" if self.paper is None else f"{self.paper:.3g} {_short(self.unit)}".strip()
+        return paper_text(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,22 +113,31 @@ class Value:
     unit: str
 
 
-def _short(unit: str) -> str:
-    return {"ratio": "x", "percent": "%", "seconds": "s"}.get(unit, unit)
+_FORMS = {"points": "+.1f", "nats": "+.3f"}
+
+
+def _with_unit(number: str, unit: str) -> str:
+    short = {"ratio": "x", "percent": "%", "seconds": "s"}.get(unit, unit)
+    return f"{number}x" if short == "x" else f"{number} {short}".strip()
 
 
 def effect_text(row: Row | Verdict) -> str:
-    """Return `1.79 x (1.78 to 1.79)`, without an interval where there is none."""
+    """Return `1.79x (1.78 to 1.79)`, without an interval where there is none."""
     if row.effect is None:
         return ""
     if row.unit == "bytes":
         return quantity(row.effect, row.unit)
     ratio = row.unit in ("ratio", "x")
-    form = ".2f" if ratio else "+.3g" if row.unit in ("points", "nats") else ".4g"
-    text = f"{row.effect:{form}} {_short(row.unit)}".strip()
+    form = ".2f" if ratio else _FORMS.get(row.unit, ".4g")
+    text = _with_unit(f"{row.effect:{form}}", row.unit)
     if row.low is None or row.high is None:
         return text
     return f"{text} ({row.low:{form}} to {row.high:{form}})"
+
+
+def paper_text(row: Row | Verdict) -> str:
+    """Return the paper's value with its unit, empty where it prints none."""
+    return "" if row.paper is None else _with_unit(f"{row.paper:.3g}", row.unit)
 
 
 def statements(checks: Sequence[Checked], expected: Path) -> list[Row]:
@@ -305,6 +314,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(cell=in_cell, plain=plain, effect=effect_text, labelled=labelled)
+    environment.filters["paper"] = paper_text
     return environment
 
 

@@ -1,20 +1,16 @@
 """The vocabulary of verdicts: what is judged, in which words, and how often each occurs.
 
-`repro.evidence.verdicts.verdict` says what leads to each status. The word for a status depends on
-what was judged; only this module has the words:
+`repro.evidence.verdicts.verdict` says what leads to each status. Tables and JSON print the status
+itself; a person reads words:
 
-* a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
-  reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
-  difference within x, inconclusive, not judged, not testable here, not addressed at this tier, not
-  run;
-* a bar of this suite: met, missed, undecided, not run.
+* a claim (of the paper, about the machinery, or a question that the paper leaves open) holds, does
+  not hold, is mixed, is undecided or was not tested; the reason follows where there are several;
+* a performance target of this suite is met, missed, undecided or not tested.
 
-In README and in the last line of a command a claim of the paper holds, does not hold, is mixed, is
-undecided or was not tested. Values compared with earlier ones have the words of
-`repro.judge.as_before`. A verdict's marks follow its word, such as *post hoc* if the rules are
-newer than the runs; q, if over the study a target's result may be luck. Whatever marks there are is
-shown and counted: a new kind is added where verdicts are made. What is exploratory is counted
-apart, whatever its status.
+Values compared with earlier ones have the words of `repro.judge.as_before`. A verdict's marks
+follow its word, such as *post hoc* if its rule was chosen after the runs; q follows if a direction
+is shown for its target, but not over the whole study. What is exploratory is counted apart,
+whatever its status.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ from repro.report.numbers import quantity
 from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
 
-NO_DIFFERENCE = "no difference within"
 BY_CHANCE = f"q >= {100 * ALPHA:g} %"
 
 
@@ -43,31 +38,11 @@ class Kind(Enum):
     PAPER = "claims of the paper"
     OPEN = "questions that the paper leaves open"
     MACHINERY = "claims about the machinery"
-    BAR = "bars of this suite"
+    BAR = "performance targets of this suite"
 
 
-_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar"}
+_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "performance target"}
 CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
-# In the order in which pages list them. Of *no difference* a single verdict says within what.
-CLAIM_WORDS: Mapping[Status, str] = {
-    "reproduced": "reproduced",
-    "below a tenth": "reproduced below a tenth of the paper's size",
-    "contradicted": "contradicted",
-    "excluded": "excluded at the paper's size",
-    "no difference": f"{NO_DIFFERENCE} x",
-    "inconclusive": "inconclusive",
-    "not judged": "not judged: too wide",
-    "not testable": "not testable here",
-    "not addressed": "not addressed at this tier",
-    "not run": "not run",
-}
-BAR_WORDS: Mapping[Status, str] = {
-    "reproduced": "met",
-    "contradicted": "missed",
-    "inconclusive": "undecided",
-    "not run": "not run",
-}
-_WORDS = dict.fromkeys(CLAIMS, CLAIM_WORDS) | {Kind.BAR: BAR_WORDS}
 HOLDS, DOES_NOT, MIXED, UNDECIDED, NOT_TESTED = PLAIN_WORDS = (
     "holds",
     "does not hold",
@@ -89,6 +64,41 @@ PLAIN: Mapping[Status, str] = {
 }
 
 
+# What follows the plain word where several statuses share it.
+_REASONS: Mapping[Status, str] = {
+    "below a tenth": "less than a tenth of the paper's effect",
+    "contradicted": "the opposite is shown",
+    "excluded": "the paper's effect is ruled out",
+    "no difference": "no difference that matters",
+    "not judged": "the interval is too wide",
+    "not testable": "not testable here",
+    "not addressed": "needs a larger model",
+}
+CLAIM_WORDS: Mapping[Status, str] = {
+    status: f"{plain}: {_REASONS[status]}" if status in _REASONS else plain
+    for status, plain in PLAIN.items()
+}
+_BAR_WORDS = {HOLDS: "met", DOES_NOT: "missed", UNDECIDED: UNDECIDED, NOT_TESTED: NOT_TESTED}
+# By a verdict's word, what is said of one statement and of several, in the order of a sentence.
+Sayings = Mapping[str, tuple[str, str]]
+_OPEN: Sayings = {
+    MIXED: ("is mixed", "are mixed"),
+    UNDECIDED: ("is undecided", "are undecided"),
+    NOT_TESTED: ("was not tested", "were not tested"),
+    EXPLORATORY: ("is exploratory", "are exploratory"),
+}
+SAID_OF_CLAIMS: Sayings = {
+    HOLDS: ("holds", "hold"),
+    DOES_NOT: ("does not hold", "do not hold"),
+    **_OPEN,
+}
+SAID_OF_BARS: Sayings = {
+    HOLDS: ("is met", "are met"),
+    DOES_NOT: ("is missed", "are missed"),
+    **_OPEN,
+}
+
+
 def kind_of(verdict: Verdict) -> Kind:
     """Return what a verdict is about."""
     if verdict.is_bar:
@@ -99,10 +109,13 @@ def kind_of(verdict: Verdict) -> Kind:
 
 
 def word(verdict: Verdict) -> str:
-    """Return the verdict in the word of its kind: `no difference within 1.2 points`."""
+    """Return the verdict in the words of its kind: `does not hold: the opposite is shown`."""
+    if kind_of(verdict) is Kind.BAR:
+        return _BAR_WORDS[PLAIN[verdict.status]]
     if verdict.status == "no difference":
-        return f"{NO_DIFFERENCE} {verdict.matters:.2g} {verdict.unit}"
-    return _group(verdict)
+        unit = "x" if verdict.unit in ("x", "ratio") else f" {verdict.unit}"
+        return f"{DOES_NOT}: no difference within {verdict.matters:.2g}{unit}"
+    return CLAIM_WORDS[verdict.status]
 
 
 def labelled(verdict: Verdict) -> str:
@@ -118,30 +131,30 @@ def _is_by_chance(verdict: Verdict) -> bool:
     return verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA
 
 
-def _group(verdict: Verdict) -> str:
-    return _WORDS[kind_of(verdict)][verdict.status]
-
-
 def about(verdict: Verdict) -> str:
     """Return the kind of a verdict that is not about the paper: `bar`; else empty."""
     return _ONE.get(kind_of(verdict), "")
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`.
+    """Return how many verdicts have each word: `12 hold, 3 are undecided (2 post hoc)`.
 
     Exploratory ones, whatever their words, are counted together, last.
     """
-    groups: dict[str, list[Verdict]] = {}
+    groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        name = EXPLORATORY if EXPLORATORY in verdict.marks else _group(verdict)
-        groups.setdefault(name, []).append(verdict)
-    ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
+        name = EXPLORATORY if EXPLORATORY in verdict.marks else PLAIN[verdict.status]
+        said = SAID_OF_BARS if kind_of(verdict) is Kind.BAR else SAID_OF_CLAIMS
+        groups.setdefault(said[name], []).append(verdict)
+    ordered = [said[name] for name in SAID_OF_CLAIMS for said in (SAID_OF_CLAIMS, SAID_OF_BARS)]
     return ", ".join(
-        f"{len(groups[name])} {name}{notes_on(groups[name], but=name)}"
-        for name in (*ordered, EXPLORATORY)
-        if name in groups
+        f"{len(groups[said])} {said[len(groups[said]) > 1]}{_notes(groups[said], said)}"
+        for said in sorted(groups, key=ordered.index)
     )
+
+
+def _notes(verdicts: Sequence[Verdict], said: tuple[str, str]) -> str:
+    return notes_on(verdicts, but=EXPLORATORY if said == _OPEN[EXPLORATORY] else "")
 
 
 def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:

@@ -1,8 +1,8 @@
 """The body of a worker process, and the values that it exchanges with its parent.
 
-A worker takes tasks from its pipe, carries out their runs by their procedures, and says how each
-ended. It ends with its task where nothing may be left behind for the next one: when tasks are
-measurements (`alone`), and when its device's context is spoilt.
+A worker takes tasks from its pipe, carries out their runs by their procedures, and reports how each
+ended. After a measurement (`alone`), or when its device's context is broken, a worker ends with its
+task, so that nothing is left behind for the next one.
 """
 
 from __future__ import annotations

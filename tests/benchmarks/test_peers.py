@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -94,17 +95,13 @@ def test_what_needs_no_choice_has_no_trial() -> None:
         assert sweep.trials(way, "16x8", "0.5b", 9) == []
         assert len(sweep.counting(way, "16x8", "0.5b", 9, [])) == 1
     assert [row.terms for row in sweep.counting("unsloth", "7b_16x8", "7b", 9, [])] == [SHIPPED]
+    # Micro-batches divide a step's rows.
+    for lengths, way in itertools.product(("16x8", "64x8", "7b_16x8"), ("trl", "unsloth")):
+        whole = workloads.STEPS[lengths]
+        settings = sweep.sweep_of(way, whole.model, lengths)
+        assert not any(whole.prompts * whole.group % own["rows"] for own in settings)
     assert not sweep.applies("trl", "7b_16x8", "0.5b")
     assert not sweep.applies("trl_alone", "64x8", "0.5b")
-
-
-def test_micro_batches_of_every_setting_divide_the_steps_rows() -> None:
-    for lengths, whole in workloads.STEPS.items():
-        for way in sweep.TERMS:
-            for settings in sweep.sweep_of(way, whole.model, lengths):
-                assert whole.prompts * whole.group % settings.get("rows", 1) == 0 or (
-                    whole.model == "tiny"
-                )
 
 
 @pytest.mark.parametrize(
@@ -204,6 +201,36 @@ def test_memory_that_does_not_suffice_halves_the_rows(
     row = Row(model="tiny", lengths="spread", way="peft", settings={"rows": 32})
     measured = peers.Race(asked, {"entries": []})._measured(row)
     assert (tried, measured["median"]) == ([32, 16, 8], 1.0)
+
+
+def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
+    ran: list[tuple[bool, int, int]] = []
+
+    def process(self: Any, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+        rows, steps = row.settings["rows"], len(harness.drawn_rows(Namespace(**request)))
+        ran.append((row.trial, rows, steps))
+        if len(ran) == 2 and stopped:
+            raise KeyboardInterrupt
+        return {"seconds": [rows / 10], "median": rows / 10, "completion_tokens": [100]}
+
+    monkeypatch.setattr(peers.Race, "_process", process)
+    flags = ("--models", "tiny", "--workloads", "equal", "--ways", "peft")
+    flags += ("--folder", f"tiny={folder}")
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        race(monkeypatch, tmp_path / "p.json", *flags)
+    stopped = False
+    entries = race(monkeypatch, tmp_path / "p.json", *flags)
+    # Trials have one timed step after the warm-up; the smaller micro-batch was faster.
+    assert ran == [(True, 128, 2), (True, 32, 2), (True, 32, 2), (False, 32, 6)]
+    assert [(e["trial"], e["settings"]["rows"]) for e in entries] == [
+        (True, 128), (True, 32), (False, 32)
+    ]  # fmt: skip
+    race(monkeypatch, tmp_path / "p.json", *flags)
+    assert len(ran) == 4
 
 
 def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(

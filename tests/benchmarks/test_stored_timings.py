@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
-from benchmarks import test_lengths as rows
+from benchmarks import claims, history
+from benchmarks import test_claims as rows
+from benchmarks.claim_tables import unit_of
 from benchmarks.device_time import Limits, record_rounds
+from repro.evidence.procedure import Measured
+from repro.evidence.record import Estimate
+from repro.spec.tier import Tier
+from repro.targets import TARGETS
+from repro.targets.table1 import NVFP4_LORA
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +34,7 @@ shared.HERE = __import__("pathlib").Path(__file__).parent
 shared.device_slug = lambda: "made_up"
 from benchmarks.conftest import (
     pytest_benchmark_update_commit_info, pytest_benchmark_update_json,
-    pytest_benchmark_update_machine_info, pytest_configure,
+    pytest_benchmark_update_machine_info, pytest_configure, pytest_terminal_summary,
 )
 """
 ROWS = """
@@ -35,11 +44,12 @@ from benchmarks.device_time import CLOCK, record_rounds
 
 SECONDS = [float(value) for value in os.environ["SECONDS"].split()]
 
-@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.benchmark(timer=CLOCK, group="QeRL is fast")
 @pytest.mark.parametrize("op", [pytest.param(object(), id="row")])
 def test_operation(op, benchmark):
     rounds = iter([SECONDS[0], *SECONDS])
-    record_rounds(benchmark, lambda: next(rounds), rounds=len(SECONDS), device="cpu")
+    record_rounds(benchmark, lambda: next(rounds), rounds=len(SECONDS))
+    benchmark.extra_info |= {"ratio": 2.5, "paper": "over 1.5 x"}
 """
 # What a copy of the tree without git is told.
 COMMIT = "c0ffee" + 34 * "0"
@@ -71,8 +81,13 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_compariso
     assert row["stats"]["rounds"] == 5
     assert text["machine_info"]["node"] == "made_up"
     assert (text["commit_info"]["id"], path.name.split("_")[1]) == (COMMIT, COMMIT)
+    # A table for each claim, in one unit, and no other.
+    assert re.search(r"QeRL is fast\s+row +ms +least +most +x 16 bits +the paper", done.stdout)
+    assert re.search(r"row +1 +0.99 +1.01 +2.50 +over 1.5 x", done.stdout)
+    assert "Outliers" not in done.stdout
+    assert "On a CPU" in done.stdout
     done = timed(tmp_path, "--benchmark-compare")
-    assert "Comparing against benchmarks from" in done.stdout + done.stderr
+    assert re.search(r"row +ms +least +most +stored .*\s+row +1 +0.99 +1.01 +1 ", done.stdout)
     assert list(tmp_path.rglob("*.json")) == [path]
 
 
@@ -84,17 +99,150 @@ def test_the_binding_limit_is_the_larger_share() -> None:
     assert shares["limit_percent"] == pytest.approx(50)
 
 
-def test_the_memory_row_fails_where_tensors_exceed_the_plan_by_more_than_its_bar() -> None:
-    own = {f"rollout_{kind}_bytes": [1e9, 2e9] for kind in ("allocated", "reserved")}
-    own |= {"update_allocated_bytes": [31e9, 1e9], "total": [1.0] * 8}
-    ways = {"own": own, "bf16": own, "equal": own}
-    benchmark = MagicMock(extra_info={}, stats={"median": 1.0}, disabled=False)
-    rows.test_memory("row", "cpu", ways, benchmark)
-    assert benchmark.extra_info["update_planned_bytes"] == pytest.approx(30.5e9, rel=0.01)
-    own["update_allocated_bytes"] = [1e9, 33e9]
-    with pytest.raises(AssertionError, match="update"):
-        rows.test_memory("row", "cpu", ways, benchmark)
+def benchmark_of(seconds: float = 1.0) -> MagicMock:
+    return MagicMock(extra_info={}, stats={"median": seconds}, disabled=False)
+
+
+def rates(bf16: float, nvfp4: float) -> Any:
+    """Return made-up rollouts: every cell of an arm at one rate, three repeats of it."""
+    names = [claims.rate_of(point, batch) for point in claims.CELLS for batch in point.batches]
+    by_arm = {"BF16": bf16, "NVFP4": nvfp4}
+    return lambda arm: {m: dict.fromkeys((0, 1, 2), by_arm[arm]) for m in names}
+
+
+def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "rollouts", rates(1000.0, 1400.0))
+    point = claims.CELLS[0]
+    with pytest.raises(AssertionError, match=r"1\.40 x of 16-bit LoRA"):
+        rows.test_rollout("NVFP4", point, 8, benchmark_of())
+    # Without a record of this device nothing is blessed.
+    shown = benchmark_of()
+    rows.test_rollout("NVFP4", point, 256, shown)
+    assert shown.group == rows.LARGE
+    assert shown.extra_info["ratio"] == pytest.approx(1.4)
+    assert "finding: not here" in shown.extra_info["paper"]
+    assert shown.extra_info["blessed"] == "not blessed here"
+    monkeypatch.setattr(claims, "rollouts", rates(1000.0, 1600.0))
+    rows.test_rollout("NVFP4", point, 8, benchmark_of())
+
+
+def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
+    metric = claims.rate_of(claims.CELLS[0], 8)
+
+    def verdict(rate: float) -> str:
+        values = {metric: dict(enumerate((0.999 * rate, rate, 1.001 * rate)))}
+        return claims.compared("rollout", NVFP4_LORA.name, values)[metric].verdict
+
+    assert [verdict(rate) for rate in (2900.0, 2600.0, 3300.0)] == [
+        "unchanged", "regressed", "improved"
+    ]  # fmt: skip
+    monkeypatch.setattr(claims, "rollouts", rates(1277.0, 2600.0))
+    with pytest.raises(AssertionError, match="regressed, -11"):
+        rows.test_rollout("NVFP4", claims.CELLS[0], 8, benchmark_of())
+
+
+def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
+    for arm in ("bf16_lora", "nvfp4_lora"):
+        rollout = rates(1.0, 1.0)("BF16")
+        assert claims.compared("rollout", arm, rollout).keys() == rollout.keys()
+        step = {f"{phase}_seconds_7b_spread": {0: 1.0} for phase in ("step", "update")}
+        assert claims.compared("step_lengths", arm, step).keys() == step.keys()
+    peak = {f"peak_bytes_{claims.CLAIM.name}": {0: 3.44e10}}
+    (row,) = claims.compared("memory", "nvfp4_lora", peak).values()
+    assert row.verdict == "unchanged"
+
+
+def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[Any] = []
+
+    def seeds(own: list[Any], **how: Any) -> list[Measured]:
+        runs.extend(own)
+        value = Estimate(value=2.0, unit="tokens per second")
+        # The largest batch does not fit.
+        return [Measured(metrics={f"tokens_per_second_7b_{b}": value for b in (1, 8, 64)})] * 3
+
+    def steps(run: Any, **how: Any) -> Measured:
+        runs.append(run)
+        value = Estimate(value=2.0, unit="seconds")
+        return Measured(metrics={"step_seconds_7b_spread": value, "peak_bytes_7b_spread": value},
+                        series={"step_seconds_7b_spread": [1.0, 2.0, 3.0]})  # fmt: skip
+
+    monkeypatch.setattr(claims, "measure_seeds", seeds)
+    monkeypatch.setattr(claims, "measure_steps", steps)
+    monkeypatch.setattr(claims, "missing_library", lambda name: None)
+    rates_of = claims.rollouts.__wrapped__("NF4 bitsandbytes")
+    assert (rates_of["tokens_per_second_7b_8"], rates_of["tokens_per_second_7b_256"]) == (
+        dict.fromkeys((0, 1, 2), 2.0), {}
+    )  # fmt: skip
+    assert runs[0].scale.products(runs[0].arm.name) == "bitsandbytes"
+    runs.clear()
+    claims.rollouts.__wrapped__("BF16")
+    assert [run.seed for run in runs] == [0, 1, 2]
+    target = next(item for item in TARGETS if item.name == "rollout")
+    assert runs[0].scale.points[0] == target.scales[Tier.SYSTEMS].points[0]
+    assert runs[0].arm in target.arms
+    values = claims.steps.__wrapped__("NVFP4")
+    assert values["step_seconds_7b_spread"] == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert values["peak_bytes_7b_spread"] == {0: 2.0}
+    lengths = next(item for item in TARGETS if item.name == "step_lengths")
+    assert runs[-1].scale.points[0] in lengths.scales[Tier.SYSTEMS].points
+    assert runs[-1].arm in lengths.arms
+
+
+def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = claims.CLAIM.name
+
+    def step(peak: float) -> Any:
+        return lambda: {f"step_seconds_{name}": {0: 22.0}, f"peak_bytes_{name}": {0: peak}}
+
+    monkeypatch.setattr(claims, "claimed_step", step(3.5e10))
+    rows.test_peak_of_a_32b_step(benchmark_of())
+    monkeypatch.setattr(claims, "claimed_step", step(8.1e10))
+    with pytest.raises(AssertionError, match=r"81\.0 GB"):
+        rows.test_peak_of_a_32b_step(benchmark_of())
+
+
+def test_an_arm_that_cannot_be_measured_is_skipped_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(claims.ROLLOUT_ARMS, "BF16 folded", None)
+    with pytest.raises(pytest.skip.Exception, match="no target samples with the adapter folded"):
+        rows.test_rollout("BF16 folded", claims.CELLS[0], 1, benchmark_of())
+
+
+def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path: Path) -> None:
+    def run(commit: str, **medians: float) -> Any:
+        named = {"group": "A claim", "name": "", "stats": {}}
+        rows_of = [named | {"name": n, "stats": {"median": m}} for n, m in medians.items()]
+        return {"commit_info": {"id": commit}, "benchmarks": rows_of}
+
+    runs = [run("a", old=2.0), run("b", old=3.0, new=5.0), run("c", new=4.0)]
+    lines = {"A claim": {"old": [(0, 1.0), (1, 1.5)], "new": [(1, 1.0), (2, 0.8)]}}
+    assert history.lines_of(runs) == lines
+    history.draw(runs, tmp_path / "history.svg")
+    assert "A claim" in (tmp_path / "history.svg").read_text(encoding="utf-8")
+    # Also what was stored before rows had groups.
+    stored = sorted((ROOT / "benchmarks").glob("nvidia*/*/*.json"))
+    earlier = history.lines_of([json.loads(path.read_text(encoding="utf-8")) for path in stored])
+    assert len(max(earlier["Kernels at the shapes of 7B"].values(), key=len)) == len(stored) >= 2
+
+
+def test_a_table_has_one_unit() -> None:
+    assert unit_of([3e-5, 2e-4, 9e-4]) == ("us", 1e6)
+    assert unit_of([0.5, 2.0, 30.0]) == ("s", 1.0)
 
 
 def test_a_disabled_benchmark_has_the_time_of_one_round() -> None:
-    assert record_rounds(MagicMock(disabled=True, stats=None), lambda: 2, rounds=3, device="") == 2
+    assert record_rounds(MagicMock(disabled=True, stats=None), lambda: 2, rounds=3) == 2

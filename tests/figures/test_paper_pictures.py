@@ -79,7 +79,7 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
 
 def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
     for name, of_paper, of_here in (("table8", 6, 0), ("figure11", 0, 1)):
-        figure, _ = paper_pictures.draw(name, found, EXPECTED)
+        figure, _ = paper_pictures.draw(name, found, EXPECTED, every_panel=True)
         said = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert said.count("61.8 (out of memory)") == bool(of_paper)
         assert sum("(out of memory)" in words for words in said) == of_paper
@@ -89,7 +89,7 @@ def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
 def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
     assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
     assert "table1" not in found
-    figure, drawn = paper_pictures.draw("figure4", found, EXPECTED)
+    figure, drawn = paper_pictures.draw("figure4", found, EXPECTED, every_panel=True)
     stamped = [axes for axes in figure.axes if "not run" in [t.get_text() for t in axes.texts]]
     assert [axes.get_title(loc="left").split("\n")[0] for axes in stamped] == [
         "DAPO: NVFP4", "DAPO: MXFP4", "DAPO: NF4",
@@ -97,6 +97,21 @@ def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], fo
     assert {m.model for m in drawn} == {
         "Qwen2.5-7B-Instruct", "Qwen2.5-Coder-0.5B-Instruct on GSM8K",
     }  # fmt: skip
+
+
+def test_panels_without_measurements_are_left_out_unless_asked_for(found: Found) -> None:
+    figure, drawn = paper_pictures.draw("figure4", found, EXPECTED)
+    panels = {"GRPO: NVFP4", "GRPO: MXFP4", "GRPO: NF4"}
+    assert {mark.panel for mark in drawn} == panels
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    _, alone = paper_pictures.draw("figure12", found, EXPECTED)
+    assert {mark.source for mark in alone} == {"paper"}
+
+
+def test_table_1_shows_the_model_with_the_most_arms(found: Found) -> None:
+    bars = [m for m in marks("table1", found, "here") if m.n]
+    assert {m.model for m in bars} == {"Qwen2.5-Coder-0.5B-Instruct on GSM8K"}
+    assert sum("LoRA" in m.place for m in bars) == 3
 
 
 def test_own_records_come_before_blessed_ones(every_blessed: Sequence[Checked]) -> None:

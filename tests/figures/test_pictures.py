@@ -17,11 +17,10 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
-from figures.__main__ import pictures
+from figures.__main__ import SYSTEMS_PICTURES, pictures
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
 from repro.judge.check import Checked
-from repro.report.systems import BLOCKS
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 
@@ -190,8 +189,7 @@ def overlap(one: Bbox, other: Bbox) -> bool:
 
 def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Checked]) -> None:
     drawn = dict(pictures(every_blessed, EXPECTED))
-    blocks = {block.picture for block in BLOCKS.values() if block.picture}
-    assert {f"systems_{H100}_{name}" for name in blocks} <= drawn.keys()
+    assert {f"systems_{H100}_{name}" for name in SYSTEMS_PICTURES} <= drawn.keys()
     found = paper_pictures.by_target([], every_blessed)
     drawn |= {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
     for name, figure in drawn.items():

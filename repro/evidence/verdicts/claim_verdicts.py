@@ -1,8 +1,8 @@
 """Verdicts on claims: a test per claim, a correction over the family, a status per claim.
 
-The family is that of the claims that are stated, whichever were sent: a claim without a test (an
-arm is absent, seeds are too few) counts in it with p = 1. So leaving arms out makes no verdict
-stronger. Claims that no records could decide, by their design, cost the others nothing.
+The family has all stated claims, whichever arms were run. A claim without a test (an arm is absent,
+or seeds are too few) counts with p = 1, so leaving arms out makes no verdict stronger. Claims that
+no records could decide, by their design, do not count.
 
 `repro.evidence.verdicts.verdict` defines the statuses, `repro.evidence.verdicts.sizes` the effect
 sizes, and `repro.evidence.verdicts.comparison` the tests.

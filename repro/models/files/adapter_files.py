@@ -4,7 +4,7 @@ A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tens
 `base_model.model.<module>.lora_A.weight` and `.lora_B.weight`. Norm gains trained along with the
 adapter are stored as PEFT stores `modules_to_save`: `base_model.model.<norm>.weight`, and their
 leaf names in the config, so that stock peft puts them back too. (The released code loses them: its
-saved config has `modules_to_save` reset; docs/paper_and_code.md, row 9.)
+saved config has `modules_to_save` reset; docs/background.md, row 9.)
 
 The config names the base checkpoint and, for one of the hub, the commit that was read, so that
 `AutoPeftModelForCausalLM.from_pretrained(folder)` needs nothing else. What PEFT's config has no

@@ -31,7 +31,7 @@ Easy mistakes
 * A NaN block scale (bytes 0x7F and 0xFF; of MXFP4, 255) spoils a block and, a few layers on, every
   logit, so it is looked for while file and tensor are still known.
 
-Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md, row 18.
+Source: the layout as compressed-tensors 0.20 writes it; docs/background.md, row 18.
 """
 
 from __future__ import annotations

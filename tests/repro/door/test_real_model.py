@@ -1,6 +1,11 @@
-"""A small real model, trained for two steps; it is nobody's to download here."""
+"""A small real model learns on a CPU by a reward of its user's, in ten minutes.
 
+`REPRO_SMALL_MODEL` names it: a folder or a GGUF file, such as SmolLM2-135M-Instruct's.
+"""
+
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,22 +13,50 @@ from peft import AutoPeftModelForCausalLM
 
 import repro
 
-FOLDER = "REPRO_SMALL_MODEL"
+MODEL = "REPRO_SMALL_MODEL"
+THINGS = (
+    *("animal that lives in the sea", "bird that can fly", "fruit that is yellow", "planet"),
+    *("country in Europe", "city in Italy", "river in Africa", "tool for cutting wood"),
+    *("vegetable", "colour of the rainbow", "insect with wings", "sport with a ball", "month"),
+    *("shape with three sides", "day of the week", "flower that is red", "piece of furniture"),
+    *("kind of pasta", "mountain in Asia", "ocean", "farm animal", "season", "school subject"),
+)
+# Five words at most: a policy that answers in sentences earns nothing at first.
+REWARD = """
+def reward(completions, answers):
+    return [float(0 < len(text.split()) <= 5) for text in completions]
+"""
+SETTINGS = {
+    "prompts_per_rollout": 8,
+    "group_size": 4,
+    "rollout.max_new_tokens": 24,
+    "evaluation.sampling.max_new_tokens": 24,
+    "optimizer.learning_rates.lora_4bit": 1e-3,
+    "data.test_problems": 8,
+}
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder of a model")
-def test_a_real_model_is_trained_and_exported(tmp_path, monkeypatch):
+@pytest.mark.skipif(MODEL not in os.environ, reason=f"{MODEL} names no model")
+def test_a_real_model_learns_to_answer_shortly(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [f"What is {a} + {b}?,{a + b}" for a in range(1, 8) for b in range(1, 8)]
-    Path("sums.csv").write_text("\n".join(["prompt,gold", *rows]) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("short_answers.py").write_text(REWARD)
+    Path("question.txt").write_text("{question}")
+    rows = [{"question": f"Name one {thing}.", "answer": "any"} for thing in THINGS]
+    Path("things.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    began = time.monotonic()
     done = repro.train(
-        os.environ[FOLDER],
-        "sums.csv",
-        columns={"question": "prompt", "answer": "gold"},
-        steps=2,
+        os.environ[MODEL],
+        "things.jsonl",
+        reward="short_answers:reward",
+        template="question.txt",
+        steps=6,
         out="adapter",
-        settings={"data.test_problems": 4, "rollout.max_new_tokens": 64},
+        settings=SETTINGS,
     )
-    assert done.steps == 2
+    assert time.monotonic() - began < 600
+    lines = (done.folder / "metrics.jsonl").read_text().splitlines()
+    rewards = [json.loads(line)["reward"] for line in lines]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.3
     assert AutoPeftModelForCausalLM.from_pretrained("adapter") is not None

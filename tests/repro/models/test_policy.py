@@ -1,6 +1,8 @@
 """Loading a policy: what is quantised, what is trainable, and what is refused."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -157,3 +159,9 @@ def test_width_that_the_format_cannot_block_names_the_projection(make_checkpoint
     folder = make_checkpoint("qwen2", intermediate_size=200)
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.down_proj\.weight.*16"):
         load(folder, "nvfp4")
+
+
+def test_libraries_that_transformers_finds_print_no_warning():
+    code = "import repro.models, torchao, bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

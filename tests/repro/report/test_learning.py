@@ -131,9 +131,9 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
     )
     nvfp4 = cells(lines, "NVFP4")
     assert (nvfp4["model"], nvfp4["prompt"]) == ("0.5B", "boxed")
-    assert nvfp4["right, any form, %"] == "16.5 ± 2.0"
-    assert nvfp4["less than BF16, points"] == "+4.0 (+4.0 to +4.0)"
-    assert nvfp4["the paper, 7B"] == "73.4"
+    assert nvfp4["correct, any form, %"] == "16.5 ± 2.0"
+    assert nvfp4["loss from BF16, points"] == "+4.0 (+4.0 to +4.0)"
+    assert nvfp4["paper, 7B"] == "73.4"
 
 
 def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
@@ -143,21 +143,24 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
     lines = training_rows([check(TRAINED, metrics, ends)], EXPECTED, TRAINED.name)
     lines = lines[[line.startswith("| trained arm |") for line in lines].index(True) :]
     first, second = (cells(lines, TRAINED.arm(arm).label) for arm in ends)
-    assert first["beside BF16, points"] == ""
+    assert first["difference from BF16, points"] == ""
     assert first["GSM8K at the end, %"] == "32.0"
     # The fourth seed has no partner: it is in the mean and in no difference.
-    assert second["beside BF16, points"].startswith("-1.0 (")
+    assert second["difference from BF16, points"].startswith("-1.0 (")
     assert second["GSM8K at the end, %"] == "25.8"
     assert second["steps to 30 %"].endswith("(3 of 4)")
-    assert second["broke down"] == "3"
+    assert second["runs that broke down"] == "3"
     assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
 
 
 def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: list[Checked]) -> None:
     statement = next(claim.statement for claim in TRAINED.claims if claim.name == "qerl_sooner")
     row = cells(training_rows(every_blessed, EXPECTED, TRAINED.name), statement)
-    assert row["the paper's size"] == "2.16 x"
-    assert " x (" in row["here"]
+    assert row["paper"] == "2.16x"
+    assert "x (" in row["measured"]
+
+
+PAPERS_GAINS = "the paper's gains, if all were due to entropy"
 
 
 def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list[Checked]) -> None:
@@ -178,17 +181,19 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list
     )
     made.statements = judged.statements
     lines = slope_rows([made], name)
-    by = {of: cells(lines, f"{of} alone") for of in ("rounding", "temperature")}
-    assert by["rounding"]["speed"].startswith("0.50 x (")
-    assert by["rounding"]["right at the end"].startswith("-5.5 points (")
-    assert by["temperature"]["speed"].startswith("1.00 x (")
+    by = {
+        of: cells(lines, f"only the arms that differ by {of}") for of in ("rounding", "temperature")
+    }
+    assert by["rounding"]["speed of learning"].startswith("0.50x (")
+    assert by["rounding"]["final accuracy"].startswith("-5.5 points (")
+    assert by["temperature"]["speed of learning"].startswith("1.00x (")
     assert by["temperature"]["verdicts"] == "post hoc"
     ends = next(v for claim, v in judged.statements() if claim.name == "ends_higher")
     assert cells(lines, "all 6 arms")["verdicts"].endswith(labelled(ends))
-    assert cells(lines, "the paper, if entropy's")["right at the end"] == "2.7 points"
+    assert cells(lines, PAPERS_GAINS)["final accuracy"] == "2.7 points"
     few = [(claim, dataclasses.replace(v, paper=None)) for claim, v in judged.statements()]
     made.statements = lambda: few
-    assert cells(slope_rows([made], name), "the paper, if entropy's")["right at the end"] == ""
+    assert cells(slope_rows([made], name), PAPERS_GAINS)["final accuracy"] == ""
     made.statements = lambda: [(claim, dataclasses.replace(v, effect=None)) for claim, v in few]
     assert slope_rows([made], name) == NOTHING
 

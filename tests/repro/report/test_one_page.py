@@ -14,6 +14,7 @@ import pytest
 from markupsafe import escape
 
 from repro.__main__ import main
+from repro.judge.blessed import untested_checks
 from repro.judge.check import Checked
 from repro.report.one_page import (
     ABSENT,
@@ -22,7 +23,7 @@ from repro.report.one_page import (
     page_text,
     seed_marks,
 )
-from repro.report.readme import answer_sentence, answers
+from repro.report.readme import answer_lines, answers
 from repro.report.tidy import statements
 from repro.report.verdict_words import Kind
 from repro.run.places import PACKAGE, expected_folder
@@ -66,13 +67,38 @@ def test_the_answer_comes_first_and_of_each_target_the_papers_claims(
     every_blessed: list[Checked], page: Path
 ) -> None:
     text = page.read_text(encoding="utf-8")
-    answer = escape(answer_sentence(answers(every_blessed, EXPECTED), ABSENT))
-    assert text.index("<h1>") < text.index(str(answer)) < text.index('<form id="filter"')
+    lines = answer_lines(answers(every_blessed, EXPECTED), ABSENT)
+    assert sum(map(len, lines.values())) == 9
+    for claims in lines.values():
+        answer = str(escape(" ".join(claims)))
+        assert text.index("<h1>") < text.index(answer) < text.index('<form id="filter"')
     targets = re.split(r'<section class="target">', text)[1:]
     order = [kind.value for kind in Kind]
     for target in targets:
         kinds = [order.index(kind) for kind in re.findall(r'data-kind="([^"]+)"', target)]
         assert kinds == sorted(kinds)
+
+
+def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(
+    every_blessed: list[Checked],
+) -> None:
+    untested = untested_checks(EXPECTED, every_blessed)
+    known = {(one.selection.target.name, one.selection.tier) for one in every_blessed}
+    assert not known & {(one.selection.target.name, one.selection.tier) for one in untested}
+    rows = [row for row in statements(untested, EXPECTED) if row.kind == Kind.PAPER.value]
+    assert {row.status for row in rows} == {"not run"}
+    assert any(row.name == "nvfp4_lora_aqn.accuracy" and row.target == "table1" for row in rows)
+    text = page_text([], EXPECTED, [], untested)
+    assert text.count('data-status="not run"') == text.count("no run is stored") == len(rows)
+
+
+def test_pictures_have_the_values_of_their_ends(blessed_of: Of) -> None:
+    checked = blessed_of("table6")
+    rows = statements([checked], EXPECTED)
+    (row,) = [r for r in rows if r.kind == Kind.PAPER.value and r.name.endswith("_8")]
+    marks = interval_marks(row)
+    assert (marks["least"], marks["most"]) == (1.0, row.high)
+    assert f"<span>{marks['most']:.3g}</span>" in page_text([checked], EXPECTED)
 
 
 def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
@@ -82,7 +108,7 @@ def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
     text = page_text([dataclasses.replace(checked, verdicts=verdicts)], EXPECTED)
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
-    assert "<dt>Paper</dt><dd>1.27 x" in text
+    assert "<dt>Paper</dt><dd>1.27x" in text
     values = checked.evidence.values("tokens_per_second_7b_8")["bf16_lora"]
     assert all(f": {value:.5g}" in text for value in values.values())
 
@@ -112,7 +138,7 @@ def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of: Of) -> Non
 
 
 def test_differences_are_those_of_the_page(tmp_path: Path) -> None:
-    page = PACKAGE.parent / "docs" / "paper_and_code.md"
+    page = PACKAGE.parent / "docs" / "background.md"
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
     rows = differences_with_code(page)

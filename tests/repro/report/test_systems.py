@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from repro.evidence.paper import paper_cells
-from repro.judge.check import Checked, check_selection, device_name
-from repro.report.systems import BLOCKS, systems_writers
+from repro.judge.check import Checked
+from repro.report.systems import QUESTIONS, systems_writers
 from repro.report.systems_rates import comparisons, ratio_span
-from repro.report.systems_tables import rate_table, step_table
+from repro.report.verdict_words import Kind, of_kind
 from repro.run.places import PACKAGE, expected_folder
-from repro.run.select import Selection
-from repro.spec.claim import Metric
-from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.steps import TABLE3
-from tests.repro.recorded_steps import Change, times, unchanged, write_steps
 
 EXPECTED = expected_folder(None)
 PAGE = PACKAGE.parent / "docs" / "systems.md"
@@ -30,6 +26,10 @@ H100 = "nvidia_h100_80gb_hbm3"
 @pytest.fixture(scope="module")
 def table6(blessed_of: Of) -> Checked:
     return blessed_of("table6")
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:2] == "| "]
 
 
 def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
@@ -45,107 +45,101 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
     cells = {cell.id: cell.value for cell in paper_cells(EXPECTED, "table6")}
     expected = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
     assert eight.paper == pytest.approx(expected[0] / expected[1])
-    assert (by_place[1].verdict, by_place[1].required, by_place[1].paper) == (None, None, None)
+    assert (by_place[1].verdict, by_place[1].paper) == (None, None)
 
 
-def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: Of) -> None:
+def test_a_pair_of_which_one_was_not_run_has_no_ratio(blessed_of: Of) -> None:
     checked = blessed_of("rollout", device=H100)
-    (row,) = [r for r in rate_table(checked, EXPECTED) if r.startswith("| 32B | 256 |")]
-    assert "| not run: " in row
     (pair,) = [p for p in comparisons(checked, EXPECTED) if (p.model, p.place) == ("32b", 256)]
-    assert pair.ratio is None
-    assert pair.fast.measured is not None
-    assert pair.slow.absent in row
+    assert (pair.ratio, pair.slow) == (None, "bf16_lora")
 
 
-def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
-    """Return the check of made-up records of Table 3, three repeats each."""
-    selection = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
-    return check_selection(selection, write_steps(runs, change), EXPECTED)
-
-
-def test_steps_stand_beside_the_papers_ratio_with_their_bars(tmp_path: Path) -> None:
-    checked = made_up_steps(tmp_path, times(0.7, "speedup_"))
-    lines = step_table(checked, EXPECTED)
-    rows = [line for line in lines if line.startswith("| 7B, batch 8 |")]
-    cells = [cell.strip() for cell in rows[-1].split("|")]
-    assert {"1.2 x", "at least 1.5 x", "1.40 x", "missed"} <= set(cells)
-
-
-def test_a_bar_that_one_repeat_missed_shows_them_all(tmp_path: Path) -> None:
-    def uneven(arm: str, metric: Metric, values: list[float]) -> list[float]:
-        return [1.0, 0.93, 1.05] if metric.name == "update_ratio_7b_b8" else values
-
-    checked = made_up_steps(tmp_path, uneven)
-    lines = step_table(checked, EXPECTED)
-    *_, row = [line for line in lines if line.startswith("| 7B, batch 8 |")]
-    assert "| 1.000 x | missed |" in row
-    assert "| at least 0.95 x |" in row
-    (listed,) = [line for line in lines if "on average; 2 of 3 inside: 1, 0.93, 1.05" in line]
-    assert listed.endswith("| missed |")
-
-
-def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Path) -> None:
-    page = tmp_path / "systems.md"
+def test_without_records_each_block_says_so(tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
-    write = systems_writers(list, tmp_path, page)["systems_memory"]
-    names = "`memory`, `memory_dense`, `memory_formats`, `memory_budgets`"
-    assert write() == [f"No records are blessed yet of {names}."]
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "systems_nvidia_h200_memory.svg").write_text("<svg/>")
-    assert write() == [f"No records are blessed yet of {names}."]
-    assert systems_writers(list, tmp_path, page)["systems_short"]() == [
-        "No records are blessed yet."
+    for write in systems_writers(list, tmp_path).values():
+        assert write() == ["No records are blessed yet."]
+
+
+def test_a_question_has_the_ratios_of_its_pairs_on_each_device(
+    every_blessed: list[Checked],
+) -> None:
+    heads, *lines = rows(systems_writers(lambda: every_blessed, EXPECTED)["systems_short"]())
+    assert heads == ["question", "compared with", "paper", "H100", "H200"]
+    assert len({(line[0], line[1]) for line in lines}) == len(lines)
+    assert {line[0] for line in lines} == set(QUESTIONS)
+    (vllm,) = [c for c in every_blessed if c.selection.target.name == "rollout_vllm"]
+    (line,) = [line for line in lines if line[1] == "vLLM's engine"]
+    assert line[3:] == ["", ratio_span(comparisons(vllm, EXPECTED))]
+
+
+def test_a_rate_is_the_mean_of_its_records(table6: Checked) -> None:
+    heads, *lines = rows(systems_writers(lambda: [table6], EXPECTED)["systems_rates"]())
+    assert heads == ["model", "batch", "H200, 16-bit LoRA", "H200, QeRL"]
+    values = table6.evidence.values("tokens_per_second_7b_8")["nvfp4_lora"].values()
+    assert lines[-1][:2] == ["7B", "8"]
+    assert lines[-1][3] == f"{sum(values) / len(values):,.0f}"
+
+
+def test_a_step_has_its_seconds_ratio_memory_and_the_papers_ratio(blessed_of: Of) -> None:
+    checks = [blessed_of("table3"), blessed_of("table3", device=H100)]
+    heads, *lines = rows(systems_writers(lambda: checks, EXPECTED)["systems_steps"]())
+    (line,) = [line for line in lines if line[0] == "7B, batch 8"]
+    found = checks[1].evidence.values
+    ratio = median(found("speedup_7b_b8")["nvfp4_lora"].values())
+    peak = median(found("peak_bytes_7b_b8")["nvfp4_lora"].values())
+    assert dict(zip(heads, line, strict=True)) == {
+        "step": "7B, batch 8",
+        "16-bit LoRA": "13.8 s",
+        "QeRL": "6.64 s",
+        "speed-up": f"{ratio:.2f}x",
+        "paper": "1.2x",
+        "peak, 16-bit LoRA": "72.0 GB",
+        "peak, QeRL": f"{peak / 1e9:.1f} GB",
+    }
+
+
+def test_kernels_have_a_row_per_model_and_device(every_blessed: list[Checked]) -> None:
+    checks = [c for c in every_blessed if c.selection.target.name == "kernels"]
+    heads, *lines = rows(systems_writers(lambda: checks, EXPECTED)["kernels"]())
+    assert [line[0] for line in lines] == ["7B, H100", "7B, H200", "32B, H100", "32B, H200"]
+    values = checks[0].evidence.values("ratio_7b_8")["nvfp4"].values()
+    shown = {line[heads.index("8")] for line in lines}
+    assert f"{sum(values) / len(values):.2f}" in shown
+
+
+def test_the_first_sentences_count_the_papers_claims(every_blessed: list[Checked]) -> None:
+    lines = systems_writers(lambda: every_blessed, EXPECTED)["systems_answer"]()
+    said = [line for line in lines if line]
+    assert [line.split(",")[0].removeprefix("**On one ") for line in said] == [
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
     ]
+    names = {name for targets in QUESTIONS.values() for name in targets}
+    holding = [
+        verdict
+        for checked in every_blessed
+        if checked.selection.target.name in names
+        for verdict in of_kind(checked, Kind.PAPER)
+        if verdict.status == "reproduced"
+    ]
+    counts = [int(number) for line in said for number in re.findall(r"(\d+) hold ", line)]
+    assert sum(counts) == len(holding)
 
 
-def test_a_folded_table_tells_its_ratios_and_its_card(tmp_path: Path, blessed_of: Of) -> None:
-    vllm = blessed_of("rollout_vllm")
-    page = systems_writers(lambda: [vllm], EXPECTED, tmp_path / "systems.md")
-    (summary,) = [line for line in page["systems_vllm"]() if line.startswith("<summary>")]
-    assert f"NVIDIA H200: {ratio_span(comparisons(vllm, EXPECTED))}; " in summary
-
-
-def test_blocks_and_page_name_the_same() -> None:
-    targets = [name for block in BLOCKS.values() for name in block.targets]
+def test_questions_name_targets_and_the_page_has_every_block() -> None:
+    targets = [name for names in QUESTIONS.values() for name in names]
     assert [find(name).name for name in targets] == targets
     assert len(set(targets)) == len(targets)
     if not PAGE.is_file():
         pytest.skip("docs/ is not part of an installed package")
-    text = PAGE.read_text(encoding="utf-8")
-    written = set(re.findall(r"<!-- (\w+):begin", text))
-    assert written == {f"systems_{name}" for name in (*BLOCKS, "kernels", "short", "answer")}
+    written = set(re.findall(r"<!-- (\w+):begin", PAGE.read_text(encoding="utf-8")))
+    assert written == {name for name in systems_writers(list, EXPECTED) if name != "kernels"}
 
 
-def test_every_picture_of_the_tier_is_on_the_page_and_exists() -> None:
+def test_every_picture_of_the_tier_is_on_a_page_and_exists() -> None:
     if not PAGE.is_file():
         pytest.skip("docs/ is not part of an installed package")
-    linked = set(re.findall(r"\]\((figures/[^)]+)\)", PAGE.read_text(encoding="utf-8")))
-    drawn = {f"figures/{path.name}" for path in (PAGE.parent / "figures").glob("systems_*.svg")}
-    assert linked == drawn
-
-
-def test_the_papers_card_is_shown_and_others_stand_in_the_answer(
-    tmp_path: Path, every_blessed: list[Checked]
-) -> None:
-    (tmp_path / "figures").mkdir()
-    for device in (H100, "nvidia_h200"):
-        (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
-    write = systems_writers(lambda: every_blessed, EXPECTED, tmp_path / "systems.md")
-    assert f"systems_{H100}_rollout_throughput.svg" in write["systems_rollout"]()[-1]
-    short = "\n".join(write["systems_short"]())
-    assert short.index("| question") < short.index("<details>") < short.index("NVIDIA H200")
-    blessed = {c.selection.target.name for c in every_blessed if device_name(c.evidence) == H100}
-    for name, block in BLOCKS.items():
-        text = "\n".join(write[f"systems_{name}"]())
-        if not blessed.intersection(block.targets):
-            continue
-        assert "NVIDIA H100" in text, name
-        assert "H200" not in text, name
-        assert text.count("<details>") == text.count("</details>")
-        assert text.count("<summary><b>") == len(blessed.intersection(block.targets))
-    # What the paper's card has no records of stands with those of another.
-    assert "scaling" in blessed or "NVIDIA H200" in "\n".join(write["systems_steps_ranks"]())
-    sentences = write["systems_answer"]()
-    devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
-    assert devices == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    pages = [*PAGE.parent.glob("*.md"), PAGE.parent.parent / "README.md"]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    linked = {name for text in texts for name in re.findall(r"figures/([^)]+\.svg)\)", text)}
+    assert linked == {path.name for path in (PAGE.parent / "figures").glob("*.svg")}

@@ -11,9 +11,9 @@ from repro.evidence.verdicts.verdict import Status, Verdict, marked
 from repro.judge.check import Checked
 from repro.report.readme import short_word
 from repro.report.verdict_words import (
-    BAR_WORDS,
     CLAIM_WORDS,
     OWN_BAR,
+    PLAIN_WORDS,
     Kind,
     counted,
     kind_of,
@@ -25,6 +25,9 @@ from repro.report.verdict_words import (
 from repro.run.places import expected_folder
 
 EXPECTED = expected_folder(None)
+CLAIMED = "holds; does not hold: the opposite is shown; undecided"
+MET = "met; missed; undecided"
+RULED_OUT = "does not hold: the paper's effect is ruled out"
 
 
 def verdict(
@@ -45,52 +48,50 @@ def verdict(
 @pytest.mark.parametrize(
     ("about", "source", "kind", "words"),
     [
-        ("claim", "Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
-        ("claim", "not in the paper; a control", Kind.OPEN, "reproduced contradicted inconclusive"),
-        ("mechanism", "Table 1", Kind.MACHINERY, "reproduced contradicted inconclusive"),
-        ("paper value", "paper: Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
-        ("claim", OWN_BAR, Kind.BAR, "met missed undecided"),
-        ("expectation", "derived: the suite's own bar", Kind.BAR, "met missed undecided"),
+        ("claim", "Table 1", Kind.PAPER, CLAIMED),
+        ("claim", "not in the paper; a control", Kind.OPEN, CLAIMED),
+        ("mechanism", "Table 1", Kind.MACHINERY, CLAIMED),
+        ("paper value", "paper: Table 1", Kind.PAPER, CLAIMED),
+        ("claim", OWN_BAR, Kind.BAR, MET),
+        ("expectation", "derived: the suite's own bar", Kind.BAR, MET),
     ],
 )
 def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
     statuses: tuple[Status, ...] = ("reproduced", "contradicted", "inconclusive")
     made = [verdict(status, about=about, source=source) for status in statuses]
     assert {kind_of(item) for item in made} == {kind}
-    assert [word(item) for item in made] == words.split()
-    assert word(verdict("not run", about=about, source=source)) == "not run"
+    assert [word(item) for item in made] == words.split("; ")
+    assert word(verdict("not run", about=about, source=source)) == "not tested"
 
 
 def test_verdicts_of_two_kinds_are_counted_in_the_words_of_each() -> None:
     bars = [verdict(status, source=OWN_BAR) for status in ("contradicted", "reproduced")]
-    assert counted([*bars, verdict(), verdict()]) == "2 inconclusive, 1 met, 1 missed"
+    assert counted([*bars, verdict(), verdict()]) == "1 is met, 1 is missed, 2 are undecided"
     assert counted([]) == ""
 
 
 def test_no_difference_says_within_what_and_is_counted_without() -> None:
     near, far = (verdict("no difference", matters=size) for size in (1.234, 5.0))
-    assert word(near) == "no difference within 1.2 points"
-    assert counted([near, far, verdict("excluded")]) == (
-        "1 excluded at the paper's size, 2 no difference within x"
-    )
+    assert word(near) == "does not hold: no difference within 1.2 points"
+    assert counted([near, far, verdict("excluded")]) == "3 do not hold"
 
 
 def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
-    assert labelled(verdict("excluded")) == "excluded at the paper's size"
+    assert labelled(verdict("excluded")) == RULED_OUT
     late = verdict("excluded", marks={"post hoc": "the plan of these runs has other rules"})
-    assert labelled(late) == "excluded at the paper's size, post hoc"
-    assert word(late) == "excluded at the paper's size"
+    assert labelled(late) == f"{RULED_OUT}, post hoc"
+    assert word(late) == RULED_OUT
 
 
 def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
     lucky = verdict("reproduced", q=0.14, marks={"post hoc": "other rules"})
-    assert labelled(lucky) == "reproduced, post hoc, q = 0.14"
-    assert labelled(verdict("reproduced", q=0.01)) == "reproduced"
-    assert labelled(verdict("inconclusive", q=0.9)) == "inconclusive"
-    assert counted([lucky]) == "1 reproduced (post hoc, q >= 5 %)"
+    assert labelled(lucky) == "holds, post hoc, q = 0.14"
+    assert labelled(verdict("reproduced", q=0.01)) == "holds"
+    assert labelled(verdict("inconclusive", q=0.9)) == "undecided"
+    assert counted([lucky]) == "1 holds (post hoc, q >= 5 %)"
     late = verdict("inconclusive", marks={"post hoc": "other rules"})
     assert counted([lucky, verdict("reproduced"), late, late]) == (
-        "2 reproduced (1 post hoc, 1 q >= 5 %), 2 inconclusive (post hoc)"
+        "2 hold (1 post hoc, 1 q >= 5 %), 2 are undecided (post hoc)"
     )
 
 
@@ -98,8 +99,8 @@ def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
     twice = marked(marked(verdict("reproduced"), "first", "Why"), "second", "And why")
     assert twice.marks == {"first": "Why", "second": "And why"}
     assert twice.sentence == "because. Why. And why"
-    assert labelled(twice) == "reproduced, first, second"
-    assert counted([twice, verdict("reproduced")]) == "2 reproduced (1 first, 1 second)"
+    assert labelled(twice) == "holds, first, second"
+    assert counted([twice, verdict("reproduced")]) == "2 hold (1 first, 1 second)"
     assert short_word([twice]) == "holds, first, second"
     assert marked(verdict(), "first", "") == verdict()
     assert marked(verdict("not run"), "first", "Why").marks == {}
@@ -108,19 +109,19 @@ def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
 def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
     mark = {"exploratory": "why"}
     tried = [verdict(status, marks=mark) for status in ("reproduced", "contradicted")]
-    assert labelled(tried[0]) == "reproduced, exploratory"
-    assert counted(tried) == "2 exploratory"
+    assert labelled(tried[0]) == "holds, exploratory"
+    assert counted(tried) == "2 are exploratory"
     stated = [verdict("reproduced"), verdict("inconclusive")]
-    assert counted([*tried, *stated]) == "1 reproduced, 1 inconclusive, 2 exploratory"
+    assert counted([*tried, *stated]) == "1 holds, 1 is undecided, 2 are exploratory"
     late = verdict("reproduced", marks={"post hoc": "why", **mark})
-    assert counted([*tried, late]) == "3 exploratory (1 post hoc)"
+    assert counted([*tried, late]) == "3 are exploratory (1 post hoc)"
     assert marks_of([*stated, late]) == ["post hoc", "exploratory"]
 
 
-def test_every_status_has_a_word_of_its_own() -> None:
+def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one() -> None:
     assert set(CLAIM_WORDS) == set(get_args(Status))
-    for words in (CLAIM_WORDS, BAR_WORDS):
-        assert len(set(words.values())) == len(words)
+    assert len(set(CLAIM_WORDS.values())) == len(CLAIM_WORDS)
+    assert {words.split(":")[0] for words in CLAIM_WORDS.values()} == set(PLAIN_WORDS)
 
 
 def test_stated_bars_are_bars(blessed: list[Checked]) -> None:
