@@ -9,7 +9,7 @@ import argparse
 from typing import Any, get_args
 
 import repro
-from repro.spec.arm import WEIGHT_FORMATS, OptimizerName
+from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, RolloutAdapter
 from repro.spec.checks import require
 from repro.spec.command_parser import SentenceParser
 from repro.spec.shapes import SHAPES
@@ -50,6 +50,7 @@ MEMORY_FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "completion_tokens": (2048, _COUNT),
     "budget": ("80GB", {"metavar": "SIZE"}),
     "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
+    "rollout_adapter": ("apart", {"choices": get_args(RolloutAdapter)}),
 }
 
 

@@ -14,7 +14,9 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from typing import Any
 from repro.evidence.provenance import source_digest
 from repro.spec.tier import MEMORY_VARIABLE
 from repro.spec.whole_files import replace_text
+
+# The time of day, read once and then counted by a clock that nobody sets.
+_ORIGIN = datetime.now(UTC) - timedelta(seconds=time.monotonic())
 
 PACKAGES = (
     "qerl-repro",
@@ -199,3 +204,8 @@ def ask_driver_tool(
     )
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
     return [dict(zip(fields, row, strict=True)) for row in rows]
+
+
+def steady_now() -> datetime:
+    """Return the time, UTC; within a process it never goes back, so no length is negative."""
+    return _ORIGIN + timedelta(seconds=time.monotonic())

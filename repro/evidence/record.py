@@ -35,9 +35,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from repro.evidence.derived import derive
+from repro.evidence.environment import steady_now
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
-from repro.evidence.steady_clock import steady_now
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.whole_files import stamp_of, write_new
 

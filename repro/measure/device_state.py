@@ -39,9 +39,8 @@ from typing import Any
 
 import torch
 
-from repro.evidence.environment import ask_driver_tool, probe
+from repro.evidence.environment import ask_driver_tool, probe, steady_now
 from repro.evidence.not_run import needs
-from repro.evidence.steady_clock import steady_now
 from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.

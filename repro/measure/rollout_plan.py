@@ -1,9 +1,7 @@
 """Which points of a rollout fit a device, from shapes alone, before anything is loaded.
 
 The bytes of `repro.models.memory_plan`'s rollout phase, without what belongs to training, and with
-the cache of an engine that shares no prompt: every row has all blocks of its own,
-
-    cache = 2 L Kv 2 bytes * 32 (slots * ceil((prompt + new) / 32) + 1)
+the cache of an engine that shares no prompt: every row has all blocks of its own.
 
 An engine would run with a smaller cache, too, and let rows wait: what it measured then would be its
 queue. So rows that do not all fit are not measured. Needs no torch.
@@ -12,12 +10,11 @@ queue. So rows that do not all fit are not measured. Needs no torch.
 from __future__ import annotations
 
 from repro.evidence.not_run import needs
-from repro.models.memory_plan import StepShape, plan_memory
+from repro.models.memory_plan import StepShape, plan_memory, weight_bytes
 from repro.spec.arm import Arm
 from repro.spec.shapes import shape_named
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
-_BLOCK = 32
 _SOURCE = "by the plan"
 
 
@@ -40,11 +37,12 @@ def planned_bytes(point: ThroughputPoint, batch: int, arm: Arm) -> int:
         completion_tokens=point.new_tokens,
         slots=batch,
         micro_tokens=row,
+        shares_prompts=False,
+        rollout_adapter=arm.rollout_adapter,
     )
     parts = dict(plan_memory(step).rollout)
-    parts["cache"] = (
-        4 * decoder.layers * decoder.key_size * _BLOCK * (batch * -(-row // _BLOCK) + 1)
-    )
+    # What is only sampled from has no base to restore.
+    parts["weights"] = weight_bytes(step)
     if arm.training != "lora":
         parts["adapter"] = 0
     return sum(parts.values()) - parts["optimiser"]

@@ -54,9 +54,9 @@ from repro.rl.learner import Learner
 from repro.rl.training_state import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.for_policy import CopySampler
+from repro.rollout.for_policy import CopySampler, FoldedSampler
 from repro.rollout.state import Statistics
-from repro.spec.arm import WeightFormat
+from repro.spec.arm import RolloutAdapter, WeightFormat
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
@@ -114,6 +114,7 @@ def step_shape(
     *,
     keeps: bool = True,
     fitted: bool = True,
+    rollout_adapter: RolloutAdapter = "apart",
 ) -> StepShape:
     """Return the step that the memory plan chooses where the point leaves it the choice.
 
@@ -140,6 +141,7 @@ def step_shape(
         slots=point.slots or point.rows,
         micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
         optimizer=scale.optimizer,
+        rollout_adapter=rollout_adapter,
     )
     if not fitted:
         return step
@@ -269,7 +271,8 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
         return False  # neither has a plan
     smallest = dataclasses.replace(point, slots=1, micro_tokens=point.row_tokens)
     rank = rank_of(arm, point)
-    shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False)
+    shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False,
+                       rollout_adapter=arm.rollout_adapter)  # fmt: skip
     least = plan_memory(shape).peak
     if least > _HOPELESS * budget:
         sentence = needs(least, budget, "by the plan")
@@ -286,7 +289,8 @@ def _measure(
     rank = rank_of(arm, point)
     several = point.ranks > 1
     share = dataclasses.replace(point, prompts=point.prompts // point.ranks)
-    planned = step_shape(share, arm.weight_format, rank, scale, budget, keeps=own)
+    planned = step_shape(share, arm.weight_format, rank, scale, budget, keeps=own,
+                         rollout_adapter=arm.rollout_adapter)  # fmt: skip
     part, shape = first_wave(share, planned)
     waves = share.prompts // part.prompts
     config = engine_config(part, shape)
@@ -295,9 +299,10 @@ def _measure(
         parameter.grad = None  # a step that ran out of memory may have left one
     release()
     reset_peak()  # what an earlier point took is not this one's
-    engine = partial(Engine, config=config)
-    sampler = CopySampler(policy, engine) if full else engine(policy)
-    road = (sampler.engine if isinstance(sampler, CopySampler) else sampler).road
+    engine, folds = partial(Engine, config=config), arm.rollout_adapter == "folded"
+    around: Any = FoldedSampler if folds else CopySampler
+    sampler = around(policy, engine) if folds or full else engine(policy)
+    made = getattr(sampler, "engine", sampler)
     release()
     try:
         t = training_of(
@@ -318,14 +323,15 @@ def _measure(
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(t.learner, sampler.statistics, state, planned, point, waves)
+            facts = _facts(t.learner, made.statistics, state, planned, point, waves)
             if not point.memory_only:
                 facts |= share_facts(planned, seconds, bench.product_rate, point.ranks, full=full)
                 bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             entry.repeats.append(seconds | {"slowed": slowed})
-            entry.facts = facts | {"moved": moved, "road": road}
+            folded = sampler.receipt() if isinstance(sampler, FoldedSampler) else {}
+            entry.facts = facts | {"moved": moved, "road": made.road} | folded
     finally:
-        sampler.close()
+        made.close()
     return True
 
 

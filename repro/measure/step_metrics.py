@@ -46,6 +46,8 @@ def way_of(arm: StepArm) -> str:
     name: str = arm.weight_format
     if arm.linears != "kernels":
         name += f"_{arm.linears}"
+    if arm.rollout_adapter != "apart":
+        name += f"_{arm.rollout_adapter}"
     return name if arm.training == "lora" else f"{name}_{arm.training}"
 
 

@@ -79,7 +79,7 @@ def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:
     if scale.baseline is None:
         return [own]
     plain = step_arm(own, name="baseline", weight_format=scale.baseline, training="lora",
-                     linears="kernels")  # fmt: skip
+                     linears="kernels", rollout_adapter="apart")  # fmt: skip
     return [own] if way_of(plain) == way_of(own) else [plain, own]
 
 

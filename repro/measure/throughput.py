@@ -13,6 +13,8 @@ prompt shared, prefill counted.
                                            device waits for the host
 
 A point with windows is not rolled out whole (`rollout_cells`); vLLM's engine has no host share.
+An adapter is folded in once, before its engine is made, and for good: nothing is trained.
+`facts["folded"]` has the seconds of that, and what of the adapter is rounded away.
 
 Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
 `facts["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
@@ -29,13 +31,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from kernels.timing import copy_rate, matmul_rate
+from kernels.timing import copy_rate, matmul_rate, seconds_of
 from repro.evidence.fact_names import NOT_RUN, REPEATS_TOGETHER, TIMED_RETRIES, Timing
 from repro.evidence.procedure import Measured, Progress
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
@@ -43,11 +46,11 @@ from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
 from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.measure.step_measure import linears_of
 from repro.measure.vllm_rollout import VllmEngine
-from repro.models.lora import adapter_layers
+from repro.models.lora import adapter_layers, fold_adapter, folding_loss
 from repro.models.policy import Policy, device_bytes
 from repro.models.random_policy import random_policy
 from repro.rollout.engine import Engine
-from repro.rollout.engine_config import EngineConfig, Products
+from repro.rollout.engine_config import EngineConfig, Products, blocks_for
 from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
@@ -169,6 +172,11 @@ def _measure_shape(
     if policy is None:
         return
     _count(policy, arm.facts)
+    if arm.run.arm.rollout_adapter == "folded":
+        lost = folding_loss(policy.model)
+        seconds = seconds_of(partial(fold_adapter, policy.model), policy.device)
+        arm.facts.setdefault("folded", {})[shape] = {"seconds": seconds, "update_lost": lost}
+        policy = replace(policy, training="none")  # there is no adapter to multiply by
     for point in points:
         numbers = {"step": 1.0 + every.index(point), "steps": float(len(every))}
         progress(f"{point.name}: {arm.run.arm.label}", numbers)
@@ -210,7 +218,9 @@ def _point(
     while batches and engine is None:
         with arm.fit_or_left_out(cell_of(point, max(batches))):
             if arm.products == "vllm":
-                engine = VllmEngine(policy, point, batches)
+                rounds = arm.run.arm.name in arm.run.scale.fp8
+                options = {"quantization": "fp8"} if rounds else {}
+                engine = VllmEngine(policy, point, batches, **options)
                 arm.facts["vllm"] = engine.receipt
             else:
                 engine = _engine(point, max(batches), policy, arm.products)
@@ -260,8 +270,7 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
         ignore_end=True,
         products=products,
     )
-    blocks = slots * -(-config.max_positions // config.block_size) + 1
-    engine = Engine(policy, replace(config, cache_blocks=blocks))
+    engine = Engine(policy, replace(config, cache_blocks=blocks_for(slots, config)))
     release()
     return engine
 

@@ -5,6 +5,9 @@ steps at the batches that are timed; the adapter is handed over as in training. 
 once the host has every token, so device events around it hold the whole rollout. It is asked for
 less than this project's engine gives: no log-probabilities, no seeds of rows, logits in its default
 dtype. Nothing comes from a prefix cache: there is none. vLLM does not give all of its memory back.
+
+A policy whose adapter was folded in has none to hand over. With `quantization="fp8"` vLLM rounds
+the base itself, and activations too; the adapter keeps 16 bits.
 """
 
 from __future__ import annotations
@@ -34,10 +37,13 @@ _MEMORY_SHARE = 0.55
 class VllmEngine(VllmSampler):
     """vLLM with a policy's base and adapter, warm at the batches of a point.
 
-    Its `receipt` also says what vLLM chose. `ValueError` when what it serves is not the policy.
+    `options` are further ones of `vllm.LLM`. Its `receipt` also says what vLLM chose. `ValueError`
+    when what it serves is not the policy.
     """
 
-    def __init__(self, policy: Policy, point: ThroughputPoint, batches: Sequence[int]) -> None:
+    def __init__(
+        self, policy: Policy, point: ThroughputPoint, batches: Sequence[int], **options: Any
+    ) -> None:
         with tempfile.TemporaryDirectory() as name:
             digest = {"checkpoint_sha256": write_base(policy, Path(name))}
             super().__init__(
@@ -48,12 +54,13 @@ class VllmEngine(VllmSampler):
                 compilation_config={"cudagraph_capture_sizes": sorted(batches)},
                 hf_overrides={},
                 enable_prefix_caching=False,
+                **options,
             )
         decoder: Any = policy.decoder
         sampling = SamplingConfig(max_new_tokens=point.new_tokens)
         for batch in sorted(batches):
             prompts = random_prompts(batch, point.prompt_tokens, decoder.config.vocab_size, 0)
-            if self.adapter is None:
+            if batch == min(batches):
                 super().sample(prompts, sampling, group_size=1, seeds=range(batch))
             self.sample(prompts, sampling)
         nats = self.receipt["abs_diff_mean_clean"]

@@ -16,6 +16,7 @@ Easy mistakes
   `effective_weight` is the one place that merges for it, into a fresh float32 tensor.
 * Merging into a 4-bit base is refused: the sum of codes and adapter does not lie on the 4-bit grid,
   and rounding it there again throws much of the adapter away.
+* What was folded into a 16-bit base cannot be subtracted again, because the sum was rounded.
 """
 
 from __future__ import annotations
@@ -181,3 +182,38 @@ def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> T
         A, B, scaling = factors
         return torch.addmm(weight, B.float(), A.float(), alpha=scaling).to(dtype)
     return weight.to(dtype, copy=True)
+
+
+@torch.no_grad()
+def fold_adapter(model: nn.Module) -> None:
+    """Add a model's adapter into its dense bases, in place; modules multiply by these alone then.
+
+    Each sum is formed in float32 and rounded to 16 bits once, whatever dtype the base is kept in.
+    """
+    for layer, base in dense_bases(model):
+        base.weight.copy_(effective_weight(layer, _folded_dtype(base)))
+        layer.merged_adapters.append(ADAPTER_NAME)
+
+
+@torch.no_grad()
+def folding_loss(model: nn.Module) -> float:
+    """Return the norm of what a fold's rounding takes from the adapters' products, over theirs."""
+    lost, whole = 0.0, 0.0
+    for layer, base in dense_bases(model):
+        exact = effective_weight(layer)
+        lost += float((exact.to(_folded_dtype(base)).float() - exact).square().sum())
+        whole += float((exact - base.weight).square().sum())
+    return math.sqrt(lost / (whole or 1.0))
+
+
+def dense_bases(model: nn.Module) -> Iterator[tuple[AdapterLinear, nn.Linear]]:
+    """Yield each adapter's layer with its dense base; `TypeError` for a 4-bit one."""
+    for name, layer in adapter_layers(model):
+        base = base_linear(layer)
+        if isinstance(base, QuantizedLinear):
+            raise TypeError(f"{name} is {base.weight_format}; folding an adapter needs 16 bits")
+        yield layer, base
+
+
+def _folded_dtype(base: nn.Linear) -> torch.dtype:
+    return base.weight.dtype if base.weight.dtype.itemsize == 2 else torch.bfloat16

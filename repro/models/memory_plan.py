@@ -40,7 +40,7 @@ import math
 from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
-from repro.spec.arm import Arm, OptimizerName, WeightFormat
+from repro.spec.arm import Arm, OptimizerName, RolloutAdapter, WeightFormat
 from repro.spec.checks import require, require_choice
 from repro.spec.config import OPENING_TOKENS, TrainScale
 from repro.spec.shapes import DecoderShape, shape_of_checkpoint
@@ -116,6 +116,8 @@ class StepShape:
         Whether some completions are drawn through a filter, which sorts the vocabulary.
     full_over
         Of full training, the ranks that divide what is trained; 0 where an adapter is trained.
+    rollout_adapter
+        `folded` keeps a second copy of the base's projections, and no 16-bit one of the adapter.
     """
 
     shape: DecoderShape
@@ -133,10 +135,16 @@ class StepShape:
     shares_prompts: bool = True
     filtered: bool = False
     full_over: int = 0
+    rollout_adapter: RolloutAdapter = "apart"
 
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
         require_choice("optimizer", self.optimizer, OptimizerName)
+        require_choice("rollout adapter", self.rollout_adapter, RolloutAdapter)
+        require(
+            self.rollout_adapter == "apart" or self.weight_format == "bf16",
+            f"the weight format is {self.weight_format}; a folded adapter needs bf16",
+        )
         for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
@@ -232,12 +240,13 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     if step.full_over:
         trained = shape.parameters() / step.full_over
     cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * 2
-    graphs = _graph_bytes(step)
+    graphs, folded = _graph_bytes(step), step.rollout_adapter == "folded"
+    largest = max(N * K for N, K in shape.projections().values())
     resident = {
-        "weights": weight_bytes(step),
+        "weights": weight_bytes(step) * (1 + folded),
         "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
         # Masters, and the 16-bit copies of an adapter; of full training the copy is the weights.
-        "adapter": int((4 if step.full_over else 4 + 2) * trained),
+        "adapter": int((4 if step.full_over or folded else 4 + 2) * trained),
         "optimiser": int(trained * MOMENT_BYTES[step.optimizer]),
     }
     during_update = 1 if step.keep_cache else 0
@@ -247,7 +256,8 @@ def plan_memory(step: StepShape) -> MemoryPlan:
         "gradients": 0,
         "cache": cache,
         "graphs": graphs,
-        "activations": _prefill_bytes(step),
+        # Or what folding the largest projection holds: base and sum in float32, and rounded.
+        "activations": max(_prefill_bytes(step), folded * (4 + 4 + 2) * largest),
         "logits": 2 * step.slots * shape.vocabulary * 4,
         **rest,
     }
@@ -502,6 +512,7 @@ def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemo
         shares_prompts=False,
         filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
         full_over=ranks if arm.training == "full" else 0,
+        rollout_adapter=arm.rollout_adapter,
     )
     served = 0
     if scale.sampler == "vllm":

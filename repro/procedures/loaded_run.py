@@ -25,6 +25,7 @@ from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
 from repro.rl.training_state import TrainResult
 from repro.rollout.engine import Engine
+from repro.rollout.for_policy import FoldedSampler
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale, digest_of
 from repro.spec.hub import resolved_revision
@@ -181,6 +182,8 @@ class LoadedRun:
         facts = {**self.policy.facts, **self.receipts}
         if self.policy.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
+        if isinstance(self.sampler, FoldedSampler):
+            facts |= self.sampler.receipt()
         if isinstance(self.sampler, Engine):
             facts["road"] = self.sampler.road
         facts |= {

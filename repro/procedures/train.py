@@ -316,6 +316,7 @@ def _sampler(policy: Policy, run: RunConfig) -> Sampler:
         max_new_tokens=longest,
         max_positions=positions,
         optimizer=scale.optimizer.name,
+        folded=run.arm.rollout_adapter == "folded",
     )
 
 

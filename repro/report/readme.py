@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.numbers import cell_text, device_heads, quantity
+from repro.report.numbers import cell_text, device_heads, quantity, span
 from repro.report.systems import RL_STEPS, SMALL_BATCHES, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
 from repro.report.tables import NOTHING, device_of
@@ -126,20 +126,31 @@ def _compared(pairs: Sequence[RatePair]) -> Measured:
     return ratio_span(pairs), [item.verdict for item in pairs if item.verdict is not None]
 
 
+def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str = "") -> Measured:
+    """Add QeRL over 16-bit LoRA folded in, which decides nothing, by verdicts of such a name."""
+    found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
+    ratios = span(one.effect for one in found if one.name.endswith(ending))
+    said, verdicts = measured
+    return f"{said}; merged LoRA: {ratios}" if said and ratios else said, verdicts
+
+
 def _small_batches(checks: Checks, expected: Path) -> Measured:
     tables = [checks[name] for name in SMALL_BATCHES if name in checks]
-    return _compared([pair for checked in tables for pair in comparisons(checked, expected)])
+    pairs = [pair for checked in tables for pair in comparisons(checked, expected)]
+    return _beside_folded(_compared(pairs), checks, "table6_folded", "table8_folded")
 
 
 def _large_batches(checks: Checks, expected: Path) -> Measured:
     pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
-    return _compared([pair for pair in pairs if pair.place == 256])
+    measured = _compared([pair for pair in pairs if pair.place == 256])
+    return _beside_folded(measured, checks, "rollout_folded", ending="_256")
 
 
 def _steps(checks: Checks, expected: Path) -> Measured:
     steps = [checks[name] for name in RL_STEPS if name in checks]
     verdicts = [item for checked in steps for item in of_kind(checked, Kind.PAPER, Kind.OPEN)]
-    return step_spans(steps, expected)[1], verdicts
+    measured = step_spans(steps, expected)[1], verdicts
+    return _beside_folded(measured, checks, "table3_rl_folded")
 
 
 def _memory(checks: Checks, expected: Path) -> Measured:

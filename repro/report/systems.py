@@ -31,7 +31,10 @@ QUESTIONS = {
     "rollout by LoRA rank (Table 9)": ("table9",),
     "rollout by LoRA rank (Fig. 11)": ("figure11",),
     "rollout, batch 1 to 256": ("rollout",),
-    "rollout, this engine and vLLM's": ("rollout_vllm",),
+    "rollout, this engine and vLLM's": ("rollout_vllm", "rollout_vllm_16bit"),
+    "rollout, 16-bit LoRA folded in": ("table6_folded", "table8_folded", "rollout_folded"),
+    "rollout, the final abstract": ("final_abstract",),
+    "step, 16-bit LoRA folded in": ("table3_rl_folded", "step_lengths_folded"),
     "GRPO step (Table 3)": ("table3_3b", "table3", "table3_14b", "table3_32b"),
     "GRPO step, 128 or 256 completions": RL_STEPS,
     "GRPO step, completions of different lengths": (
@@ -42,6 +45,10 @@ _STEPS = [name for question, names in QUESTIONS.items() if "GRPO" in question fo
 _OWN_QLORA = "nf4_lora"
 _AGAINST = {
     "bf16_lora": "16-bit LoRA",
+    "bf16_lora_folded": "16-bit LoRA folded in",
+    "bf16_lora_vllm": "16-bit LoRA, vLLM",
+    "bf16_lora_folded_vllm": "16-bit LoRA folded in, vLLM",
+    "bf16_lora_fp8_vllm": "FP8 with LoRA, vLLM",
     _OWN_QLORA: "QLoRA, our kernels",
     "nf4_lora_bitsandbytes": "QLoRA, bitsandbytes",
     "nvfp4_lora_vllm": "vLLM's engine",
@@ -103,6 +110,8 @@ def _questions(checks: Sequence[Checked], expected: Path) -> list[str]:
         paper = next(iter(own.values()))[0]
         shown = [": ".join(filter(None, own.get(device, ())[1:])) for device in devices]
         rows.append([question, _AGAINST.get(slow, slow), paper, *shown])
+    unanswered = [question for question in QUESTIONS if question not in {q for q, _ in cells}]
+    rows += [[question, "", "", *["not run"] * len(devices)] for question in unanswered]
     return table(["question", "compared with", "paper", *devices.values()], rows)
 
 
@@ -111,7 +120,10 @@ def _ratios_of(items: Sequence[Checked], expected: Path) -> dict[str, tuple[str,
     compared = [pair for item in items for pair in comparisons(item, expected)]
     if not compared:
         paper, measured = step_spans(items, expected)
-        claims = _counted_once([v for item in items for v in of_kind(item, *CLAIMS)])
+        stated = [v for item in items for v in of_kind(item, *CLAIMS)]
+        claims = _counted_once(stated)
+        if any(item.selection.target.name.endswith("_folded") for item in items):
+            return {"bf16_lora_folded": ("", span(v.effect for v in stated), claims)}
         return {"bf16_lora": (paper, measured, claims)} if measured else {}
     cells = {}
     for slow, pairs in against(compared).items():

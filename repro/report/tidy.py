@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from repro.evidence.verdicts.verdict import Status, Verdict
 from repro.judge.check import Checked, device_name
 from repro.report.doses import doses, treatment
-from repro.report.numbers import bar_text, device_heads, quantity
+from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
 from repro.report.verdict_words import Bar, kind_of, labelled, stated_bars
@@ -320,7 +320,7 @@ def templates() -> Environment:
 
 def rendered(template: str, **given: Any) -> list[str]:
     """Return the lines of a Markdown template filled with the given values."""
-    text = templates().get_template(template).render(heads=device_heads, **given)
+    text = templates().get_template(template).render(**given)
     return text.strip("\n").split("\n")
 
 

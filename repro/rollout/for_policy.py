@@ -2,7 +2,8 @@
 
 The engine reads the trained tensors themselves. Under full training those are float32 masters,
 which it would run without the trainer's autocast, or rows of them where ranks divide them: there,
-and only there, it samples from a whole copy, which `refresh` renews after every update.
+and only there, it samples from a whole copy, which `refresh` renews after every update. Where an
+arm folds its adapter in, the base itself holds the sum in a rollout, and its own bits after it.
 
 Easy mistakes
 -------------
@@ -13,7 +14,8 @@ Easy mistakes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from repro.models.loading import build_on_meta
+from repro.models.lora import dense_bases, fold_adapter, folding_loss
 from repro.models.memory_plan import CACHE_SHARE, MOMENT_BYTES, MOST_SLOTS, gathered_bytes
 from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import Policy, trainable_parameters
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler
-from repro.rollout.state import Statistics
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import OptimizerName
-from repro.spec.config import SamplingConfig
 
 
 def sampler_for(
@@ -40,6 +41,7 @@ def sampler_for(
     max_new_tokens: int,
     max_positions: int,
     optimizer: OptimizerName = "adamw",
+    folded: bool = False,
 ) -> Sampler:
     """Return the sampler for a policy where it is; of ranks that divide it all must ask.
 
@@ -51,6 +53,8 @@ def sampler_for(
         Longest completion, and longest prompt and completion together; no more than the policy has.
     optimizer
         That of full training, which will need memory for its moments.
+    folded
+        Whether the adapter is folded into the base for each rollout.
     """
     on_engine = policy.device.type == "cuda" and policy.compute_dtype == torch.bfloat16
 
@@ -68,6 +72,8 @@ def sampler_for(
         return Engine(sampled, replace(config, cache_blocks=max(blocks, blocks_for(1, config))))
 
     around = engine if on_engine else TorchSampler
+    if folded:
+        return FoldedSampler(policy, around)
     if policy.training == "full" and (on_engine or policy.shards is not None):
         return CopySampler(policy, around)
     return around(policy)
@@ -98,19 +104,9 @@ class CopySampler:
         self.copied = _copy_of(policy)
         self.engine = around(self.copied)
 
-    @property
-    def statistics(self) -> Statistics:
-        """Of the engine's last rollout."""
-        statistics: Statistics = self.engine.statistics
-        return statistics
-
     def of_trained(self) -> Policy:
         """Return the policy with the copy's weights, which one rank has whole."""
         return replace(self.policy, model=self.copied.model, shards=None)
-
-    def close(self) -> None:
-        """Give back the engine's memory; the copy goes with this object."""
-        self.engine.close()
 
     def refresh(self) -> None:
         """Copy the masters as they are now into the tensors that are read; all ranks must ask."""
@@ -120,24 +116,58 @@ class CopySampler:
                 read[name].copy_(whole)
         self.engine.refresh()
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingConfig,
-        *,
-        group_size: int,
-        seeds: Sequence[int],
-        **limits: Any,
-    ) -> RolloutBatch:
+    def sample(self, *request: Any, **of_rows: Any) -> RolloutBatch:
         """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
         trained, copied = self.policy.decoder, self.copied.decoder
         norms = block_norms(trained) | {"": final_norm(trained)}
         copies = block_norms(copied) | {"": final_norm(copied)}
         for name, norm in norms.items():
             copies[name].noise = norm.noise
-        batch: RolloutBatch = self.engine.sample(
-            prompts, sampling, group_size=group_size, seeds=seeds, **limits
-        )
+        batch: RolloutBatch = self.engine.sample(*request, **of_rows)
+        return batch
+
+
+class FoldedSampler:
+    """A sampler, made by `around`, of a policy whose adapter is folded into its base meanwhile.
+
+    It is made while the adapter is folded in, so it does no adapter's work. Outside of `sample` the
+    base has its own bits, from copies that are kept: trainers multiply by base and adapter apart.
+    """
+
+    def __init__(self, policy: Policy, around: Callable[[Policy], Any]) -> None:
+        self.policy = policy
+        self.rollouts = 0
+        bases = dense_bases(policy.model)
+        self._kept = [(layer, base, base.weight.detach().clone()) for layer, base in bases]
+        with self._folded():
+            self.engine = around(policy)
+
+    @contextmanager
+    def _folded(self) -> Iterator[None]:
+        try:
+            fold_adapter(self.policy.model)
+            yield
+        finally:
+            with torch.no_grad():
+                for layer, base, kept in self._kept:
+                    base.weight.copy_(kept)
+                    layer.merged_adapters.clear()
+
+    def receipt(self) -> dict[str, Any]:
+        """Return facts: the rollouts that were folded, and what of the adapter rounding takes."""
+        done = {"rollouts": self.rollouts, "update_lost": folding_loss(self.policy.model)}
+        road = {"road": self.engine.road} if isinstance(self.engine, Engine) else {}
+        return {"folded": done} | road
+
+    def refresh(self) -> None:
+        """See `Sampler.refresh`."""
+        self.engine.refresh()
+
+    def sample(self, *request: Any, **of_rows: Any) -> RolloutBatch:
+        """Fold, sample, and restore the base, also after an error; see `Sampler.sample`."""
+        with self._folded():
+            batch: RolloutBatch = self.engine.sample(*request, **of_rows)
+        self.rollouts += 1
         return batch
 
 

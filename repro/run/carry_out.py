@@ -14,12 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.environment import capture_environment
+from repro.evidence.environment import capture_environment, steady_now
 from repro.evidence.fact_names import DEVICE, NOT_RUN, SOURCES
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
-from repro.evidence.steady_clock import steady_now
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.checks import require
 from repro.spec.config import RunConfig

@@ -196,8 +196,13 @@ def _noise_refusal(run: RunConfig) -> str | None:
 
 
 def _sampler_refusal(run: RunConfig) -> str | None:
-    """Return why vLLM cannot sample for a run that asks for it, or None."""
+    """Return why a run's sampler cannot do what the run asks of it, or None."""
     arm, scale = run.arm, run.scale
+    if arm.rollout_adapter == "folded" and (run.procedure, scale.sampler) != ("train", "own"):
+        return (
+            f"{arm.name} folds its adapter, in procedure {run.procedure} by sampler "
+            f"{scale.sampler}; rollout_adapter folded needs train and own"
+        )
     if scale.sampler == "own":
         return None
     if run.procedure not in ("train", "evaluate"):

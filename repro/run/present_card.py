@@ -117,5 +117,6 @@ def _least(point: StepPoint, run: RunConfig) -> int:
         slots=1,
         micro_tokens=point.row_tokens,
         optimizer=run.scale.optimizer,
+        rollout_adapter=run.arm.rollout_adapter,
     )
     return plan_memory(step).peak

@@ -23,6 +23,7 @@ RewardKind = Literal["task", "random", "format", "finished"]
 RatioLevel = Literal["token", "sequence"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 OldPolicy = Literal["trainer", "sampler"]
+RolloutAdapter = Literal["apart", "folded"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
@@ -190,6 +191,10 @@ class Arm:
         Multiplies the scale's temperature of training: the policy itself is warmer, in rollouts and
         in every log-probability that the loss takes, so its tokens are on-policy. Entropy without a
         rounding's damage; a dose, not in the paper.
+    rollout_adapter
+        `apart`: the sampler multiplies by the adapter beside the base, as in the paper. `folded`:
+        the adapter is added into the 16-bit base for a rollout, and the base restored after it;
+        what the sum rounds away makes the sampler another policy than the trainer's.
     """
 
     name: str
@@ -206,6 +211,7 @@ class Arm:
     reward_function: RewardFunction | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     rounding: PlantedRounding | None = field(default=None, metadata=OMIT_AT_DEFAULT)
     temperature_factor: Positive = field(default=1.0, metadata=OMIT_AT_DEFAULT)
+    rollout_adapter: RolloutAdapter = field(default="apart", metadata=OMIT_AT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_fields(self, f"arm {self.name}: ")
@@ -231,4 +237,10 @@ class Arm:
             self.temperature_factor == 1 or self.training != "none",
             f"arm {self.name}: an untrained arm has no rollouts; temperature_factor must be 1, not "
             f"{self.temperature_factor}",
+        )
+        require(
+            self.rollout_adapter == "apart"
+            or (self.training, self.weight_format) == ("lora", "bf16"),
+            f"arm {self.name}: rollout_adapter is folded, with training {self.training} of "
+            f"{self.weight_format} weights; it needs lora of bf16",
         )

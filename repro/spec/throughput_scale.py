@@ -63,6 +63,8 @@ class ThroughputScale:
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
     vllm
         Names of arms that vLLM's own engine rolls out, with its kernels: whole, at one point.
+    fp8
+        Of those, names of arms whose 16-bit weights vLLM rounds to FP8 itself.
     whole
         (arm, point, batch): cells timed by windows that seed 0 also rolls out whole, which shows
         what the windows are worth.
@@ -72,6 +74,7 @@ class ThroughputScale:
     bitsandbytes: tuple[str, ...] = ()
     whole: tuple[tuple[str, str, Count], ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     vllm: tuple[str, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
+    fp8: tuple[str, ...] = field(default=(), metadata=OMIT_AT_DEFAULT)
     seeds: Seeds = (0, 1, 2, 3, 4)
 
     RETIRED: ClassVar = {"checks": ()}

@@ -26,7 +26,8 @@ TARGETS: tuple[Target, ...] = (
     table1.TABLE1, table1.TABLE1_3B, *mini.MINI_TARGETS, *first_round.CODER_TARGETS,
     *second_round.CODER_LEARNING, table2.TABLE2,
     table2.TABLE2_14B, training_curves.TABLE2_32B, *steps.STEP_TARGETS, described.TABLE4,
-    *speed.TABLES_5_TO_8, speed.TABLE9, described.FIGURE1, described.FIGURE2, described.FIGURE3,
+    *speed.TABLES_5_TO_8, *speed.TABLES_FOLDED, speed.FINAL_ABSTRACT, speed.TABLE9,
+    described.FIGURE1, described.FIGURE2, described.FIGURE3,
     training_curves.FIGURE4, training_curves.FIGURE4_BIGMATH, training_curves.FIGURE5,
     described.FIGURE6, training_curves.FIGURE7, training_curves.FIGURE8, ablations.FIGURE9,
     ablations.FIGURE9_3B, ablations.FIGURE10, ablations.FIGURE10_3B, speed.FIGURE11,
@@ -34,7 +35,8 @@ TARGETS: tuple[Target, ...] = (
     ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *training_curves.SIZED_FIGURES,
     described.PRETRAIN_TINY, memory.MEMORY, memory.MEMORY_DENSE, memory.MEMORY_FORMATS,
     memory.MEMORY_BUDGETS, kernel_speed.KERNELS, rollout_speed.ROLLOUT,
-    rollout_speed.RANKED, rollout_speed.VLLM,
+    rollout_speed.RANKED, rollout_speed.VLLM, rollout_speed.ROLLOUT_FOLDED,
+    rollout_speed.VLLM_16_BIT,
 )  # fmt: skip
 
 

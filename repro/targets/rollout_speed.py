@@ -7,17 +7,20 @@ the accepted interval, the `goal` stands beside it (`expected/bars/systems.toml`
 claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
 `rollout_ranks` compares the adapter's ranks at batch 1, and `rollout_vllm` this project's engine
-with vLLM's, the paper's, on the same weights and adapter (`repro.measure.vllm_rollout`).
+with vLLM's, the paper's, on the same weights and adapter (`repro.measure.vllm_rollout`). Beside it,
+`rollout_vllm_16bit` has what else is run in vLLM: 16-bit weights, the adapter folded in, FP8.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from repro.spec.needs import Needs
 from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
-from repro.targets.speed import at_rank, named, rate
-from repro.targets.table1 import BF16_LORA, NVFP4_LORA
+from repro.targets.speed import at_rank, beside_folded, faster_than, named, rate
+from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from repro.targets.table_rows import metric, times
 
 BATCHES = (1, 8, 64, 256)
@@ -63,6 +66,8 @@ ROLLOUT = Target(
     ),
     headline=rate("7b", 8).name,
 )  # fmt: skip
+
+ROLLOUT_FOLDED = beside_folded(ROLLOUT)
 
 
 _SMALL = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=(1,))
@@ -115,3 +120,25 @@ VLLM = Target(
     ),
     headline=rate("7b", 8).name,
 )  # fmt: skip
+
+
+_IN_VLLM = (
+    *(named(arm, "vllm", "vLLM's engine") for arm in (BF16_LORA, BF16_LORA_FOLDED)),
+    named(BF16_LORA, "fp8_vllm", "rounded to FP8 by vLLM's engine"),
+)
+VLLM_16_BIT = replace(
+    VLLM,
+    name="rollout_vllm_16bit",
+    title="Rollout engine beside vLLM's own: BF16 and FP8 with LoRA, 7B",
+    statement="this engine samples NVFP4 with LoRA faster than vLLM 16-bit or FP8 weights",
+    arms=(BF16_LORA, BF16_LORA_FOLDED, *_IN_VLLM, NVFP4_LORA),
+    scales={
+        Tier.SYSTEMS: ThroughputScale(
+            points=POINTS[:1], vllm=tuple(arm.name for arm in _IN_VLLM), fp8=(_IN_VLLM[-1].name,)
+        )
+    },
+    needs={Tier.SYSTEMS: Needs(memory_bytes=60 * GIB, disk_bytes=100_000)},
+    claims=tuple(
+        faster_than(slow, "7b", batch, "not in the paper") for slow in _IN_VLLM for batch in BATCHES
+    ),
+)

@@ -108,6 +108,6 @@ def longer(
     return times(
         f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
         f"{statement} ({point.name})", source, slow, fast,
-        "weight_format training linears learning_rate", f"{phase}_seconds_{point.name}",
-        bound, because, effect,
+        "weight_format training linears rollout_adapter learning_rate",
+        f"{phase}_seconds_{point.name}", bound, because, effect,
     )  # fmt: skip

@@ -13,7 +13,8 @@ warm-up, the least that decides a claim (one where a target has no claims). Rows
 end at different lengths, new in every step: so do those of the points called `spread`, and `equal`
 beside them is the same number of tokens in rows of one length.
 NVFP4 comes first among the arms: its run measures what the bars are about, and the 16-bit arm's
-run then finds its steps measured.
+run then finds its steps measured. Where its adapter is folded in for the rollout, the fold and the
+restored base are part of the rollout's time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_a
 from repro.spec.target import Claim, Target
 from repro.targets import paper_effects, table1
 from repro.targets.step_targets import longer, step_metrics, step_target
+from repro.targets.table_rows import NOT_IN_PAPER, with_folded
 
 _CARD = 80 * 10**9
 _REPEATS = 3
 
-NVFP4, AQN, BF16, NF4, MXFP4, FULL = map(
+NVFP4, AQN, BF16, NF4, MXFP4, FULL, FOLDED = map(
     step_arm,
     (table1.NVFP4_LORA, table1.NVFP4_LORA_AQN, table1.BF16_LORA, table1.NF4_LORA,
-     table1.MXFP4_LORA, table1.BF16_FULL),
+     table1.MXFP4_LORA, table1.BF16_FULL, table1.BF16_LORA_FOLDED),
 )  # fmt: skip
 RELEASED = step_arm(
     table1.NVFP4_LORA,
@@ -205,6 +207,17 @@ STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
     )
 )  # fmt: skip
 
+_FOLDED_LONGER = "the step of 16-bit LoRA folded in takes longer than QeRL's"
+STEP_LENGTHS_FOLDED, TABLE3_RL_FOLDED = (
+    with_folded(
+        target, FOLDED,
+        tuple(longer(FOLDED, NVFP4, point, _FOLDED_LONGER, source=NOT_IN_PAPER)
+              for point in points),
+        NVFP4, BF16,
+    )
+    for target, points in ((STEP_LENGTHS, LENGTH_POINTS[:6:2]), (TABLE3_RL, RL_POINTS))
+)  # fmt: skip
+
 SCALING, SCALING_4 = (
     step_target(
         name, f"A GRPO step on {number} GPUs beside one, {models}",
@@ -258,5 +271,5 @@ TABLE3_FULL = _target(
 STEP_TARGETS = (
     TABLE3, TABLE3_14B, TABLE3_RL, TABLE3_ARMS, TABLE3_3B, TABLE3_32B, TABLE3_FULL,
     TABLE3_RL_LARGE, TABLE3_32B_RL, STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD, SCALING,
-    SCALING_4,
+    SCALING_4, STEP_LENGTHS_FOLDED, TABLE3_RL_FOLDED,
 )  # fmt: skip

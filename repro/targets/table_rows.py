@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from repro.spec.arm import Arm
 from repro.spec.claim import Better, Claim, Effect, Metric, slope
+from repro.spec.target import Target
+
+# TRL and Unsloth fold a LoRA adapter into 16-bit weights before a rollout.
+NOT_IN_PAPER = "not in the paper, which multiplies by the adapter apart"
 
 
 class Named(Protocol):
@@ -87,6 +92,25 @@ def rises(
         name=name, statement=statement, source=source, metric=metric, effect=effect, test="page",
         contrast=slope(tuple(arm.name for arm in arms)), factor=tuple(factor.split()), **more,
     )  # fmt: skip
+
+
+def with_folded(target: Target, arm: Arm, claims: tuple[Claim, ...], *others: Arm) -> Target:
+    """Return a target that times an arm folded for rollouts beside `others`, arms of `target`.
+
+    The claims of one target share a correction, so further ones would move those that are judged.
+    """
+    return dataclasses.replace(
+        target,
+        name=f"{target.name}_folded",
+        version=1,
+        title=f"{target.title}; beside 16-bit LoRA folded in",
+        statement="QeRL is faster than 16-bit LoRA folded into the weights for rollouts, too",
+        source=NOT_IN_PAPER,
+        arms=(*others, arm),
+        shared={other.name: (target, other.name) for other in others},
+        claims=claims,
+        paper_file="",
+    )
 
 
 def gains(*arms: Arm) -> tuple[Claim, ...]:

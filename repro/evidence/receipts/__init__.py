@@ -10,7 +10,7 @@ Facts written by procedures
 ---------------------------
 For every policy: `linears` ({format: number of projections}), `relative_weight_error_mean`
 (||W - dequantize(quantize(W))|| / ||W||; None for stored codes), `norms_wrapped`, `norms_trained`
-and `compute`; for arms with these options `rounding` and `order`.
+and `compute`; for arms with these options `rounding`, `order` and `folded`.
 
 For training: `adapter_modules` (LoRA modules attached), `parameters_trainable`, `optimizer_steps`,
 `trained_change_l2` (L2 norm of the change of the trained parameters), `advantage_group_mean_max`

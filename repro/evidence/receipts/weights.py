@@ -37,7 +37,7 @@ def weights(record: Record) -> list[str]:
 
 
 def rounding(record: Record) -> Iterator[str]:
-    """Yield why the weights lack the arm's rounding, or the channels the run's order."""
+    """Yield why weights lack the arm's rounding, rollouts its fold, or channels the run's order."""
     planned, done = record.config["arm"].get("rounding"), record.facts.get("rounding")
     asked = {key: (planned or {}).get(key) for key in ("format", "factor")}
     shown = {key: (done or {}).get(key) for key in asked}
@@ -47,6 +47,9 @@ def rounding(record: Record) -> Iterator[str]:
         yield f"facts.rounding has {done['projections']} projections; bf16 ones are more"
     elif done and not 0 < done["relative_change_mean"] <= max(1, done["factor"]):
         yield f"facts.rounding.relative_change_mean is {done['relative_change_mean']:.3g}"
+    folds, folded = record.config["arm"].get("rollout_adapter"), record.facts.get("folded")
+    if (folds == "folded") != bool((folded or {}).get("rollouts")):
+        yield f"facts.folded is {folded}; the arm's rollout_adapter is {folds or 'apart'}"
     order = record.seed if record.config["scale"].get("permuted") else None
     if record.facts.get("order") != order:
         yield f"facts.order is {record.facts.get('order')}; the run's channels have {order}"

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from peft import AutoPeftModelForCausalLM
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 import repro
+from repro.models.checkpoint import resolve
 
 MODEL = "REPRO_SMALL_MODEL"
 THINGS = (
@@ -59,4 +61,6 @@ def test_a_real_model_learns_to_answer_shortly(tmp_path, monkeypatch):
     lines = (done.folder / "metrics.jsonl").read_text().splitlines()
     rewards = [json.loads(line)["reward"] for line in lines]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.3
-    assert AutoPeftModelForCausalLM.from_pretrained("adapter") is not None
+    base = AutoModelForCausalLM.from_pretrained(resolve(os.environ[MODEL]))
+    model = PeftModel.from_pretrained(base, "adapter")
+    assert any("lora" in name for name, _ in model.named_parameters())

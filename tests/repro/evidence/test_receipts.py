@@ -42,6 +42,7 @@ NOT_DONE = {
         "facts.rounding",
     ),
     "another order of channels": ("bf16", {"order": 3}, "facts.order"),
+    "a fold that the arm has not": ("bf16_lora", {"folded": {"rollouts": 3}}, "facts.folded"),
     "another precision": ("bf16", {"compute": "float16"}, "facts.compute"),
     "noise never added": ("nvfp4_lora_aqn", {"noise": NO_NOISE}, "noise touched nothing"),
     "noise on one norm": ("nvfp4_lora_aqn", {"noise.modules": 1}, "facts.noise.modules"),

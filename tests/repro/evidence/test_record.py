@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from repro.evidence import provenance, steady_clock
-from repro.evidence.environment import capture_environment, device_of
+from repro.evidence import environment, provenance
+from repro.evidence.environment import capture_environment, device_of, steady_now
 from repro.evidence.record import (
     Estimate,
     RecordError,
@@ -21,7 +21,6 @@ from repro.evidence.record import (
     record_path,
     seal_of,
 )
-from repro.evidence.steady_clock import steady_now
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -77,7 +76,7 @@ def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(run, tmp_path
         def now(cls, tz=None):
             return cls(2001, 1, 1, tzinfo=tz)
 
-    monkeypatch.setattr(steady_clock, "datetime", SetBack)
+    monkeypatch.setattr(environment, "datetime", SetBack)
     monkeypatch.setattr("time.time", lambda: 0.0)
     later = started + timedelta(hours=1)
     for place, begun in enumerate((started, later)):

@@ -26,7 +26,7 @@ from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
-from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
+from repro.targets.steps import BF16, BITSANDBYTES, FOLDED, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
 from tests.repro.rl.uneven_rows import rollout_of
 
@@ -39,7 +39,7 @@ MICRO_TOKENS = 90
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device; found none"
 )
-WAYS = (NVFP4, BF16, MXFP4, NF4, RELEASED, BITSANDBYTES, FULL)
+WAYS = (NVFP4, BF16, MXFP4, NF4, RELEASED, BITSANDBYTES, FULL, FOLDED)
 
 
 @pytest.fixture
@@ -77,6 +77,8 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm: StepArm, devi
     assert facts["moved"] > 0
     assert facts["generated_tokens"] == 8 * POINT.completion_tokens
     assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
+    # The warm-up and two steps.
+    assert facts.get("folded", {}).get("rollouts", 0) == (3 if arm is FOLDED else 0)
     for repeat in entry.repeats:
         assert repeat["grad_norm"] > 0
         assert repeat["rollout"] > 0

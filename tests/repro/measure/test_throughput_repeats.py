@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import device_state, throughput
+from repro.measure.vllm_rollout import VllmEngine
 from repro.models.files.merged_files import write_base
+from repro.models.lora import adapter_layers, base_linear, fold_adapter
 from repro.models.policy import Policy, load_policy
 from repro.models.random_policy import random_policy
 from repro.run.carry_out import carried_together, carry_out
@@ -24,7 +28,7 @@ from repro.spec.target import plan
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import find
-from repro.targets.table1 import NVFP4_LORA
+from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from tests.repro.measure import conftest as small
 
 SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
@@ -110,14 +114,19 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
         assert violations(record) == []
 
 
-def served_elsewhere(policy: Policy, point: ThroughputPoint, batches: Sequence[int]) -> Any:
+WITH_ADAPTER = {"version": "9.9", "training": "lora"}
+
+
+def served_elsewhere(
+    policy: Policy, point: ThroughputPoint, batches: Sequence[int], **options: Any
+) -> Any:
     """Return what stands in for a `VllmEngine`."""
 
     def sample(prompts: list[list[int]], sampling: SamplingConfig, **of_rows: Any) -> Any:
         row = SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)
         return SimpleNamespace(completions=[row] * len(prompts))
 
-    receipt = {"version": "9.9"}
+    receipt = {"version": "9.9", "training": policy.training} | options
     return SimpleNamespace(policy=policy, receipt=receipt, sample=sample, close=lambda: None)
 
 
@@ -130,8 +139,57 @@ def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
     for path in carry_out(runs_of(scale), tmp_path / "work", tmp_path, **HOW):
         record = read_record(path)
         assert violations(record) == []
-        assert (record.facts["products"], record.facts["vllm"]) == ("vllm", {"version": "9.9"})
+        assert (record.facts["products"], record.facts["vllm"]) == ("vllm", WITH_ADAPTER)
         assert {"tokens_per_second_long_1", "tokens_per_second_long_2"} <= set(record.metrics)
+
+
+def test_an_adapter_is_folded_in_before_an_engine_is_made(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
+    scale = ThroughputScale(points=(SHORT,), vllm=("by_vllm", "fp8"), fp8=("fp8",))
+    arms = [dataclasses.replace(BF16_LORA_FOLDED, name=name) for name in ("by_vllm", "own")]
+    arms += [dataclasses.replace(BF16_LORA, name="fp8")]
+    runs = [dataclasses.replace(runs_of(scale, 1)[0], arm=arm) for arm in arms]
+    by_vllm, own, fp8 = (throughput.measure_seeds([r], folder=tmp_path, **HOW)[0] for r in runs)
+    for measured in (by_vllm, own):
+        assert 0 < measured.facts["folded"]["a"]["update_lost"] < 1
+        assert measured.facts["folded"]["a"]["seconds"] > 0
+        assert (measured.metrics["tokens_per_second_short_2"].value or 0) > 0
+    assert (by_vllm.facts["products"], own.facts["products"]) == ("vllm", "own")
+    # A folded base is all that vLLM is given, and an adapter beside one that it rounds.
+    assert by_vllm.facts["vllm"] == WITH_ADAPTER | {"training": "none"}
+    assert fp8.facts["vllm"] == WITH_ADAPTER | {"quantization": "fp8"}
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}])
+def test_vllm_is_given_a_base_and_how_to_round_it(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def engine(model: str, **more: Any) -> None:
+        (file,) = Path(model).glob("*.safetensors")
+        given.update(more, weights=load_file(file))
+        raise NotImplementedError
+
+    module: Any = ModuleType("vllm")
+    module.LLM, module.__version__ = engine, "9.9"
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    policy = small_policy("bf16")
+    folds = not options
+    if folds:
+        fold_adapter(policy.model)
+        policy = dataclasses.replace(policy, training="none")
+    with pytest.raises(NotImplementedError):
+        VllmEngine(policy, SHORT, (1, 2), **options)
+    assert given["enable_lora"] is not folds
+    assert given.get("quantization") == options.get("quantization")
+    assert given["max_num_seqs"] == 2
+    name, layer = next(adapter_layers(policy.model))
+    assert torch.equal(given["weights"][f"{name}.weight"].float(), base_linear(layer).weight)
 
 
 def test_a_random_base_is_loaded_as_it_was_written(tmp_path: Path) -> None:

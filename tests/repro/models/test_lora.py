@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from kernels import reference
 from repro.models.files.adapter_files import adapter_tensors, save_adapter
-from repro.models.lora import adapter_layers, effective_weight
+from repro.models.lora import adapter_layers, effective_weight, fold_adapter, folding_loss
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 
@@ -141,3 +141,23 @@ def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder,
         "adapter_model.safetensors",
         "qerl_adapter.json",
     ]
+
+
+def test_a_folded_adapter_is_a_sum_rounded_once_and_nothing_beside_it(folder, token_ids):
+    policy = load(folder, "bf16", lora_alpha=16.0)
+    assert folding_loss(policy.model) == 0
+    randomise(policy)
+    assert 0 < folding_loss(policy.model) < 0.5
+    plain = dequantised_transformers(policy, folder)
+    for name, layer in adapter_layers(policy.model):
+        rounded = effective_weight(layer, torch.bfloat16).float()
+        plain.get_submodule(name).weight = torch.nn.Parameter(rounded)
+    fold_adapter(policy.model)
+    own, expected = (model(input_ids=token_ids).logits for model in (policy.model, plain))
+    torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():  # of no effect any more
+        for _, layer in adapter_layers(policy.model):
+            layer.adapter()[1].add_(1.0)
+    assert torch.equal(policy.model(input_ids=token_ids).logits, own)
+    with pytest.raises(TypeError, match="is nvfp4; folding an adapter needs 16 bits"):
+        fold_adapter(load(folder, "nvfp4").model)

@@ -80,3 +80,17 @@ def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_
     assert other.fitting(CARD).micro_tokens >= folder.fitting(CARD).micro_tokens
     # One whose shape is not known has none.
     assert training_memory(arm, find("table1").scales[Tier.SMOKE]) is None
+
+
+def test_a_folded_adapter_takes_a_second_copy_of_the_projections() -> None:
+    for target, fits in (("table1", True), ("table2", True), ("table2_32b", False)):
+        arm, scale = find(target).arm("bf16_lora"), find(target).scales[Tier.PAPER]
+        folded = dataclasses.replace(arm, rollout_adapter="folded")
+        apart, beside = training_memory(arm, scale), training_memory(folded, scale)
+        assert apart is not None
+        assert beside is not None
+        shape = apart.step.shape
+        images = 2 * shape.adapter_parameters(apart.step.rank)
+        assert beside.least - apart.least == 2 * shape.projection_parameters() - images
+        assert (beside.least <= H100) is fits
+        assert beside.fitting(H100).micro_tokens <= apart.fitting(H100).micro_tokens

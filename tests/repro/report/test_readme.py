@@ -18,7 +18,7 @@ from repro.report.systems_rates import comparisons
 from repro.report.tidy import statements
 from repro.run.places import PACKAGE, expected_folder
 from repro.spec.tier import Tier
-from repro.targets import paper_effects
+from repro.targets import find, paper_effects
 
 EXPECTED = expected_folder(None)
 Of = Callable[..., Checked]
@@ -69,6 +69,23 @@ def test_the_rollouts_span_and_statements_are_those_of_the_tables(
     assert rows(blessed)[1][2] == f"3B to 32B<br>H200: {span_text}"
     (decided,) = answers(blessed, EXPECTED)[0].verdicts.values()
     assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
+
+
+def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(
+    blessed_of: Of,
+) -> None:
+    checked, target = blessed_of("table6"), find("table6_folded")
+    as_if = dataclasses.replace(
+        checked.verdicts[0], source=target.source, status="contradicted", effect=0.9
+    )
+    folded = dataclasses.replace(
+        checked,
+        selection=dataclasses.replace(checked.selection, target=target, source=target),
+        verdicts=[as_if, dataclasses.replace(as_if, effect=1.4)],
+    )
+    row = rows([checked, folded])[1]
+    assert row[2].endswith("x; merged LoRA: 0.90 to 1.40x")
+    assert word(row[3]) == "holds"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,8 @@ def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[C
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
     text = page.read_text(encoding="utf-8")
-    spans = [next(iter(item.measured.values()), "") for item in answers(every_blessed, EXPECTED)]
+    found = answers(every_blessed, EXPECTED)
+    spans = [next(iter(item.measured.values()), "").partition("; ")[0] for item in found]
     ratios = [measured for measured in spans if re.fullmatch(r"[\d.]+ to [\d.]+x", measured)]
     assert len(ratios) == 3
     assert all(measured in text for measured in ratios)

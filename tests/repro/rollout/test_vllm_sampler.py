@@ -238,6 +238,12 @@ def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(vllm, 
     planted = dataclasses.replace(run.arm, rounding=PlantedRounding(format="nf4"))
     assert "changes the weights" in str(refusal(dataclasses.replace(run, arm=planted)))
     assert "is a dose" in str(refusal(dataclasses.replace(run, procedure="dose")))
+    folded = dataclasses.replace(run.arm, rollout_adapter="folded")
+    folding = dataclasses.replace(run, arm=folded)
+    assert "by sampler vllm; rollout_adapter folded needs train and own" in str(refusal(folding))
+    folding = dataclasses.replace(folding, scale=dataclasses.replace(run.scale, sampler="own"))
+    assert refusal(folding) is None
+    assert "in procedure dose" in str(refusal(dataclasses.replace(folding, procedure="dose")))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'qerl-repro[vllm]'" in str(refusal(run))
 

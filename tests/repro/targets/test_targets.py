@@ -36,6 +36,12 @@ TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
         ({"temperature_factor": 0.0}, "temperature_factor is 0.0"),
         ({"temperature_factor": float("inf")}, "temperature_factor is inf"),
         ({"temperature_factor": 1.1, "training": "none"}, "must be 1, not 1.1"),
+        ({"rollout_adapter": "merged"}, "rollout_adapter is 'merged'"),
+        (
+            {"rollout_adapter": "folded", "weight_format": "nvfp4"},
+            "of nvfp4 weights; it needs lora",
+        ),
+        ({"rollout_adapter": "folded", "training": "full"}, "training full of bf16 weights"),
     ],
 )
 def test_a_policy_of_no_temperature_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from repro.judge.check import Checked
-from repro.report.claims import count_rows
+from repro.report.verdict_counts import count_rows
 from repro.report.verdict_words import Kind, counted, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
