@@ -94,6 +94,7 @@ def body(runs, folder, records, progress, should_stop, threads):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.skipif(DEVICES == 1, reason="needs two CUDA devices; found one")
 @pytest.mark.parametrize("model", ["small", "0.5B"])
 def test_two_ranks_move_a_gradient_no_further_than_twice_another_cut_does(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.interpreted import require_equal
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import importlib.util, sys
 from unittest import mock
@@ -31,11 +30,11 @@ prompts = [[(7 * i + j) % 97 for j in range(n)] for i, n in enumerate((3, 1, 70,
 # Temperature matters in the draw alone, so greedy rows need no long prompts and few tokens. What
 # Llama has of its own is in the products, so it needs no more than those rows; and Qwen3's is in
 # rotations and attention, in prefills of both sizes and in decoding: it needs a long prompt and a
-# short, and the third token after 70 begins a block. Of the drawn rows one decodes for two rounds;
+# short, and the third token after 70 begins a block. Of Qwen2's rows one decodes for two rounds;
 # the others end sooner, so that rows that wait begin beside it, and it ends alone.
 greedy = (0.0, [prompts[0], prompts[3]], [3, 1, 2, 3])
 drawn = (0.8, prompts, [1, 3, 5, 2, 1, 6, 3, 2])
-WAYS = {"qwen2": [greedy, drawn], "qwen3": [(0.8, prompts[2:], [4, 1, 3, 5])], "llama": [greedy]}
+WAYS = {"qwen2": [drawn], "qwen3": [(0.8, prompts[2:], [3, 1, 1, 2])], "llama": [greedy]}
 
 def answers_of(engine, architecture):
     "Return batches by temperature."
@@ -63,8 +62,8 @@ def check(architecture):
             assert a.token_ids == b.token_ids, (temperature, a.token_ids, b.token_ids)
             assert a.finish_reason == b.finish_reason
             assert max(abs(x - y) for x, y in zip(a.sampled_logprobs, b.sampled_logprobs)) < 2e-4
-    if architecture == "qwen3":
-        return  # tied to lm_head: a NaN in one embedding is in every row's logits
+    if architecture != "llama":  # it takes the fewest rows, and ties no embedding to lm_head
+        return
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
     with torch.no_grad():
         embedding[50] = float("nan")

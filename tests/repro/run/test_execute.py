@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.data.generator import generate_problems
-from repro.evidence.record import find_record, read_record, record_path
-from repro.run.carry_out import carry_out
+from repro.evidence.record import find_record, read_record, record_of, record_path
 from repro.run.execute import execute
 from repro.run.progress import Display
 from repro.run.worker import Event, Task
@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[3]
 
 def runs_of(arms, steps=3, seeds=1):
     """Return runs of Table 1 that ask few questions: nothing here depends on the answers."""
-    return [
-        dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=few(run.scale.data)))
-        for run in plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, arms)
-    ]
+    made = plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, arms)
+    return [dataclasses.replace(run, scale=fewer(run.scale)) for run in made]
 
 
-def few(data):
-    return dataclasses.replace(data, test_problems=8)
+def fewer(scale, **changes):
+    """Return a scale with few rows in a rollout, few problems, and other changes."""
+    data = dataclasses.replace(scale.data, test_problems=8)
+    return dataclasses.replace(scale, **({"prompts_per_rollout": 4, "data": data} | changes))
 
 
 def quiet():
@@ -61,7 +61,7 @@ def comparable(path):
 def arguments(runs, *more):
     """Return a command's words for runs that ask few questions, as those of `runs_of` do."""
     where = ["--tier", "smoke", "--runs", str(runs), "--seeds", "1", "--limit", "8"]
-    return ["run", "table1", *where, *more]
+    return ["run", "table1", *where, "--set", "prompts_per_rollout=4", *more]
 
 
 def command(runs, *more, launcher=(), before=()):
@@ -88,7 +88,7 @@ def until(holds, process=None, seconds=180):
 
 @pytest.mark.usefixtures("warm_workers")
 def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
-    runs = runs_of(["bf16", "nvfp4_lora_aqn"])
+    runs = runs_of(["bf16", "nvfp4_lora_aqn"], steps=2)
     one = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
     two = execute(runs, tmp_path / "two", workers=2, threads=1, console=quiet())
     assert (one.finished, one.failed, one.left) == (2, 0, 0)
@@ -117,11 +117,18 @@ def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     assert "its problems are gone" in record.outcome["reason"]
 
 
+def at_once(runs, folder, records, *more):
+    """Write a record that says nothing; return its path. Nothing is loaded for it."""
+    started = datetime.now(UTC)
+    return [record_of(run, metrics={}, environment={}, started=started).write(records)
+            for run in runs]  # fmt: skip
+
+
 def failing(runs, *how):
-    """Carry out runs, but for an NVFP4 one."""
+    """Carry out runs at once, but for an NVFP4 one."""
     if runs[0].arm.name == "nvfp4":
         raise ValueError("its problems are gone")
-    return carry_out(runs, *how)
+    return at_once(runs, *how)
 
 
 @pytest.mark.parametrize("kind", ["failed", "progress"])
@@ -187,7 +194,9 @@ def test_an_unreadable_record_costs_its_own_run_alone(tmp_path, made_up_record, 
     path.write_text(spoilt(kind, path.read_text()))
     before = path.read_bytes()
     console = Console(file=io.StringIO(), width=4_000)
-    outcome = execute([broken, good], tmp_path, workers=1, threads=1, console=console)
+    outcome = execute(
+        [broken, good], tmp_path, workers=1, threads=1, console=console, carry_out=at_once
+    )
     assert (outcome.before, outcome.finished, outcome.failed, outcome.left) == (0, 1, 1, 0)
     assert not outcome.complete
     assert f"Not run: {path}: " in console.file.getvalue()
@@ -206,8 +215,8 @@ def test_a_record_that_is_spoilt_as_it_is_written_ends_no_other_run(tmp_path):
 
 
 def cut_off(runs, folder, records, *more):
-    """Carry out runs, and spoil the record of a BF16 one."""
-    paths = carry_out(runs, folder, records, *more)
+    """Carry out runs at once, and spoil the record of a BF16 one."""
+    paths = at_once(runs, folder, records, *more)
     if runs[0].arm.name == "bf16":
         paths[0].write_text("{")
     return paths
@@ -228,7 +237,7 @@ def test_a_plan_names_an_unreadable_record_and_counts_its_run_as_neither(
 
 @pytest.mark.usefixtures("warm_workers")
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
-    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "6", "--set", "checkpoint_every=2")
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "5", "--set", "checkpoint_every=1")
     flags += ("--threads", "1")  # the order of sums depends on them
     assert main(arguments(tmp_path / "whole", *flags)) == 0
     parts = command(tmp_path / "parts", *flags)

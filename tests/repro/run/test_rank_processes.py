@@ -39,7 +39,7 @@ from repro.spec.variants import with_steps
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.qwen_checkpoint import write_small
-from tests.repro.run.test_execute import arguments, command, few, quiet, until
+from tests.repro.run.test_execute import arguments, command, fewer, quiet, until
 
 # The body of a rank with a fault, by the environment: FAULT, on rank FAULTY, in its pass AT.
 FAULTS = """
@@ -130,9 +130,7 @@ def run_of(arm="nvfp4_lora_aqn", steps=4, every=2, **changes):
     of_loss = ("dynamic_sampling", "ratio", "aggregation", "beta")
     loss = {name: changes.pop(name) for name in of_loss if name in changes}
     reach = changes.pop("reach", None)
-    scale = dataclasses.replace(
-        run.scale, data=few(run.scale.data), checkpoint_every=every, **changes
-    )
+    scale = fewer(run.scale, checkpoint_every=every, **changes)
     own = dataclasses.replace(run.arm, loss=dataclasses.replace(run.arm.loss, **loss))
     if reach is not None:
         own = dataclasses.replace(own, noise=dataclasses.replace(own.noise, reach=reach))
