@@ -24,15 +24,15 @@ FUNCTION_LINES = 60
 BLOCK = re.compile(r"<!-- (\w+): ?begin.*?<!-- \1: ?end -->", re.DOTALL)
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 BUDGET = {
-    "lines of source": 59_000,
+    "lines of source": 59_800,
     "lines of tests": 33_000,
     "hand-written words of docs": 14_000,
     "generated words of docs": 4_250,
     "pictures in docs": 15,
     "bytes of expected/": 1_180_000,
-    "bytes of CHANGELOG": 15_200,
+    "bytes of CHANGELOG": 16_500,
 }
-BOUNDS = dict(zip(BUDGET, (59_000, 33_000, 14_000, 6_000, 30, 1_500_000, 15_200), strict=True))
+BOUNDS = dict(zip(BUDGET, (59_800, 33_000, 14_000, 6_000, 30, 1_500_000, 16_500), strict=True))
 # A budget this far above what there is has to be lowered.
 SLACK = 0.03
 FOLDER_MODULES = 18
