@@ -31,7 +31,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_overrides, with_steps
 from repro.targets import find
-from tests.repro.run.test_execute import few
+from tests.repro.run.test_execute import fewer
 
 
 class StandInEngine:
@@ -136,7 +136,7 @@ def sample(sampler, **changes):
 def run_of(name, *, steps=4, **settings):
     target = with_overrides(with_steps(find("table1"), steps), Tier.SMOKE, settings)
     (run,) = plan(target, Tier.SMOKE, 1, [name])
-    return dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=few(run.scale.data)))
+    return dataclasses.replace(run, scale=fewer(run.scale))
 
 
 def trained(run, folder):
