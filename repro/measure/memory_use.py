@@ -32,16 +32,6 @@ def peak_bytes() -> int:
     return host_peak_bytes()
 
 
-def allocated_peak_bytes() -> int | None:
-    """Return the most device memory in tensors since `reset_peak`; None where no device is in use.
-
-    What `peak_bytes` says beyond it, the allocator kept for later or lost between pieces.
-    """
-    if not torch.cuda.is_available():
-        return None
-    return int(torch.cuda.max_memory_allocated()) or None
-
-
 def host_peak_bytes() -> int:
     """Return this process's peak resident bytes since `reset_peak`."""
     if _STATUS.exists():

@@ -58,7 +58,6 @@ class Bound:
 
 
 Positive = Annotated[float, Bound(above=0)]
-NotNegative = Annotated[float, Bound(least=0)]
 Count = Annotated[int, Bound(least=1)]
 Natural = Annotated[int, Bound(least=0)]
 
