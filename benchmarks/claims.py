@@ -33,7 +33,7 @@ from repro.spec.tier import Tier
 from repro.targets import find, table1
 from repro.targets.memory import CLAIM
 from repro.targets.rollout_speed import POINTS
-from repro.targets.speed import named
+from repro.targets.speed import BITSANDBYTES
 from repro.targets.steps import BF16, LENGTH_POINTS, NVFP4
 
 Values = Mapping[Any, float]
@@ -48,13 +48,10 @@ BATCHES = POINTS[0].batches
 # The 7B at every batch, in the engine of its target; of the 32B one batch.
 CELLS: tuple[ThroughputPoint, ...] = (POINTS[0], dataclasses.replace(POINTS[2], batches=(8,)))
 SPREAD_7B = next(point for point in LENGTH_POINTS if point.name == "7b_spread")
-BITSANDBYTES = named(table1.NF4_LORA, "bitsandbytes", "products by bitsandbytes")
-# Where the adapter of 16-bit weights is folded in for a rollout; None where no arm does it yet.
-FOLDED: Arm | None = getattr(table1, "BF16_LORA_FOLDED", None)
-ROLLOUT_ARMS: dict[str, Arm | None] = {
+ROLLOUT_ARMS: dict[str, Arm] = {
     "BF16": table1.BF16_LORA,
     "NVFP4": table1.NVFP4_LORA,
-    "BF16 folded": FOLDED,
+    "BF16 folded": table1.BF16_LORA_FOLDED,
     "NF4 bitsandbytes": BITSANDBYTES,
 }
 
@@ -66,8 +63,6 @@ def rollouts(name: str) -> dict[str, Values]:
     Raises `ValueError`, with a sentence, where the arm cannot be measured here.
     """
     arm, points = ROLLOUT_ARMS[name], CELLS
-    if arm is None:
-        raise ValueError("no target samples with the adapter folded into 16-bit weights yet")
     foreign = arm is BITSANDBYTES
     lacking = missing_library("bitsandbytes") if foreign else None
     if lacking:

@@ -88,8 +88,8 @@ def test_rollout(name: str, point: ThroughputPoint, batch: int, benchmark: Any) 
     benchmark.extra_info |= said
     if name == "NVFP4" and batch <= 8:
         assert over > ABOVE, f"{over:.2f} x of 16-bit LoRA; the paper's abstract has over {ABOVE} x"
-    if arm is not None and arm is not claims.BITSANDBYTES:
-        target = "rollout_folded" if arm is claims.FOLDED else "rollout"
+    if arm is not claims.BITSANDBYTES:
+        target = "rollout_folded" if arm.rollout_adapter == "folded" else "rollout"
         require_as_blessed(benchmark, metric, target, arm.name, rates)
 
 

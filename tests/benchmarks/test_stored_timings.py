@@ -217,9 +217,9 @@ def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(
 def test_an_arm_that_cannot_be_measured_is_skipped_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(claims.ROLLOUT_ARMS, "BF16 folded", None)
-    with pytest.raises(pytest.skip.Exception, match="no target samples with the adapter folded"):
-        rows.test_rollout("BF16 folded", claims.CELLS[0], 1, benchmark_of())
+    monkeypatch.setattr(claims, "missing_library", lambda name: f"needs {name}")
+    with pytest.raises(pytest.skip.Exception, match="nf4_lora_bitsandbytes needs bitsandbytes"):
+        rows.test_rollout("NF4 bitsandbytes", claims.CELLS[0], 1, benchmark_of())
 
 
 def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path: Path) -> None:
