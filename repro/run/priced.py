@@ -115,10 +115,9 @@ def shortest_answer(prices: dict[str, Price], expected: Path, planned: Sequence[
         seeds = sorted(set(by_arm[0]) & set(by_arm[1]))
         if len(seeds) >= 3:
             deviation = stdev([by_arm[1][seed] - by_arm[0][seed] for seed in seeds])
-            needed = next(
-                (n for n in range(3, _MOST_SEEDS) if
-                 minimum_detectable_effect(deviation, n) <= _GAIN), _MOST_SEEDS,
-            )  # fmt: skip
+            needed = 3
+            while minimum_detectable_effect(deviation, needed) > _GAIN and needed < _MOST_SEEDS:
+                needed += 1
             return (
                 f"{' and '.join(_HEADLINE)}: {needed} seeds show {_GAIN} points with probability "
                 f"0.8 if seeds differ as in {target} (standard deviation {deviation:.1f} points "
