@@ -17,12 +17,11 @@ worker processes by the environment, as folders do.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,7 +88,7 @@ class LogOptions:
             example=own.example or getattr(args, "example", False),
         )
 
-    @contextlib.contextmanager
+    @contextmanager
     def passed_on(self) -> Iterator[None]:
         """Let worker processes that start meanwhile keep this."""
         given = {
