@@ -3,19 +3,17 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import matplotlib
 import pytest
 
 from figures import curves
 from figures.__main__ import draw, main, save
-from repro.judge.check import Checked, device_name
+from repro.judge.check import device_name
 from tests.figures.conftest import EXPECTED
 
 ROOT = EXPECTED.parent
 PICTURES = ROOT / "docs" / "figures"
-Of = Callable[..., list[Checked]]
 
 
 def test_the_pictures_in_docs_are_those_of_the_blessed_records(every_blessed, tmp_path):

@@ -1,7 +1,6 @@
 """Pictures: rows from checks by plain arithmetic, pictures that show them, words with room."""
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 from statistics import fmean
 from types import SimpleNamespace
@@ -15,12 +14,10 @@ from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import SYSTEMS_PICTURES, pictures
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
-from repro.judge.check import Checked
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 
 H100 = "nvidia_h100_80gb_hbm3"
-Of = Callable[..., list[Checked]]
 
 
 def learnt(seeds, steps=12):

@@ -7,7 +7,6 @@ come close, so going through all of them proves a margin for all.
 """
 
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +74,6 @@ def _hard_weight(dtype):
     return weight.to(dtype)
 
 
-ROOT = Path(__file__).parents[2]
 # The interpreter has to be chosen before Triton is imported, so a process of its own does the work.
 INTERPRETED = """
 import torch
