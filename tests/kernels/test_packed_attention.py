@@ -91,10 +91,7 @@ def plain_flash(q, k, v, ends, most, causal, scale):
     return out.contiguous(), log_sums
 
 
-def plain_flash_backward(
-    grad, q, k, v, out, log_sums, ends,
-    most, causal, scale
-):  # fmt: skip
+def plain_flash_backward(grad, q, k, v, out, log_sums, ends, most, causal, scale):
     """Do what flash attention's backward does: probabilities from the log-sums it is given."""
     heads = k.shape[1]
     scores, k, v = _scores(q, k, v, ends, causal, scale)
