@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -124,7 +124,7 @@ class LoadedRun:
     evaluation: ScaleEvaluator
     ranks: Ranks
     tally: RunTally
-    receipts: Mapping[str, Any] = field(default_factory=dict)
+    receipts: Mapping[str, Any]
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the training hooks: evaluation on held-out problems, progress, stopping."""

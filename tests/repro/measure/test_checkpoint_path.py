@@ -17,11 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from repro.measure.device_state import release
 from repro.measure.memory_use import context_bytes, driver_bytes, host_peak_bytes, reset_peak
 from repro.measure.step_measure import linears_of
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
+from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized
 from repro.models.policy import load_policy
 from repro.models.random_policy import shape_config
 from repro.reward.grader import GraderPool
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
@@ -88,7 +89,7 @@ def load(folder, point, device):
         t = training_of(
             policy, engine, pool, NVFP4, point, steps, seed=0, micro_tokens=micro_tokens
         )
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         before = parameter_image(policy)
         warm_up(t, state, steps.warm_up_tokens)
         timed_step(t, state)

@@ -9,9 +9,10 @@ import pytest
 from repro.measure import step_measure, step_metrics, step_training
 from repro.measure.step_metrics import PointResult
 from repro.measure.step_time import measured_steps
-from repro.measure.step_training import begin, timed_step, training_of, warm_up
+from repro.measure.step_training import timed_step, training_of, warm_up
 from repro.models.memory_plan import plan_memory
 from repro.rl.clock import PHASES
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
@@ -157,6 +158,6 @@ def test_a_wave_counts_as_often_as_there_are_waves(policy, pool, monkeypatch):
                     micro_tokens=planned.micro_tokens)  # fmt: skip
     seconds = dict.fromkeys((*PHASES, "total"), 0.5)
     monkeypatch.setattr(step_training.EventClock, "read", lambda self: seconds)
-    step = timed_step(t, begin(t), 3)
+    step = timed_step(t, fresh_state(t.learner.run), 3)
     assert step["completion_tokens"] == point.rows * 8
     assert (step["rollout"], step["update"], step["total"]) == (1.5, 1.5, 1.5)

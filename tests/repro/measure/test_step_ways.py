@@ -12,7 +12,7 @@ import torch
 
 from repro.measure import step_measure
 from repro.measure.step_metrics import metrics_of, way_of
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of
+from repro.measure.step_training import parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
 from repro.models.policy import trainable_parameters
 from repro.models.random_policy import random_policy
@@ -20,6 +20,7 @@ from repro.reward.grader import GraderPool
 from repro.rl.optimizers import gradient_step, optimizer_tensors, restore_optimizer
 from repro.rl.rows import make_rows
 from repro.rl.step import accumulate_step
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
 from repro.spec.step_scale import StepPoint, StepScale
@@ -158,7 +159,7 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path)
             )
             for _ in range(2)
         )
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         before = parameter_image(policy)
         for _ in range(2):
             assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 0.05
