@@ -47,6 +47,7 @@ from repro.spec.config import (
     derive_seed,
     digest_of,
 )
+from repro.spec.facts import Facts
 from repro.spec.whole_files import appearing, replace_text
 
 # Documents that are sorted by length together, and steps per recorded mean loss.
@@ -141,7 +142,7 @@ def pretrain_policy(
         ),
     }
     kept = ("parameters", "tokens", "weights_sha256")
-    facts = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
+    facts = Facts({name: summary[name] for name in kept}, checkpoint_folder=str(policy))
     inputs = {"recipe": digest_of(recipe), "tokenizer": digest_of(tokenizer.get_vocab())}
     return Measured(metrics=costs, series={"loss": [*loss]}, facts=facts, inputs=inputs)
 
