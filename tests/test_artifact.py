@@ -1,7 +1,5 @@
 """What others install: the lock, the images and the hooks agree with the rest of the suite."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -18,13 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LINE = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
-def pinned(file: str) -> dict[str, str]:
+def pinned(file):
     """Return the versions that a file of requirements names, by package."""
     lines = (ROOT / "constraints" / file).read_text(encoding="utf-8").splitlines()
     return dict(match.groups() for line in lines if (match := LINE.match(line)))
 
 
-def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints() -> None:
+def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     asked = [Requirement(line) for line in project["project"]["dependencies"]]
     for group in ("test", "lint", "types", "build"):
@@ -37,7 +35,7 @@ def test_the_lock_holds_what_is_asked_for_in_the_versions_of_the_constraints() -
     assert not held.items() - lock.items(), "run `nox -s lock`"
 
 
-def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records() -> None:
+def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records():
     gpu = pinned("gpu.txt")
     named = ("torch", "triton", "transformers")
     for peers in (pinned("peers.txt"), pinned("peers-unsloth.txt")):
@@ -57,7 +55,7 @@ def test_what_runs_on_a_gpu_has_the_versions_of_the_gpu_records() -> None:
         assert all(f"{name} {gpu[name]}" in text for name in named), page
 
 
-def test_one_range_of_pythons_stands_everywhere() -> None:
+def test_one_range_of_pythons_stands_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     allowed = SpecifierSet(project["requires-python"])
     versions = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed]
@@ -75,7 +73,7 @@ def test_one_range_of_pythons_stands_everywhere() -> None:
     assert f"FROM python:{versions[-1]}." in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
-def test_images_start_from_one_that_is_named_by_its_digest_and_end_in_a_session() -> None:
+def test_images_start_from_one_that_is_named_by_its_digest_and_end_in_a_session():
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     stages = [line.split()[1:4:2] for line in lines if line.startswith("FROM ")]
     names = [name for _, name in stages]
@@ -86,13 +84,13 @@ def test_images_start_from_one_that_is_named_by_its_digest_and_end_in_a_session(
     assert {session_of(" ".join(end)) for end in ends} <= sessions()
 
 
-def test_hooks_are_sessions_of_every_change() -> None:
+def test_hooks_are_sessions_of_every_change():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     named = {session_of(hook["entry"]) for repo in hooks["repos"] for hook in repo["hooks"]}
     assert named == {"lint", "types"} & sessions()
 
 
-def test_the_notebook_is_kept_without_what_a_run_printed() -> None:
+def test_the_notebook_is_kept_without_what_a_run_printed():
     book = json.loads((ROOT / "notebooks" / "smoke.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert cells

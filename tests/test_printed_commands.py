@@ -4,8 +4,6 @@ What reads stored records or plans is run here. What measures needs a GPU or hou
 and status are those of a check of the stored records.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -16,7 +14,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.judge.blessed import blessed_checks
-from repro.judge.check import Checked, device_name, exit_status
+from repro.judge.check import device_name, exit_status
 from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.targets import TARGETS, find
@@ -43,16 +41,16 @@ class Printed:
     words: tuple[str, ...]
     status: int
 
-    def __str__(self) -> str:
+    def __str__(self):
         return " ".join(self.words)
 
     @property
-    def has_place(self) -> bool:
+    def has_place(self):
         """Whether a word stands for one of the reader's own: FILE, or <date>."""
         return any(re.search(r"\b[A-Z]{3,}\b|<|\.\.\.", word) for word in self.words)
 
 
-def lines_of(page: str) -> list[tuple[str, str]]:
+def lines_of(page):
     """Return (command, line that it stands on) of what a page prints as code."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
@@ -71,7 +69,7 @@ def lines_of(page: str) -> list[tuple[str, str]]:
     return found
 
 
-def printed(page: str) -> list[Printed]:
+def printed(page):
     commands = []
     for command, line in lines_of(page):
         if match := REPRO.search(command):
@@ -87,7 +85,7 @@ EVERY = sorted({one for page in GUARDED for one in printed(page)}, key=str)
 
 
 @pytest.mark.parametrize("page", GUARDED)
-def test_commands_are_understood(page: str) -> None:
+def test_commands_are_understood(page):
     for one in printed(page):
         args = build_parser().parse_args(one.words)
         names = getattr(args, "targets", None) or []
@@ -99,12 +97,12 @@ def test_commands_are_understood(page: str) -> None:
             assert words[words.index("-s") + 1] in known
 
 
-def test_enough_commands_are_found() -> None:
+def test_enough_commands_are_found():
     assert len(EVERY) > 60
     assert all(printed(page) for page in ("README.md", "docs/reproduce.md", "docs/commands.md"))
 
 
-def stands_alone(one: Printed) -> bool:
+def stands_alone(one):
     """Whether a command reads neither runs nor a checkpoint of the reader's, nor a device."""
     if one.words[0] in ("list", "environment"):
         return True
@@ -114,16 +112,14 @@ def stands_alone(one: Printed) -> bool:
 
 
 @pytest.mark.parametrize("one", [one for one in EVERY if stands_alone(one)], ids=str)
-def test_what_runs_anywhere_ends_as_its_page_says(
-    one: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_anywhere_ends_as_its_page_says(one, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     assert main(one.words) == one.status
 
 
-def measured(one: Printed) -> tuple[list[str], str | None] | None:
+def measured(one):
     """Return the targets and the tier of a command that measures what is stored, else None."""
     if one.words[0] not in JUDGED or "--blessed" in one.words or one.has_place:
         return None
@@ -132,7 +128,7 @@ def measured(one: Printed) -> tuple[list[str], str | None] | None:
     return None if changed or not args.targets else (args.targets, args.tier)
 
 
-def stored(names: list[str], tier: str | None, device: str | None = None) -> list[Checked]:
+def stored(names, tier, device=None):
     """Return the checks of stored records, of one kind of device or all."""
     return [
         checked
@@ -143,13 +139,13 @@ def stored(names: list[str], tier: str | None, device: str | None = None) -> lis
 
 
 @pytest.mark.parametrize("one", [one for one in EVERY if measured(one)], ids=str)
-def test_what_measures_ends_as_stored_records_do(one: Printed) -> None:
+def test_what_measures_ends_as_stored_records_do(one):
     names, tier = measured(one) or ([], None)
     assert exit_status(stored(names, tier)) == one.status
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reproduce.md"])
-def test_last_lines_are_those_of_stored_records(page: str) -> None:
+def test_last_lines_are_those_of_stored_records(page):
     """A row's last cell quotes sentences, or parts of them, of the last line."""
     quoted = 0
     for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
@@ -164,13 +160,13 @@ def test_last_lines_are_those_of_stored_records(page: str) -> None:
     assert quoted >= 2
 
 
-def test_the_first_command_ends_as_readme_shows() -> None:
+def test_the_first_command_ends_as_readme_shows():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"\n{ending(stored(['table1'], 'smoke'))}\nnox > " in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/systems.md"])
-def test_pages_are_written_again(page: str, tmp_path: Path) -> None:
+def test_pages_are_written_again(page, tmp_path):
     copy = tmp_path / page
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(ROOT / page, copy)

@@ -7,12 +7,9 @@ is seen in the diff. It never passes the bounds.
 Bodies of GPU kernels are exempt: they are one straight line of phases.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,27 +35,27 @@ SLACK = 0.03
 FOLDER_MODULES = 18
 
 
-def modules_of(*folders: str) -> list[Path]:
+def modules_of(*folders):
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def sources() -> list[Path]:
+def sources():
     return [*modules_of(*SOURCE, "tests"), ROOT / "noxfile.py"]
 
 
-def decorator_name(node: ast.expr) -> str:
+def decorator_name(node):
     target = node.func if isinstance(node, ast.Call) else node
     return target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
 
 
-def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def docstring_lines(node):
     if ast.get_docstring(node) is None:
         return 0
     first = node.body[0]
     return (first.end_lineno or first.lineno) - first.lineno + 1
 
 
-def long_functions(path: Path) -> Iterator[str]:
+def long_functions(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -70,13 +67,13 @@ def long_functions(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_and_its_functions_stay_small(path: Path) -> None:
+def test_a_file_and_its_functions_stay_small(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= FILE_LINES, f"{path.name} has {lines} lines"
     assert not list(long_functions(path))
 
 
-def sizes() -> dict[str, int]:
+def sizes():
     """Return how large the checkout is, by the names of the budget."""
     source = [ROOT / "noxfile.py"]
     for folder in SOURCE:
@@ -94,7 +91,7 @@ def sizes() -> dict[str, int]:
     }
 
 
-def words_of_pages() -> tuple[int, int]:
+def words_of_pages():
     """Return the words that people wrote in docs/ and two READMEs, and those of blocks there."""
     pages = [ROOT / "README.md", ROOT / "kernels" / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = [page.read_text(encoding="utf-8") for page in pages]
@@ -105,30 +102,30 @@ def words_of_pages() -> tuple[int, int]:
     )
 
 
-def words_in(text: str) -> int:
+def words_in(text):
     """Return how many words a text has; the bars of its tables are none."""
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
-def lines_of(path: Path) -> int:
+def lines_of(path):
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="docs/ is not part of a package")
 @pytest.mark.parametrize("name", BUDGET)
-def test_the_whole_stays_within_its_budget_and_that_within_its_bounds(name: str) -> None:
+def test_the_whole_stays_within_its_budget_and_that_within_its_bounds(name):
     size, most = sizes()[name], BUDGET[name]
     assert most <= BOUNDS[name]
     assert size <= most, f"{name}: {size}, over a budget of {most}"
     assert size >= (1 - SLACK) * most, f"{name}: {size}; lower the budget of {most} to it"
 
 
-def test_a_folder_has_few_modules() -> None:
+def test_a_folder_has_few_modules():
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in modules_of(*SOURCE))
     assert not {folder: n for folder, n in counts.items() if n > FOLDER_MODULES}
 
 
-def test_no_two_modules_or_folders_have_the_same_name() -> None:
+def test_no_two_modules_or_folders_have_the_same_name():
     modules = {path for path in modules_of(*SOURCE) if not path.stem.startswith("__")}
     names = Counter(path.stem for path in modules | {path.parent for path in modules})
     assert not {name: n for name, n in names.items() if n > 1}

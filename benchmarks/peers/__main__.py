@@ -38,8 +38,8 @@ from repro.spec.whole_files import replace_text
 ROOT = Path(__file__).resolve().parents[2]
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory", re.IGNORECASE)
-_MEMORY = ["nvidia-smi", "--id=0", "--query-gpu=timestamp,memory.used",
-           "--format=csv,noheader,nounits", "-lms", "200"]  # fmt: skip
+_MEMORY = ["nvidia-smi", "--query-gpu=timestamp,memory.used", "--format=csv,noheader,nounits",
+           "-lms", "200", "--id"]  # fmt: skip
 # Nothing looks for a network; adapters are small, and Unsloth counts its users by a download.
 _OFFLINE = dict.fromkeys(
     ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "DO_NOT_TRACK",
@@ -73,10 +73,10 @@ def command_line() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def driver_memory(out: Path) -> Iterator[None]:
-    """Let the driver's tool write the memory in use on the first card, five times a second."""
-    process = None
+    """Let the driver's tool write the memory in use on the card, five times a second."""
+    process, card = None, os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with contextlib.suppress(FileNotFoundError), out.open("w") as file:
-        process = subprocess.Popen(_MEMORY, stdout=file, stderr=file)
+        process = subprocess.Popen([*_MEMORY, card], stdout=file, stderr=file)
     yield
     if process is not None:
         process.kill()

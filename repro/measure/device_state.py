@@ -41,6 +41,7 @@ import torch
 
 from repro.evidence.environment import ask_driver_tool, probe, steady_now
 from repro.evidence.not_run import needs
+from repro.measure.memory_use import context_bytes
 from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
@@ -105,10 +106,9 @@ def require_clean() -> None:
     """Return once the device's memory is free, the unused given back; raise if it stays in use."""
     release()
     ends = time.monotonic() + _PATIENCE_SECONDS
-    reserved, other = _in_use()
-    while other > OTHER_MOST and time.monotonic() < ends:
+    while (other := context_bytes()) > OTHER_MOST and time.monotonic() < ends:
         time.sleep(0.5)
-        reserved, other = _in_use()
+    reserved = torch.cuda.memory_reserved()
     if reserved <= RESERVED_MOST and other <= OTHER_MOST:
         return
     sentence = (
@@ -170,13 +170,6 @@ def _memory() -> dict[str, int]:
         "peak_bytes": torch.cuda.max_memory_reserved(),
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
     }
-
-
-def _in_use() -> tuple[int, int]:
-    """Return the bytes that the allocator of this process reserves, and all others in use."""
-    free, total = torch.cuda.mem_get_info()
-    reserved = torch.cuda.memory_reserved()
-    return reserved, total - free - reserved
 
 
 def _allocator() -> dict[str, int]:

@@ -33,9 +33,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, cast
@@ -47,7 +46,6 @@ from rich.table import Table
 from torch import Tensor
 
 from kernels import dispatch
-from kernels.formats import QuantizedWeight
 from repro.data.generator import generate_problems
 from repro.data.prompts import render
 from repro.models import checkpoint as checkpoints
@@ -139,45 +137,27 @@ def norm_doses(
         for norm, readers in READERS.items():
             parent = f"model.layers.{layer}"
             gain = read_rounded(source, f"{parent}.{norm}.weight").to(device, torch.float32)
-            totals = _Totals(dict.fromkeys(formats, 0.0))
+            # Sums of squares over the norm's readers, as in the module's table.
+            signal = plain = 0.0
+            rounding = dict.fromkeys(formats, 0.0)
             for reader in readers:
                 name = f"{parent}.{reader}"
-                dense = read_rounded(source, f"{name}.weight").to(device)
-                totals.add(dense, gain, partial(_quantized, dense, name, scales))
-            require(totals.signal > 0, f"{source.where(f'{parent}.{norm}.weight')}: nothing passes")
+                dense = read_rounded(source, f"{name}.weight").to(device)  # (N, K)
+                weight = dense.float()
+                plain += _squares(weight)
+                signal += _squares(weight * gain)
+                for kind in formats:
+                    codes = quantize_projection(dense, name, kind, scales[kind])
+                    error = dispatch.dequantize(codes, torch.float32).sub_(weight)
+                    rounding[kind] += _squares(error.mul_(gain))
+            require(signal > 0, f"{source.where(f'{parent}.{norm}.weight')}: nothing passes")
             yield NormDose(
                 layer=layer,
                 norm=norm,
                 gain=float(gain.abs().median()),
-                noise_per_sigma=math.sqrt(totals.plain / totals.signal),
-                rounding={
-                    kind: math.sqrt(square / totals.signal)
-                    for kind, square in totals.rounding.items()
-                },
+                noise_per_sigma=math.sqrt(plain / signal),
+                rounding={kind: math.sqrt(square / signal) for kind, square in rounding.items()},
             )
-
-
-def _quantized(
-    dense: Tensor, projection: str, scales: Mapping[str, SharedScales], kind: str
-) -> QuantizedWeight:
-    return quantize_projection(dense, projection, kind, scales[kind])
-
-
-class _Totals:
-    """Sums of squares over the readers of a norm, as in the module's table."""
-
-    def __init__(self, rounding: dict[str, float]) -> None:
-        self.signal = self.plain = 0.0
-        self.rounding = rounding
-
-    def add(self, dense: Tensor, gain: Tensor, quantized: Callable[[str], Any]) -> None:
-        """Add one reader, (N, K), behind the norm's gain, (K,)."""
-        weight = dense.float()
-        self.plain += _squares(weight)
-        self.signal += _squares(weight * gain)
-        for kind in self.rounding:
-            error = dispatch.dequantize(quantized(kind), torch.float32).sub_(weight)
-            self.rounding[kind] += _squares(error.mul_(gain))
 
 
 def _squares(values: Tensor) -> float:

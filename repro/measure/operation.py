@@ -27,7 +27,6 @@ from torch.nn import functional
 from kernels import dispatch, timing, tuning
 from kernels.cuda import hopper, linear
 from kernels.cuda.hopper import Adapter
-from kernels.formats import QuantizedWeight
 from kernels.op import Shape, rotated
 from kernels.ops import named_op
 from kernels.packing import PackedWeight
@@ -35,6 +34,7 @@ from kernels.triton import logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.models.random_policy import random_weight
 from repro.spec.config import OperationScale, RunConfig, derive_seed
 from repro.spec.facts import Facts, Timing
 from repro.targets.kernel_speed import (
@@ -332,10 +332,12 @@ def _portable(
     format: str, counts: Sequence[int], replays: int, totals: Totals
 ) -> dict[str, Estimate]:
     """Time the 7B block's linear layers from the checkpoint's layout, as dispatched, in Triton."""
+    generator = torch.Generator("cuda").manual_seed(torch.initial_seed())
     ours = dict.fromkeys(counts, 0.0)
     plain = dict.fromkeys(counts, 0.0)
     for N, K in LAYERS["7b"].values():
-        weights = [_checkpoint(N, K, format) for _ in range(timing.copies(N * K * 9 // 16))]
+        count = timing.copies(N * K * 9 // 16)
+        weights = [random_weight(format, N, K, generator) for _ in range(count)]
         dense = [
             torch.randn(N, K, device="cuda").bfloat16() for _ in range(timing.copies(2 * N * K))
         ]
@@ -350,24 +352,6 @@ def _portable(
         del weights, dense
         torch.cuda.empty_cache()
     return {portable_name(format, M): ratio(plain[M] / ours[M], "ratio", replays) for M in counts}
-
-
-def _checkpoint(N: int, K: int, format: str) -> QuantizedWeight:
-    """Return random codes and mid-range scales in the checkpoint's layout."""
-    codes = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8, device="cuda")
-    if format == "nf4":
-        absmax = torch.rand(N, K // 64, device="cuda") * 0.02 + 0.001
-        return QuantizedWeight(format=format, codes=codes, block_scales=absmax)
-    if format == "mxfp4":
-        scales = torch.randint(112, 126, (N, K // 32), dtype=torch.uint8, device="cuda")
-        return QuantizedWeight(format=format, codes=codes, block_scales=scales)
-    scales = torch.randint(8, 120, (N, K // 16), dtype=torch.uint8, device="cuda")
-    return QuantizedWeight(
-        format=format,
-        codes=codes,
-        block_scales=scales.view(torch.float8_e4m3fn),
-        encode_scale=torch.tensor(40000.0, device="cuda"),
-    )
 
 
 def _logprobs(n: int) -> dict[str, Estimate]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -100,21 +100,6 @@ def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimat
     return Estimate(value=value, unit=unit, method=method, n=n)
 
 
-def _embedding_bytes(decoder: Any) -> int:
-    tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
-    return 0 if tied else int(decoder.model.embed_tokens.weight.nbytes)
-
-
-def _product_parameters(decoder: Any) -> int:
-    """Return the parameters of all projections: what every token is multiplied by."""
-    total = 0
-    for name, module in decoder.named_modules():
-        if is_projection(name):
-            base = base_linear(module)
-            total += base.in_features * base.out_features
-    return total
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Timed steps in the middle of a stretch.
@@ -168,12 +153,17 @@ class Cell:
         The weights are read once by the prefill and once per step; every token but the last is
         multiplied by all projections.
         """
-        policy = self.engine.policy
-        weight_bytes = policy.facts["base_bytes"] - _embedding_bytes(policy.decoder)
+        policy, decoder = self.engine.policy, cast(Any, self.engine.policy.decoder)
+        embedding = decoder.model.embed_tokens.weight
+        tied = decoder.lm_head.weight is embedding
+        weight_bytes = policy.facts["base_bytes"] - (0 if tied else embedding.nbytes)
+        named = decoder.named_modules()
+        bases = [base_linear(module) for name, module in named if is_projection(name)]
+        parameters = sum(base.in_features * base.out_features for base in bases)
         tokens = self.batch * (self.point.prompt_tokens + steps - 1)
         self.repeat.seconds += seconds
         self.repeat.nbytes += (steps + 1) * weight_bytes
-        self.repeat.flops += 2.0 * tokens * _product_parameters(policy.decoder)
+        self.repeat.flops += 2.0 * tokens * parameters
 
     def warm_up(self) -> None:
         """Compile, capture and run once what is timed next."""

@@ -15,8 +15,6 @@ from repro.spec.arm import Arm
 from repro.spec.shapes import shape_named
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
-_SOURCE = "by the plan"
-
 
 def cell_of(point: ThroughputPoint, batch: int) -> str:
     """Return the name of a batch at a point, as the names of its metrics end."""
@@ -56,7 +54,7 @@ def not_fitting(scale: ThroughputScale, arm: Arm, total_bytes: int) -> dict[str,
         for batch in point.batches
     }
     return {
-        cell: needs(nbytes, total_bytes, _SOURCE)
+        cell: needs(nbytes, total_bytes, "by the plan")
         for cell, nbytes in planned.items()
         if nbytes > total_bytes
     }

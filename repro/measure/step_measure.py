@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -39,9 +41,9 @@ from repro.measure.step_metrics import (
     step_line,
     way_of,
 )
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
-from repro.models.decoder import is_projection
-from repro.models.lora import adapter_layers, base_linear
+from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
+from repro.models.loading import projections_by_format
+from repro.models.lora import adapter_layers
 from repro.models.memory_plan import (
     CONTEXT_BYTES,
     FILLED_SHARE,
@@ -54,11 +56,10 @@ from repro.models.memory_plan import (
 )
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
-from repro.models.quantized_linear import QuantizedLinear
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.learner import Learner
-from repro.rl.training_state import TrainState
+from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler, FoldedSampler
@@ -68,8 +69,6 @@ from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.spec.tier import usable_bytes
-
-Stop = Callable[[], bool]
 
 # The plan is within a twentieth of what a step takes: beyond this share of the budget nothing fits.
 _HOPELESS = 1.1
@@ -96,7 +95,7 @@ class Bench:
     scale: StepScale
     seed: int
     pool: GraderPool
-    should_stop: Stop
+    should_stop: Callable[[], bool]
     progress: Progress = lambda text, values: None
     product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
@@ -179,19 +178,8 @@ def first_wave(point: StepPoint, planned: StepShape) -> tuple[StepPoint, StepSha
 
 def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
     """Return the points in their order, cut where another policy or budget is needed."""
-    groups: list[list[StepPoint]] = []
-    for point in points:
-        last = groups[-1][-1] if groups else None
-        same = last is not None and (last.model, last.lora_rank, last.budget_bytes) == (
-            point.model,
-            point.lora_rank,
-            point.budget_bytes,
-        )
-        if same:
-            groups[-1].append(point)
-        else:
-            groups.append([point])
-    return groups
+    needed = attrgetter("model", "lora_rank", "budget_bytes")
+    return [list(group) for _, group in groupby(points, key=needed)]
 
 
 def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
@@ -252,7 +240,7 @@ def _budget(point: StepPoint) -> Iterator[int]:
         release()
 
 
-def build_policy(arm: StepArm, point: StepPoint, seed: int, device: str = "cuda") -> Policy:
+def build_policy(arm: StepArm, point: StepPoint, seed: int) -> Policy:
     """Return the arm's policy of the point's shape with random weights."""
     full = arm.training == "full"
     policy = random_policy(
@@ -260,7 +248,7 @@ def build_policy(arm: StepArm, point: StepPoint, seed: int, device: str = "cuda"
         weight_format=arm.weight_format,
         lora_rank=0 if full else rank_of(arm, point),
         seed=derive_seed(seed, "weights"),
-        device=device,
+        device="cuda",
         full=full,
     )
     take_products(policy.model, arm.linears, policy.compute_dtype)
@@ -319,7 +307,7 @@ def _measure(
             ranks=bench.ranks if several else ALONE,
         )  # fmt: skip
         before = parameter_image(policy)
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         for _ in range(0 if point.memory_only else scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
         for _ in range(scale.steps):
@@ -402,10 +390,5 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
 
 def linears_of(policy: Policy) -> dict[str, int]:
     """Return how many projections there really are of each format."""
-    counts: dict[str, int] = {}
-    for name, layer in policy.decoder.named_modules():
-        if is_projection(name):
-            base = base_linear(layer)
-            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
-            counts[kind] = counts.get(kind, 0) + 1
-    return counts
+    formats = projections_by_format(policy.decoder)
+    return {kind: len(names) for kind, names in formats.items()}

@@ -38,7 +38,7 @@ from repro.rl.learner import learner_of
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.trainer import Training, everything, iterate, prepare
-from repro.rl.training_state import TrainState, fresh_state
+from repro.rl.training_state import TrainState
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import (
@@ -112,11 +112,6 @@ def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
         rollout=SamplingConfig(max_new_tokens=point.completion_tokens),
         optimizer=OptimizerConfig(name=scale.optimizer, learning_rates=rates),
     )
-
-
-def begin(t: Training) -> TrainState:
-    """Return the state of a run that has made no step."""
-    return fresh_state(t.learner.run)
 
 
 def warm_up(t: Training, state: TrainState, tokens: int) -> None:

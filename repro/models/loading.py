@@ -76,7 +76,7 @@ class ModelDescription:
 
     config: PretrainedConfig
     stored_format: str | None
-    end_token_ids: list[int] | None = None
+    end_token_ids: list[int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,15 +270,16 @@ def fill(
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
-    return Filled(linears=_projections_by_format(model), relative_errors=errors)
+    return Filled(linears=projections_by_format(model), relative_errors=errors)
 
 
-def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
-    """Return the receipt of the model as it is now, whatever was asked for."""
+def projections_by_format(decoder: nn.Module) -> dict[str, list[str]]:
+    """Return the projections, adapted or not, as they are now, whatever was requested."""
     by_format: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
+    for name, module in decoder.named_modules():
         if is_projection(name):
-            kind = module.weight_format if isinstance(module, QuantizedLinear) else "bf16"
+            base = getattr(module, "base_layer", module)  # of an adapted one
+            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
             by_format.setdefault(kind, []).append(name)
     return by_format
 
@@ -365,26 +366,22 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
         raise CheckpointError(
             f"{source.where(missing[0])} is missing{_and_more(missing)}{tie * untied}"
         )
-    extra = sorted(present - expected.keys() - _tied_names(model))
+    # A tied lm_head may be stored a second time, with the same values.
+    tied = {_HEAD} & present if _tied(model) else set()
+    extra = sorted(present - expected.keys() - tied)
     if extra:
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"
         )
-    for head in sorted(_tied_names(model) & present):
-        if not torch.equal(read_rounded(source, head), read_rounded(source, _EMBEDDING)):
-            raise CheckpointError(
-                f"{source.where(head)} differs from {_EMBEDDING}, and config.json ties the two "
-                "(tie_word_embeddings is true): one of them is wrong"
-            )
+    if tied and not torch.equal(read_rounded(source, _HEAD), read_rounded(source, _EMBEDDING)):
+        raise CheckpointError(
+            f"{source.where(_HEAD)} differs from {_EMBEDDING}, and config.json ties the two "
+            "(tie_word_embeddings is true): one of them is wrong"
+        )
 
 
 def _tied(model: nn.Module) -> bool:
     return bool(cast(Any, model).config.tie_word_embeddings)
-
-
-def _tied_names(model: nn.Module) -> set[str]:
-    # A tied lm_head may be stored a second time, with the same values.
-    return {_HEAD} if _tied(model) else set()
 
 
 def _and_more(names: list[str]) -> str:

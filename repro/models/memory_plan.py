@@ -274,18 +274,6 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     return MemoryPlan(step=step, rollout=rollout, update=update)
 
 
-def peak_within(step: StepShape, device_bytes: int) -> int:
-    """Return the peak of a training run whose cache is capped by what its device has free."""
-    return plan_memory(step).peak - _beyond_cap(step, device_bytes)
-
-
-def fit_training(step: StepShape, device_bytes: int) -> StepShape:
-    """Return the step of a training run with the micro-batches and kept blocks that fit."""
-    room = int(device_bytes * FILLED_SHARE) + _beyond_cap(step, device_bytes)
-    return fit_update(step, room, kept=0 if step.full_over else None,
-                      most=MOST_FULL_TOKENS if step.full_over else MOST_MICRO_TOKENS)  # fmt: skip
-
-
 def _beyond_cap(step: StepShape, device_bytes: int) -> int:
     """Return the bytes of a full cache that a training run's sampler does not take."""
     plan = plan_memory(step)
@@ -414,16 +402,13 @@ def fit_update(
         fits = sum(plan_memory(fitting).update.values()) <= room
         if fits and kept is None:
             fitting = _with_most_kept(fitting, room)
-        cost = update_cost(fitting.kept_blocks / step.shape.layers, fitting.micro_tokens)
+        # An update's time over that of one long pass that keeps all blocks.
+        recomputed = 1 - fitting.kept_blocks / step.shape.layers
+        cost = (1 + recomputed / 2) * (1 + _PASS_TOKENS / fitting.micro_tokens)
         if fits and cost < least:
             best, least = fitting, cost
         rows -= 1
     return best
-
-
-def update_cost(kept: float, micro_tokens: int) -> float:
-    """Return an update's time with a part of blocks kept over that of one long pass with all."""
-    return (1 + (1 - kept) / 2) * (1 + _PASS_TOKENS / micro_tokens)
 
 
 def _with_most_kept(step: StepShape, room: int) -> StepShape:
@@ -461,7 +446,7 @@ class TrainingMemory:
     """
 
     step: StepShape
-    served: int = 0
+    served: int
 
     @property
     def least(self) -> int:
@@ -470,7 +455,10 @@ class TrainingMemory:
 
     def fitting(self, device_bytes: int) -> StepShape:
         """Return the step with micro-batches and kept blocks for a device of so many bytes."""
-        return fit_training(self.step, device_bytes - self.served)
+        left, full = device_bytes - self.served, self.step.full_over > 0
+        room = int(left * FILLED_SHARE) + _beyond_cap(self.step, left)
+        most = MOST_FULL_TOKENS if full else MOST_MICRO_TOKENS
+        return fit_update(self.step, room, kept=0 if full else None, most=most)
 
     def served_share(self, device_bytes: int) -> float:
         """Return the part of a device that vLLM takes: what is served, and the cache."""
@@ -487,8 +475,9 @@ class TrainingMemory:
             rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
             whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
             return plan_memory(whole).peak + self.served
-        room = device_bytes - self.served
-        return peak_within(self.fitting(device_bytes), room) + self.served
+        step = self.fitting(device_bytes)
+        beyond = _beyond_cap(step, device_bytes - self.served)
+        return plan_memory(step).peak - beyond + self.served
 
 
 def training_memory(arm: Arm, scale: TrainScale, ranks: int = 1) -> TrainingMemory | None:

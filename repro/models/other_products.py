@@ -106,18 +106,14 @@ def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
     count = 0
     for module in causal_lm(model).modules():
         if isinstance(module, QuantizedLinear):
-            _take(module, linears, dtype)
+            codes = module.codes()
+            if linears == "dequantised":
+                module.product = DequantisedEveryPass(codes)
+            else:
+                library = importlib.import_module("bitsandbytes")
+                module.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
+                module.give_up_codes()
             count += 1
     if not count:
         raise ValueError(f"linears {linears}: the model has no 4-bit projection")
     return count
-
-
-def _take(layer: QuantizedLinear, linears: str, dtype: torch.dtype) -> None:
-    codes = layer.codes()
-    if linears == "dequantised":
-        layer.product = DequantisedEveryPass(codes)
-        return
-    library = importlib.import_module("bitsandbytes")
-    layer.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
-    layer.give_up_codes()

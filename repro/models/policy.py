@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -59,7 +59,7 @@ from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat
-from repro.spec.checks import require
+from repro.spec.checks import require, require_choice
 from repro.spec.facts import Facts
 from repro.spec.tier import usable_bytes
 
@@ -236,10 +236,11 @@ def _load_base(
         recipe=recipe,
     )
     _require_all_projections(model, filled, weight_format)
+    errors = filled.relative_errors
     facts = Facts(
         linears={name: len(projections) for name, projections in filled.linears.items()},
-        recipe=recipe if filled.relative_errors else None,
-        relative_weight_error_mean=_mean(filled),
+        recipe=recipe if errors else None,
+        relative_weight_error_mean=sum(errors.values()) / len(errors) if errors else None,
         norms_wrapped=len(wrap_norms(model)),
         base_bytes=base_bytes(model),
     )
@@ -361,12 +362,8 @@ def base_bytes(model: nn.Module) -> int:
 
 
 def _require_arguments(weight_format: str, training: str, norms_trained: bool) -> None:
-    if weight_format not in get_args(WeightFormat):
-        raise ValueError(
-            f"weight_format is {weight_format!r}; known are {', '.join(get_args(WeightFormat))}"
-        )
-    if training not in get_args(Training):
-        raise ValueError(f"training is {training!r}; known are {', '.join(get_args(Training))}")
+    require_choice("weight_format", weight_format, WeightFormat)
+    require_choice("training", training, Training)
     if training == "full" and weight_format != "bf16":
         raise ValueError(f"full training needs bf16 weights; weight_format is {weight_format!r}")
     if norms_trained and training != "lora":
@@ -386,11 +383,6 @@ def _require_all_projections(model: nn.Module, filled: Filled, weight_format: st
         )
 
 
-def _mean(filled: Filled) -> float | None:
-    errors = filled.relative_errors
-    return sum(errors.values()) / len(errors) if errors else None
-
-
 def set_trainable(policy: Policy, *, norms_trained: bool) -> None:
     """Make trainable what the policy's kind of training says, and note it in its facts."""
     adapters = dict(adapter_layers(policy.model))
@@ -401,17 +393,13 @@ def set_trainable(policy: Policy, *, norms_trained: bool) -> None:
         for parameter in policy.model.parameters():
             parameter.requires_grad_(True)
         if policy.compute_dtype != torch.float32:
-            _run_in_autocast(policy)
+            inner = policy.decoder.get_submodule("model")
+            autocast = torch.autocast(policy.device.type, dtype=policy.compute_dtype)
+            setattr(inner, "forward", autocast(inner.forward))  # noqa: B010 (a method, to mypy)
+            policy.facts["compute"] += " by autocast; float32 masters, residual stream and norms"
     if norms_trained:
         for norm in block_norms(policy.model).values():
             norm.weight = nn.Parameter(norm.weight.detach().to(torch.float32))
             policy.facts["norms_trained"] += 1
     trainable = trainable_parameters(policy)
     policy.facts["parameters_trainable"] = sum(p.numel() for p in trainable.values())
-
-
-def _run_in_autocast(policy: Policy) -> None:
-    inner = policy.decoder.get_submodule("model")
-    autocast = torch.autocast(policy.device.type, dtype=policy.compute_dtype)
-    setattr(inner, "forward", autocast(inner.forward))  # noqa: B010 (a method, to mypy)
-    policy.facts["compute"] += " by autocast; float32 masters, residual stream and norms"

@@ -118,7 +118,10 @@ def random_policy(
     adapted: nn.Module = model
     if lora_rank:
         alpha = float(lora_rank) if lora_alpha is None else lora_alpha
-        adapted = _with_random_adapter(model, lora_rank, alpha, seed, generator)
+        adapted = attach_adapter(model, rank=lora_rank, alpha=alpha, seed=seed)
+        for _, layer in adapter_layers(adapted):
+            with torch.no_grad():
+                layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
     policy = Policy(
         model=adapted.eval(),
         tokenizer=None,
@@ -130,17 +133,6 @@ def random_policy(
     if full:
         set_trainable(policy, norms_trained=False)
     return policy
-
-
-def _with_random_adapter(
-    decoder: Any, rank: int, alpha: float, seed: int, generator: torch.Generator
-) -> nn.Module:
-    """Return the decoder with an adapter whose B is random, too."""
-    adapted: nn.Module = attach_adapter(decoder, rank=rank, alpha=alpha, seed=seed)
-    for _, layer in adapter_layers(adapted):
-        with torch.no_grad():
-            layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
-    return adapted
 
 
 def random_weight(

@@ -32,6 +32,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,14 +55,13 @@ from repro.measure.noise_dose import Sampled, sampled
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.divergence import SLICE, compared, logprobs
 from repro.models.policy import Policy
-from repro.procedures.train import load_arm
+from repro.procedures.train import device_of, load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.packed import packed_hidden
 from repro.rl.rows import Rows
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
-from repro.spec.tier import cuda_devices
 
 _PROGRAM = re.compile(r"```|^\s*(?:def |import |print\()", re.MULTILINE)
 
@@ -94,7 +94,7 @@ def measure_dose(
     if should_stop():
         raise Stopped
     progress("loading", {})
-    policy = load_arm(run, _device(run.tier))
+    policy = load_arm(run, device_of(run))
     temperature = run.rollout.temperature
     with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
         progress("sampling its own", {})
@@ -103,7 +103,9 @@ def measure_dose(
             raise Stopped
         progress("measuring", {})
         by_prompt = _of_distributions(policy, common, own, temperature)
-        texts = _texts(policy, common.asked, own)
+        token_ids = [completion.token_ids for completion in own.completions]
+        prompts = [question.prompt for question in common.asked]
+        texts = read_texts(token_ids, prompts, policy.tokenizer)
         reads = template_named(scale.prompt_template).reads
         answers = answers_of(common.asked, texts, own.completions, pool, reads)
     by_prompt |= _of_answers(answers, texts)
@@ -118,7 +120,12 @@ def measure_dose(
         },
         facts=policy.facts
         | {
-            "noise_at_start": _noise_facts(receipt),
+            "noise_at_start": {
+                "sigma": receipt.sigma,
+                "sigma_realised": receipt.sigma_realised,
+                "modules": len(receipt.modules),
+                "channels_changed": receipt.channels_changed,
+            },
             "temperature": temperature,
             "answers": {"accuracy": answers.tallies()},
         },
@@ -136,10 +143,6 @@ _UNITS = {
     "code_rate": "percent",
     "distinct_answers": "answers",
 }
-
-
-def _device(tier: str) -> str:
-    return "cuda" if tier != "smoke" and cuda_devices() else "cpu"
 
 
 def _untreated(run: RunConfig) -> RunConfig:
@@ -161,7 +164,7 @@ def _untreated(run: RunConfig) -> RunConfig:
 def _common(run: RunConfig) -> Common:
     """Return what the arms of a seed have in common, from the run of their BF16 policy."""
     scale: TrainScale = run.scale
-    policy = load_arm(run, _device(run.tier))
+    policy = load_arm(run, device_of(run))
     asked = questions(
         load_problems(scale.data, "development"),
         scale.prompt_template,
@@ -188,16 +191,7 @@ def _of_distributions(
     policy: Policy, common: Common, own: Sampled, temperature: float
 ) -> dict[str, list[float]]:
     """Return what the distributions along common and own completions say, a value per prompt."""
-    values: dict[str, list[float]] = {
-        name: []
-        for name in (
-            "kl_completions",
-            "entropy_forced",
-            "entropy_own",
-            "entropy_finished",
-            "choice",
-        )
-    }
+    values = defaultdict[str, list[float]](list)
     for rows in common.sampled.parts:
         kl, forced = compared(
             common.policy, packed_hidden(common.policy, rows), policy, packed_hidden(policy, rows),
@@ -208,8 +202,8 @@ def _of_distributions(
     for rows in own.parts:
         entropy, choice = zip(*_along(policy, rows, temperature), strict=True)
         values["entropy_own"] += _by_prompt(rows, torch.cat(entropy))
-        values["choice"] += _by_prompt(rows, torch.cat(choice))
         values["entropy_finished"] += _by_prompt(rows, torch.cat(entropy), finished=True)
+        values["choice"] += _by_prompt(rows, torch.cat(choice))
     return values
 
 
@@ -236,12 +230,6 @@ def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[fl
     return [float(v) for v in total / sums.index_add(0, prompts, torch.ones_like(values))]
 
 
-def _texts(policy: Policy, asked: Sequence[Question], own: Sampled) -> list[str]:
-    token_ids = [completion.token_ids for completion in own.completions]
-    prompts = [question.prompt for question in asked]
-    return read_texts(token_ids, prompts, policy.tokenizer)
-
-
 def _of_answers(answers: Answers, texts: Sequence[str]) -> dict[str, list[float]]:
     """Return what each prompt's completions have in common, and how they differ."""
     group = len(texts) // max(1, len(answers.groups) + answers.dropped)
@@ -262,15 +250,6 @@ def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceip
     noise, steps = run.arm.noise, run.scale.steps
     first = 0 if noise is None else max(steps // noise.num_stages, 1)
     return perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
-
-
-def _noise_facts(receipt: NoiseReceipt) -> dict[str, Any]:
-    return {
-        "sigma": receipt.sigma,
-        "sigma_realised": receipt.sigma_realised,
-        "modules": len(receipt.modules),
-        "channels_changed": receipt.channels_changed,
-    }
 
 
 def _mean(values: Sequence[float], unit: str) -> Estimate:

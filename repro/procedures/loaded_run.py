@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
@@ -123,7 +123,7 @@ class LoadedRun:
     evaluation: ScaleEvaluator
     ranks: Ranks
     tally: RunTally
-    receipts: Facts = field(default_factory=Facts)
+    receipts: Facts
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the training hooks: evaluation on held-out problems, progress, stopping."""

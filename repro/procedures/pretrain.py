@@ -41,12 +41,7 @@ from repro.evidence.record import Estimate
 from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.loading import SUMMARY_FILE
-from repro.spec.config import (
-    PretrainScale,
-    RunConfig,
-    derive_seed,
-    digest_of,
-)
+from repro.spec.config import PretrainScale, RunConfig, derive_seed, digest_of
 from repro.spec.facts import Facts
 from repro.spec.whole_files import appearing, replace_text
 

@@ -36,12 +36,11 @@ class RunTally:
         self,
         evaluation: ScaleEvaluator,
         pool: GraderPool,
-        inputs: Mapping[str, str] | None = None,
-        began: float | None = None,
+        inputs: Mapping[str, str],
+        began: float,
     ) -> None:
-        self._began = time.perf_counter() if began is None else began
-        self._seconds_before = 0.0
-        self._inputs = dict(inputs or {})
+        self._began, self._seconds_before = began, 0.0
+        self._inputs = dict(inputs)
         self._evaluator, self._pool = evaluation.evaluator, pool
         # A pool may have served other runs before this one.
         self._killed_before = -pool.workers_killed
@@ -69,27 +68,24 @@ class RunTally:
 
     def counts(self) -> dict[str, Any]:
         """Return all counts as JSON values."""
-        counts: dict[str, Any] = {
+        return {
             "grades": self.grades,
             "workers_killed": self.workers_killed,
             "peak_bytes": self.peak_bytes,
             "seconds": self.seconds,
+            "inputs": self._inputs,
         }
-        return counts | ({"inputs": self._inputs} if self._inputs else {})
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
         """Continue an earlier start's counts; `ValueError` if files or problems have changed."""
-        _require_same(counts.get("inputs") or self._inputs, self._inputs)
+        before, now = counts.get("inputs") or self._inputs, self._inputs
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
+                    "checkpoint was written: put it back, or remove the run's folder to start again"
+                )
         self._evaluator.grades = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
         self._seconds_before = counts.get("seconds", 0.0)
-
-
-def _require_same(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            raise ValueError(
-                f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
-                "checkpoint was written: put it back, or remove the run's folder to start again"
-            )

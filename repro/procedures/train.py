@@ -201,6 +201,11 @@ def _sampled_prompts(
     return series
 
 
+def device_of(run: RunConfig) -> str:
+    """Return the device that a run computes on: `smoke` takes the CPU wherever it is."""
+    return "cuda" if run.tier != "smoke" and cuda_devices() else "cpu"
+
+
 def load_arm(run: RunConfig, device: str) -> Policy:
     """Return the initial policy of a run's arm."""
     scale: TrainScale = run.scale
@@ -237,7 +242,7 @@ def loaded(run: RunConfig, ranks: Ranks, progress: Progress, threads: int) -> It
 
 def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) -> LoadedRun:
     scale: TrainScale = run.scale
-    policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
+    policy = load_arm(run, device_of(run))
     if ranks.world > 1 and run.arm.training == "full":
         shard(policy, ranks.devices, scale.optimizer.name)
         release()  # the whole masters

@@ -34,7 +34,7 @@ TARGETS: tuple[Target, ...] = (
     training_curves.FIGURE12, training_curves.FIGURE13, training_curves.FIGURE14,
     ablations.FIGURE15, ablations.FIGURE16, ablations.FIGURE17, *training_curves.SIZED_FIGURES,
     described.PRETRAIN_TINY, memory.MEMORY, memory.MEMORY_DENSE, memory.MEMORY_FORMATS,
-    memory.MEMORY_BUDGETS, kernel_speed.KERNELS, rollout_speed.ROLLOUT,
+    memory.MEMORY_BUDGETS, memory.MEMORY_CARDS, kernel_speed.KERNELS, rollout_speed.ROLLOUT,
     rollout_speed.RANKED, rollout_speed.VLLM, rollout_speed.ROLLOUT_FOLDED,
     rollout_speed.VLLM_16_BIT,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from repro.spec.target import Target
 from repro.spec.tier import GIB
 from repro.targets.step_targets import step_metrics, step_target
 from repro.targets.steps import POINTS_32B
-from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
+from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN
 
 _CAP = 80 * 10**9
 
@@ -56,6 +56,17 @@ BUDGET_POINTS = (
     _point("7b_10gb", "7b", budget_bytes=10 * 10**9, slots=4, micro_tokens=2304, lora_rank=16),
 )
 
+# Whole steps within the budgets of common cards, with lengths like those of GSM8K.
+CARD_POINTS = tuple(
+    StepPoint(
+        name=f"{model.replace('.', '_')}_{prompts}x8_{gigabytes}gb", model=model, prompts=prompts,
+        group=8, prompt_tokens=150, lengths="spread", budget_bytes=gigabytes * 10**9,
+    )
+    for model, prompts, gigabytes in (
+        ("0.5b", 16, 24), ("0.5b", 64, 24), ("7b", 16, 24), ("7b", 16, 16), ("7b", 16, 12),
+    )
+)  # fmt: skip
+
 
 def _target(
     name: str,
@@ -94,4 +105,11 @@ MEMORY_BUDGETS = _target(
     "memory_budgets", "GRPO steps on smaller cards (not in the paper)",
     "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
     (NVFP4_LORA,), BUDGET_POINTS, headline="peak_bytes_32b_32gb", version=2, card=32 * GIB,
+)  # fmt: skip
+MEMORY_CARDS = step_target(
+    "memory_cards", "Whole GRPO steps within the memory of common cards (not in the paper)",
+    "QeRL trains a 7B model within 24 GB, and the plan says what a step takes",
+    (NVFP4_LORA_AQN,), StepScale(points=CARD_POINTS, steps=3),
+    metrics=step_metrics(CARD_POINTS, ratios=False), headline=f"peak_bytes_{CARD_POINTS[2].name}",
+    source="not in the paper; the bars are this suite's", card=24 * 10**9,
 )  # fmt: skip

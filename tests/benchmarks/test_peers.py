@@ -1,7 +1,5 @@
 """The race: its plan, what a record may hold, the tables, and both sides on a CPU."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics
@@ -33,7 +31,7 @@ CHAT = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a checkpoint of a tiny model with random weights, a tokenizer and a chat template."""
     place = tmp_path_factory.mktemp("tiny")
     tokenizer: Any = build_tokenizer(GeneratorConfig())
@@ -50,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """Return a file of sixty questions."""
     path = tmp_path_factory.mktemp("data") / "questions.jsonl"
     rows = [{"question": f"What is {n} plus {n + 1}?", "answer": str(2 * n + 1)} for n in range(60)]
@@ -58,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def entry(way: str, seconds: list[float], lengths: str = "long", **more: Any) -> dict[str, Any]:
+def entry(way, seconds, lengths="long", **more):
     return {
         "model": "7b", "lengths": lengths, "way": way, "seconds": seconds,
         "median": statistics.median(seconds), "commit": "abcdef012345", "date": "2026-01-01",
@@ -66,14 +64,14 @@ def entry(way: str, seconds: list[float], lengths: str = "long", **more: Any) ->
     }  # fmt: skip
 
 
-def step_entry(way: str, seconds: float, tokens: int = 1000, **more: Any) -> dict[str, Any]:
+def step_entry(way, seconds, tokens=1000, **more):
     parts = {"rollout": 0.5, "sync": 0.1, "score": 0.1, "update": 0.4}
     spent = {f"{part}_seconds": [share * seconds] * 3 for part, share in parts.items()}
     own = {"completion_tokens": [tokens] * 3, "terms": EQUAL, **spent, **more}
     return entry(way, [seconds] * 3, "7b_16x8", **own)
 
 
-def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_terms() -> None:
+def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_terms():
     tried = sweep.trials("trl", "16x8_real", "0.5b", 9)
     assert {(row.lengths, row.terms, row.trial) for row in tried} == {("16x8", EQUAL, True)}
     assert tried == sweep.trials("trl", "16x8", "0.5b", 9)
@@ -90,7 +88,7 @@ def test_every_setting_is_tried_once_and_the_fastest_by_token_counts_in_both_ter
     assert all(row.lengths == "16x8_real" and row.steps == 20 for row in counting)
 
 
-def test_what_needs_no_choice_has_no_trial() -> None:
+def test_what_needs_no_choice_has_no_trial():
     for way in (*sweep.OURS, "trl_alone"):
         assert sweep.trials(way, "16x8", "0.5b", 9) == []
         assert len(sweep.counting(way, "16x8", "0.5b", 9, [])) == 1
@@ -116,9 +114,7 @@ def test_what_needs_no_choice_has_no_trial() -> None:
         ({"date": None}, "date is None"),
     ],
 )
-def test_a_record_is_refused_with_the_entry_and_what_is_wrong(
-    changed: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_a_record_is_refused_with_the_entry_and_what_is_wrong(changed, named, tmp_path):
     path = tmp_path / "peers.json"
     good = step_entry("trl", 2.0)
     path.write_text(json.dumps({"device": "A", "entries": [good]}), encoding="utf-8")
@@ -128,7 +124,7 @@ def test_a_record_is_refused_with_the_entry_and_what_is_wrong(
         table.read_record(path)
 
 
-def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed() -> None:
+def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed():
     entries = [
         step_entry("trl", 4.0, 500, driver_bytes=2**30, start_seconds=75.0,
                    rewards=[0.1] * 15 + [0.5] * 5),
@@ -149,12 +145,12 @@ def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed() -> None:
     assert "Unsloth" not in text
 
 
-def test_the_page_is_written_from_the_blessed_records() -> None:
+def test_the_page_is_written_from_the_blessed_records():
     page = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
     assert table.renewed(page, ROOT / "benchmarks") == page
 
 
-def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed() -> None:
+def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed():
     lines = [f"2026/11/28 17:55:0{n}.500, {mib}" for n, mib in enumerate((9000, 70, 80, 60, 9000))]
     middle = [f"2026/11/28 17:55:0{n}.000" for n in (1, 4)]
     began, ended = (
@@ -165,16 +161,14 @@ def test_memory_is_the_most_that_the_driver_named_while_steps_were_timed() -> No
     assert peers.most_bytes([], began, ended) is None
 
 
-def race(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> list[dict[str, Any]]:
+def race(monkeypatch, out, *flags):
     """Run the command on the CPU; return the record's entries."""
     monkeypatch.setattr(sys, "argv", ["peers", *flags, "--device", "cpu", "--out", str(out)])
     assert peers.main() == 0
     return list(table.read_record(out)["entries"])
 
 
-def test_what_cannot_be_run_is_a_row_with_its_reason(
-    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_run_is_a_row_with_its_reason(folder, data, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
     out, flags = tmp_path / "p.json", ("--models", "tiny", "--workloads", "tiny_2x2")
     (lacking,) = race(monkeypatch, out, *flags, "--ways", "trl_alone")
@@ -186,12 +180,10 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(
     assert entry["failed"] == "failed: ModuleNotFoundError: No module named 'trl'"
 
 
-def test_memory_that_does_not_suffice_halves_the_rows(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_does_not_suffice_halves_the_rows(folder, tmp_path, monkeypatch):
     tried = []
 
-    def process(self: Any, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+    def process(self, row, request, place):
         tried.append(request["settings"]["rows"])
         short = {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}
         return short if tried[-1] > 8 else {"seconds": [1.0], "median": 1.0}
@@ -203,13 +195,11 @@ def test_memory_that_does_not_suffice_halves_the_rows(
     assert (tried, measured["median"]) == ([32, 16, 8], 1.0)
 
 
-def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
     ran: list[tuple[bool, int, int]] = []
 
-    def process(self: Any, row: Row, request: dict[str, Any], place: Path) -> dict[str, Any]:
+    def process(self, row, request, place):
         rows, steps = row.settings["rows"], len(harness.drawn_rows(Namespace(**request)))
         ran.append((row.trial, rows, steps))
         if len(ran) == 2 and stopped:
@@ -234,8 +224,8 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(
 
 
 def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
-    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, data, tmp_path, monkeypatch
+):
     request = {"folder": str(folder), "ignore_end": False, "seed": 0, "prompts": 2, "steps": 5}
     files = workloads.write_questions(request, str(data), tmp_path)
     lines = Path(files["questions"]).read_text(encoding="utf-8").splitlines()
@@ -244,7 +234,7 @@ def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
     met: list[str] = []
     inner = own.train_run
 
-    def watched(made: Any, learner: Any, hooks: Any, place: Path) -> Any:
+    def watched(made, learner, hooks, place):
         source = own_source(made)
         met.extend(problem.question for step in range(5) for problem in source.draw(step))
         return inner(made, learner, hooks, place)
@@ -265,13 +255,13 @@ def test_the_trainers_own_steps_are_timed_on_the_same_questions_as_a_peers(
         assert sum(parts) == pytest.approx(total)
 
 
-def own_source(made: Any) -> Any:
+def own_source(made):
     from repro.rl.collect import PromptSource
 
     return PromptSource(made.problems.train, made.evaluation.evaluator.tokenizer, made.run)
 
 
-def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder: Path, tmp_path: Path) -> None:
+def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder, tmp_path):
     request = {"folder": str(folder), "ignore_end": True, "seed": 0, "prompts": 2, "steps": 2}
     files = workloads.write_questions(request | {"prompt_tokens": 300}, "", tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -286,9 +276,7 @@ def test_prompts_of_a_7b_step_have_exactly_its_tokens(folder: Path, tmp_path: Pa
     assert files["data"].startswith("file:")
 
 
-def test_both_sides_see_the_same_log_probabilities_of_the_same_rows(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_both_sides_see_the_same_log_probabilities_of_the_same_rows(folder, tmp_path):
     request = {
         "model": "tiny", "lengths": "spread", "folder": str(folder), "device": "cpu",
         "dtype": "float32", "seed": 0, "sampled": False, "settings": {"rows": 4},
@@ -302,20 +290,20 @@ def test_both_sides_see_the_same_log_probabilities_of_the_same_rows(
     assert packed["logprob"] == pytest.approx(padded["logprob"], abs=1e-5)
 
 
-def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch):
     class Trainer:
         """A trainer that takes known times."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.vllm_generation = SimpleNamespace(
                 sync_weights=lambda: spend(1.0), generate=lambda: spend(4.0)
             )
             self.hands: Any = None
 
-        def add_callback(self, hand: Any) -> None:
+        def add_callback(self, hand):
             self.hands = hand
 
-        def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        def _generate_and_score_completions(self, inputs):
             self.vllm_generation.sync_weights()
             self.vllm_generation.generate()
             spend(2.0)
@@ -324,7 +312,7 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch: pytest.MonkeyPa
 
     time = [0.0]
 
-    def spend(seconds: float) -> None:
+    def spend(seconds):
         time[0] += seconds
 
     monkeypatch.setattr(harness, "now", lambda device: time[0])
@@ -345,7 +333,7 @@ def test_a_peers_step_is_cut_into_parts_that_add_up(monkeypatch: pytest.MonkeyPa
     assert entry["timed_between"] == [clock.ended[2], clock.ended[4]]
 
 
-def test_as_shipped_leaves_the_correction_to_the_tool() -> None:
+def test_as_shipped_leaves_the_correction_to_the_tool():
     asked = Namespace(
         prompts=16, group=8, new_tokens=512, steps=10, seed=0, dtype="bfloat16", device="cuda",
         ignore_end=True, way="trl", terms=SHIPPED, settings={"rows": 32, "memory": 0.3},
@@ -359,7 +347,7 @@ def test_as_shipped_leaves_the_correction_to_the_tool() -> None:
     assert shipped["generation_kwargs"] == {"ignore_eos": True}
 
 
-def test_rewards_are_the_same_for_texts_and_messages() -> None:
+def test_rewards_are_the_same_for_texts_and_messages():
     said = ["so \\boxed{1,200}", "\\boxed{3} no, \\boxed{4}", "nothing"]
     golds = ["#### 1200", "3", "5"]
     assert harness.boxed(said, golds) == [1.0, 0.0, 0.0]

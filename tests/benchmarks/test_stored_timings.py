@@ -1,7 +1,5 @@
 """How timings are stored, and the clock that they are taken by."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -55,7 +53,7 @@ def test_operation(op, benchmark):
 COMMIT = "c0ffee" + 34 * "0"
 
 
-def timed(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def timed(folder, *options):
     """Run a folder of benchmarks in a process of its own, with rounds of about 1 ms."""
     rounds = "1.0e-3 1.01e-3 0.99e-3 1.0e-3 1.0e-3"
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "REPRO_COMMIT": COMMIT}
@@ -65,9 +63,7 @@ def timed(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True, check=False)  # fmt: skip
 
 
-def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_comparison_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_comparison_is_not(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
     done = timed(tmp_path, "-o", "addopts=-m 'not nightly'")  # as this project's pyproject.toml
@@ -91,7 +87,7 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock_and_a_compariso
     assert list(tmp_path.rglob("*.json")) == [path]
 
 
-def test_the_binding_limit_is_the_larger_share() -> None:
+def test_the_binding_limit_is_the_larger_share():
     limits = Limits(copy_rate=4e12, matmul_rate=8e14)
     shares = limits.shares(1e-3, nbytes=2e9, flops=2e11)
     assert shares["percent_of_copy_rate"] == pytest.approx(50)
@@ -99,20 +95,18 @@ def test_the_binding_limit_is_the_larger_share() -> None:
     assert shares["limit_percent"] == pytest.approx(50)
 
 
-def benchmark_of(seconds: float = 1.0) -> MagicMock:
+def benchmark_of(seconds=1.0):
     return MagicMock(extra_info={}, stats={"median": seconds}, disabled=False)
 
 
-def rates(bf16: float, nvfp4: float) -> Any:
+def rates(bf16, nvfp4):
     """Return made-up rollouts: every cell of an arm at one rate, three repeats of it."""
     names = [claims.rate_of(point, batch) for point in claims.CELLS for batch in point.batches]
     by_arm = {"BF16": bf16, "NVFP4": nvfp4}
     return lambda arm: {m: dict.fromkeys((0, 1, 2), by_arm[arm]) for m in names}
 
 
-def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_batches(monkeypatch):
     monkeypatch.setattr(claims, "rollouts", rates(1000.0, 1400.0))
     point = claims.CELLS[0]
     with pytest.raises(AssertionError, match=r"1\.40 x of 16-bit LoRA"):
@@ -128,13 +122,11 @@ def test_the_headline_fails_where_it_does_not_hold_and_is_a_finding_at_large_bat
     rows.test_rollout("NVFP4", point, 8, benchmark_of())
 
 
-def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(monkeypatch):
     monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
     metric = claims.rate_of(claims.CELLS[0], 8)
 
-    def verdict(rate: float) -> str:
+    def verdict(rate):
         values = {metric: dict(enumerate((0.999 * rate, rate, 1.001 * rate)))}
         return claims.compared("rollout", NVFP4_LORA.name, values)[metric].verdict
 
@@ -146,9 +138,7 @@ def test_a_row_is_red_where_it_is_slower_than_blessed_by_the_projects_rule(
         rows.test_rollout("NVFP4", claims.CELLS[0], 8, benchmark_of())
 
 
-def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(monkeypatch):
     monkeypatch.setattr(claims, "device_slug", lambda: "nvidia_h100_80gb_hbm3")
     for arm in ("bf16_lora", "nvfp4_lora"):
         rollout = rates(1.0, 1.0)("BF16")
@@ -160,18 +150,16 @@ def test_every_arm_and_cell_of_the_claims_has_what_it_is_compared_with(
     assert row.verdict == "unchanged"
 
 
-def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monkeypatch):
     runs: list[Any] = []
 
-    def seeds(own: list[Any], **how: Any) -> list[Measured]:
+    def seeds(own, **how):
         runs.extend(own)
         value = Estimate(value=2.0, unit="tokens per second")
         # The largest batch does not fit.
         return [Measured(metrics={f"tokens_per_second_7b_{b}": value for b in (1, 8, 64)})] * 3
 
-    def steps(run: Any, **how: Any) -> Measured:
+    def steps(run, **how):
         runs.append(run)
         value = Estimate(value=2.0, unit="seconds")
         return Measured(metrics={"step_seconds_7b_spread": value, "peak_bytes_7b_spread": value},
@@ -199,12 +187,10 @@ def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(
     assert runs[-1].arm in lengths.arms
 
 
-def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(monkeypatch):
     name = claims.CLAIM.name
 
-    def step(peak: float) -> Any:
+    def step(peak):
         return lambda: {f"step_seconds_{name}": {0: 22.0}, f"peak_bytes_{name}": {0: peak}}
 
     monkeypatch.setattr(claims, "claimed_step", step(3.5e10))
@@ -214,16 +200,14 @@ def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(
         rows.test_peak_of_a_32b_step(benchmark_of())
 
 
-def test_an_arm_that_cannot_be_measured_is_skipped_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_arm_that_cannot_be_measured_is_skipped_with_a_sentence(monkeypatch):
     monkeypatch.setattr(claims, "missing_library", lambda name: f"needs {name}")
     with pytest.raises(pytest.skip.Exception, match="nf4_lora_bitsandbytes needs bitsandbytes"):
         rows.test_rollout("NF4 bitsandbytes", claims.CELLS[0], 1, benchmark_of())
 
 
-def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path: Path) -> None:
-    def run(commit: str, **medians: float) -> Any:
+def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path):
+    def run(commit, **medians):
         named = {"group": "A claim", "name": "", "stats": {}}
         rows_of = [named | {"name": n, "stats": {"median": m}} for n, m in medians.items()]
         return {"commit_info": {"id": commit}, "benchmarks": rows_of}
@@ -239,10 +223,10 @@ def test_the_history_is_over_the_first_run_that_has_a_row(tmp_path: Path) -> Non
     assert len(max(earlier["Kernels at the shapes of 7B"].values(), key=len)) == len(stored) >= 2
 
 
-def test_a_table_has_one_unit() -> None:
+def test_a_table_has_one_unit():
     assert unit_of([3e-5, 2e-4, 9e-4]) == ("us", 1e6)
     assert unit_of([0.5, 2.0, 30.0]) == ("s", 1.0)
 
 
-def test_a_disabled_benchmark_has_the_time_of_one_round() -> None:
+def test_a_disabled_benchmark_has_the_time_of_one_round():
     assert record_rounds(MagicMock(disabled=True, stats=None), lambda: 2, rounds=3) == 2

@@ -1,45 +1,20 @@
 """The command: files of the right names, the same bytes again, and the ones in docs/."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import matplotlib
 import pytest
 
 from figures import curves
 from figures.__main__ import draw, main, save
-from repro.judge.check import Checked, device_name
+from repro.judge.check import device_name
 from tests.figures.conftest import EXPECTED
 
 ROOT = EXPECTED.parent
-PICTURES = ROOT / "docs" / "figures"
-Of = Callable[..., list[Checked]]
 
 
-def test_the_pictures_in_docs_are_those_of_the_blessed_records(
-    every_blessed: Sequence[Checked], tmp_path: Path
-) -> None:
-    if not PICTURES.is_dir():
-        pytest.skip("docs/ is not part of an installed package")
-    own = [path for tier in ("systems", "mini") for path in PICTURES.glob(f"{tier}_*.svg")]
-    committed = {path.name: path.read_bytes() for path in own}
-    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
-    draw(every_blessed, EXPECTED, tmp_path, ["svg"])
-    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures --renew"
-    assert committed
-    assert committed.keys() <= drawn.keys(), stale
-    if not all(made_by in text for text in committed.values()):
-        pytest.skip("the pictures were drawn with another matplotlib than this one")
-    assert not [name for name in committed if drawn[name] != committed[name]], stale
-
-
-def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path: Path) -> None:
+def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path):
     line = ["--blessed", "--expected", str(EXPECTED), "--target", "rollout", "--out", str(tmp_path)]
     assert main(line) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -52,9 +27,7 @@ def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_curves_are_of_the_target_whose_records_they_are(
-    every_blessed: Sequence[Checked], tmp_path: Path
-) -> None:
+def test_curves_are_of_the_target_whose_records_they_are(every_blessed, tmp_path):
     checks = [c for c in every_blessed if c.selection.source.name == "table1_coder_0_5b"]
     assert len(checks) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
@@ -64,9 +37,7 @@ def test_curves_are_of_the_target_whose_records_they_are(
     ]
 
 
-def test_devices_are_named_where_a_tier_has_several(
-    every_blessed: Sequence[Checked], tmp_path: Path
-) -> None:
+def test_devices_are_named_where_a_tier_has_several(every_blessed, tmp_path):
     checks = [c for c in every_blessed if c.selection.target.name == "rollout"]
     assert len({device_name(checked.evidence) for checked in checks}) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
@@ -75,9 +46,7 @@ def test_devices_are_named_where_a_tier_has_several(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_nothing_to_draw_is_said_and_is_no_success(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_to_draw_is_said_and_is_no_success(tmp_path, capsys):
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert "no records to draw" in capsys.readouterr().err
     line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
@@ -93,16 +62,12 @@ def test_nothing_to_draw_is_said_and_is_no_success(
         ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
     ],
 )
-def test_a_bad_command_line_is_a_sentence(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_command_line_is_a_sentence(line, words, capsys):
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(
-    checks_of: Of, tmp_path: Path
-) -> None:
+def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(checks_of, tmp_path):
     texts = []
     for shift in (0.0, 1e-14):
         figure = curves.by_batch(checks_of("table6"), EXPECTED, "A title")
@@ -116,7 +81,7 @@ def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(
     assert texts[0] == texts[1]
 
 
-def test_drawing_needs_no_torch_and_no_backend_of_a_notebook() -> None:
+def test_drawing_needs_no_torch_and_no_backend_of_a_notebook():
     code = "import sys, figures.__main__; assert 'torch' not in sys.modules"
     notebook = os.environ | {"MPLBACKEND": "module://not_installed.backend_inline"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=notebook)

@@ -1,11 +1,7 @@
 """The paper's own pictures: its stored numbers and the records' measurements, and nothing else."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -14,20 +10,18 @@ from figures import paper_pictures
 from figures.__main__ import main
 from figures.curves import training_points
 from figures.panels import PICTURES
-from figures.paper_pictures import Found, Mark
 from repro.evidence.paper import paper_cells
-from repro.judge.check import Checked
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from tests.figures.conftest import EXPECTED
 
 
 @pytest.fixture(scope="module")
-def found(every_blessed: Sequence[Checked]) -> Found:
+def found(every_blessed):
     return paper_pictures.by_target([], every_blessed)
 
 
-def marks(name: str, found: Found, source: str) -> list[Mark]:
+def marks(name, found, source):
     return [
         mark
         for of_panel in paper_pictures.marks_of(name, found, EXPECTED)
@@ -39,7 +33,7 @@ def marks(name: str, found: Found, source: str) -> list[Mark]:
 @pytest.mark.parametrize(
     "name", [name for name, (_, panels) in PICTURES.items() if panels[0].series]
 )
-def test_every_stored_point_of_a_figure_is_drawn_at_its_value(name: str, found: Found) -> None:
+def test_every_stored_point_of_a_figure_is_drawn_at_its_value(name, found):
     drawn = marks(name, found, "paper")
     for cell in paper_cells(EXPECTED, name):
         of_cell = [m for m in drawn if cell.column.endswith(m.place) and m.place
@@ -47,7 +41,7 @@ def test_every_stored_point_of_a_figure_is_drawn_at_its_value(name: str, found: 
         assert of_cell, cell.id
 
 
-def test_every_number_of_the_tables_is_drawn_in_its_row(found: Found) -> None:
+def test_every_number_of_the_tables_is_drawn_in_its_row(found):
     for name, size in (("table1", 20), ("table2", 90), ("table3", 18), ("table9", 24)):
         drawn = marks(name, found, "paper")
         printed = {(c.row, c.value) for c in paper_cells(EXPECTED, name)}
@@ -55,7 +49,7 @@ def test_every_number_of_the_tables_is_drawn_in_its_row(found: Found) -> None:
         assert {(mark.series, mark.y) for mark in drawn} <= printed
 
 
-def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found: Found) -> None:
+def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found):
     checked = found["table1_coder_0_5b"]
     points, seeds = training_points(checked, "entropy")["nvfp4_lora"], checked.evidence.records
     line = [m for m in marks("figure5", found, "here") if m.series == "NVFP4-LoRA(r32)"]
@@ -65,7 +59,7 @@ def test_lines_are_those_of_the_pretrained_model_that_a_panel_names(found: Found
     }
 
 
-def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(found: Found) -> None:
+def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(found):
     bars = {(m.panel, m.place): m for m in marks("table6", found, "here")}
     seeds = found["table6"].evidence.values("tokens_per_second_7b_8")["nvfp4_lora"]
     rate = bars["Throughput, rollout phase", "NVFP4 QeRL batch 8"]
@@ -77,7 +71,7 @@ def test_bars_are_means_of_seeds_or_medians_of_steps_and_say_what_was_not_run(fo
     assert bars["Model size", "NVFP4 QeRL"].y == pytest.approx(5.9, abs=0.1)
 
 
-def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
+def test_where_memory_ran_out_the_picture_says_so(found):
     for name, of_paper, of_here in (("table8", 6, 0), ("figure11", 0, 1)):
         figure, _ = paper_pictures.draw(name, found, EXPECTED, every_panel=True)
         said = [text.get_text() for axes in figure.axes for text in axes.texts]
@@ -86,7 +80,7 @@ def test_where_memory_ran_out_the_picture_says_so(found: Found) -> None:
         assert sum(words.startswith("out of memory (") for words in said) == of_here
 
 
-def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], found: Found) -> None:
+def test_policies_made_here_are_never_shown(every_blessed, found):
     assert any(checked.selection.tier is Tier.SMOKE for checked in every_blessed)
     assert "table1" not in found
     figure, drawn = paper_pictures.draw("figure4", found, EXPECTED, every_panel=True)
@@ -99,7 +93,7 @@ def test_policies_made_here_are_never_shown(every_blessed: Sequence[Checked], fo
     }  # fmt: skip
 
 
-def test_panels_without_measurements_are_left_out_unless_asked_for(found: Found) -> None:
+def test_panels_without_measurements_are_left_out_unless_asked_for(found):
     figure, drawn = paper_pictures.draw("figure4", found, EXPECTED)
     panels = {"GRPO: NVFP4", "GRPO: MXFP4", "GRPO: NF4"}
     assert {mark.panel for mark in drawn} == panels
@@ -108,20 +102,20 @@ def test_panels_without_measurements_are_left_out_unless_asked_for(found: Found)
     assert {mark.source for mark in alone} == {"paper"}
 
 
-def test_table_1_shows_the_model_with_the_most_arms(found: Found) -> None:
+def test_table_1_shows_the_model_with_the_most_arms(found):
     bars = [m for m in marks("table1", found, "here") if m.n]
     assert {m.model for m in bars} == {"Qwen2.5-Coder-0.5B-Instruct on GSM8K"}
     assert sum("LoRA" in m.place for m in bars) == 3
 
 
-def test_own_records_come_before_blessed_ones(every_blessed: Sequence[Checked]) -> None:
+def test_own_records_come_before_blessed_ones(every_blessed):
     other = [c for c in every_blessed if c.selection.target.name == "table6"]
     assert len(other) == 2
     for own in other:
         assert paper_pictures.by_target([own], every_blessed)["table6"] is own
 
 
-def test_the_runs_and_arms_of_panels_exist() -> None:
+def test_the_runs_and_arms_of_panels_exist():
     targets = {target.name: target for target in TARGETS}
     for _, panels in PICTURES.values():
         for panel in panels:
@@ -133,7 +127,10 @@ def test_the_runs_and_arms_of_panels_exist() -> None:
             assert {name for group in panel.runs for name in group.split()} <= targets.keys()
 
 
-def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_path: Path) -> None:
+def test_the_command_writes_each_kind_and_a_row_for_each_mark(
+    every_blessed, found, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
     line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
     assert main([*line, "--out", str(tmp_path / "a")]) == 0
     assert main(["--kinds", "pdf,csv", "--out", str(tmp_path / "b"), *line]) == 0
@@ -166,8 +163,7 @@ def test_the_command_writes_each_kind_and_a_row_for_each_mark(found: Found, tmp_
         ("--kinds csv", "--kinds csv: needs some of png,svg,pdf"),
     ],
 )
-def test_a_bad_line_is_a_sentence(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_line_is_a_sentence(line, words, capsys, monkeypatch):
+    monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: [])
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err

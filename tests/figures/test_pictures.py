@@ -1,34 +1,30 @@
 """Pictures: rows from checks by plain arithmetic, pictures that show them, words with room."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+import tempfile
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
-from figures.__main__ import SYSTEMS_PICTURES, pictures
+from figures.__main__ import SYSTEMS_PICTURES, pictures, save
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
-from repro.judge.check import Checked
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 
+DOCS = EXPECTED.parent / "docs" / "figures"
 H100 = "nvidia_h100_80gb_hbm3"
-Of = Callable[..., list[Checked]]
 
 
-def learnt(seeds: int, steps: int = 12) -> Any:
+def learnt(seeds, steps=12):
     """Return the check of one arm with random series; nothing here was measured."""
     rng = np.random.default_rng(7)
     records = {
@@ -44,7 +40,7 @@ def learnt(seeds: int, steps: int = 12) -> Any:
     return SimpleNamespace(evidence=evidence, selection=SimpleNamespace(target=find("table1")))
 
 
-def test_a_curve_is_the_mean_over_seeds_with_its_interval() -> None:
+def test_a_curve_is_the_mean_over_seeds_with_its_interval():
     checked = learnt(4)
     points = training_points(checked, "accuracy", window=1)["bf16_lora"]
     data = np.array([r.series["accuracy"] for r in checked.evidence.every_record()])
@@ -55,13 +51,13 @@ def test_a_curve_is_the_mean_over_seeds_with_its_interval() -> None:
     assert training_points(checked, "entropy") == {}
 
 
-def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
+def test_smoothing_is_centred_and_shorter_at_the_ends():
     assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
     assert smooth([1.0, None, 5.0], 3) == [1.0, 3.0, 5.0]
 
 
 @pytest.mark.parametrize(("seeds", "steps"), [(1, 12), (2, 3), (8, 200)])
-def test_every_run_is_a_thin_line_behind_the_mean(seeds: int, steps: int) -> None:
+def test_every_run_is_a_thin_line_behind_the_mean(seeds, steps):
     checked = learnt(seeds, steps)
     figure = curves.training(checked, "accuracy", "a title", "a unit")
     assert figure is not None
@@ -84,7 +80,7 @@ def test_every_run_is_a_thin_line_behind_the_mean(seeds: int, steps: int) -> Non
         assert run.get_zorder() < mean.get_zorder()
 
 
-def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of: Of) -> None:
+def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of):
     (checked,) = checks_of("table1_coder_0_5b", device=H100)
     figure = curves.training(checked, "entropy", "a title", "a unit")
     assert figure is not None
@@ -100,7 +96,7 @@ def test_an_arms_panel_has_the_means_of_those_that_it_is_compared_with(checks_of
     }
 
 
-def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of: Of) -> None:
+def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of):
     (checked,) = checks_of("table6")
     points = curves.rates([checked], EXPECTED)["7b", "nvfp4_lora"]
     data = [*checked.evidence.values("tokens_per_second_7b_8")["nvfp4_lora"].values()]
@@ -112,7 +108,7 @@ def test_rates_are_means_with_t_intervals_beside_the_papers_cells(checks_of: Of)
     ]  # fmt: skip
 
 
-def test_gains_have_the_ratios_and_intervals_of_the_verdicts(checks_of: Of) -> None:
+def test_gains_have_the_ratios_and_intervals_of_the_verdicts(checks_of):
     (checked,) = checks_of("table6")
     gains = {point.place: point for point in curves.gains([checked], EXPECTED)["7b", "nvfp4_lora"]}
     (verdict,) = [v for v in checked.verdicts if v.about == "claim" and v.name.endswith("_8")]
@@ -125,7 +121,7 @@ def test_gains_have_the_ratios_and_intervals_of_the_verdicts(checks_of: Of) -> N
     assert gains[8].mean == pytest.approx(math.exp(fmean(logs)))
 
 
-def test_memory_shows_measured_peak_plan_and_limits(checks_of: Of) -> None:
+def test_memory_shows_measured_peak_plan_and_limits(checks_of):
     checks = checks_of("memory", "memory_budgets")
     rows = bars.memory_rows(checks, EXPECTED)
     (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
@@ -137,7 +133,7 @@ def test_memory_shows_measured_peak_plan_and_limits(checks_of: Of) -> None:
     assert [row.size for row in rows] == sorted((row.size for row in rows), reverse=True)
 
 
-def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks_of: Of) -> None:
+def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks_of):
     rows = roofline.rows(*checks_of("kernels"))
     lines: dict[tuple[str, str], list[int]] = {}
     for row in rows:
@@ -147,7 +143,7 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor(checks
     assert all(row.ours > row.floor for row in rows)
 
 
-def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of: Of) -> None:
+def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of):
     figure = intervals.dose(*checks_of("dose_coder_0_5b", device=H100), EXPECTED, "a title")
     assert figure is not None
     left, _ = figure.axes
@@ -158,7 +154,7 @@ def test_rises_of_entropy_are_those_of_the_dose_beside_the_papers(checks_of: Of)
     assert papers == pytest.approx([0.020, 0.067, 0.055])
 
 
-def test_a_note_names_seeds_device_commit_and_protocol(checks_of: Of) -> None:
+def test_a_note_names_seeds_device_commit_and_protocol(checks_of):
     records = [r for checked in checks_of("rollout") for r in checked.evidence.every_record()]
     commit = records[0].commit[:7]
     assert captions.origin(records) == f"5 seeds per arm on one NVIDIA H200, commit {commit}"
@@ -169,7 +165,7 @@ def test_a_note_names_seeds_device_commit_and_protocol(checks_of: Of) -> None:
     )
 
 
-def words(figure: Figure) -> list[Text]:
+def words(figure):
     """Return title, note and legend, and what stands at the ends of lines and beside rows."""
     figure.draw_without_rendering()
     texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
@@ -182,17 +178,42 @@ def words(figure: Figure) -> list[Text]:
     return [text for text in texts if text.get_text()]
 
 
-def overlap(one: Bbox, other: Bbox) -> bool:
+def overlap(one, other):
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     return bool(width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1)
 
 
-def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Checked]) -> None:
-    drawn = dict(pictures(every_blessed, EXPECTED))
-    assert {f"systems_{H100}_{name}" for name in SYSTEMS_PICTURES} <= drawn.keys()
+@pytest.fixture(scope="module")
+def drawn(every_blessed):
+    """Return every picture of the blessed records by name, and the text of those in docs/."""
+    figures, texts = dict(pictures(every_blessed, EXPECTED)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in {path.stem for path in DOCS.glob("*.svg")} & figures.keys():
+            (path,) = save(figures[name], Path(folder), name, ["svg"])
+            texts[name] = path.read_bytes()
+    return figures, texts
+
+
+def test_the_pictures_in_docs_are_those_of_the_blessed_records(drawn):
+    if not DOCS.is_dir():
+        pytest.skip("docs/ is not part of an installed package")
+    own = [path for tier in ("systems", "mini") for path in DOCS.glob(f"{tier}_*.svg")]
+    committed = {path.stem: path.read_bytes() for path in own}
+    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
+    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures --renew"
+    assert committed
+    assert committed.keys() <= drawn[1].keys(), stale
+    if not all(made_by in text for text in committed.values()):
+        pytest.skip("the pictures were drawn with another matplotlib than this one")
+    assert not [name for name in committed if drawn[1][name] != committed[name]], stale
+
+
+def test_words_of_every_picture_stay_inside_and_apart(every_blessed, drawn):
+    figures = drawn[0]
+    assert {f"systems_{H100}_{name}" for name in SYSTEMS_PICTURES} <= figures.keys()
     found = paper_pictures.by_target([], every_blessed)
-    drawn |= {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
-    for name, figure in drawn.items():
+    papers = {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
+    for name, figure in (figures | papers).items():
         # An annotation's own box has its stroke in it, too.
         boxes = [(text.get_text(), Text.get_window_extent(text)) for text in words(figure)]
         for said, box in boxes:
@@ -202,8 +223,8 @@ def test_words_of_every_picture_stay_inside_and_apart(every_blessed: Sequence[Ch
             assert not overlap(box, other), (name, said, also)
 
 
-def test_tests_along_training_end_with_the_final_one() -> None:
-    def run(seed: int) -> SimpleNamespace:
+def test_tests_along_training_end_with_the_final_one():
+    def run(seed):
         return SimpleNamespace(
             series={"test_steps": [50, 100], "test_accuracy": [30.0 + seed, 36.0 + seed]},
             metrics={"accuracy": SimpleNamespace(value=38.0 + seed)},

@@ -1,7 +1,5 @@
 """Styles: of any two arms in one picture each has a look and a label of its own."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -12,7 +10,6 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 
 from figures.style import COLOURS, GREY, apart, frame, ink, new_figure, styles
-from repro.spec.target import Target
 from repro.targets import TARGETS, find
 
 VISION = {
@@ -32,13 +29,13 @@ TO_XYZ = np.array(
 ) / np.array([[0.9505], [1.0], [1.089]])
 
 
-def light_of(tone: str) -> np.ndarray:
+def light_of(tone):
     """Return the linear light of a colour's red, green and blue."""
     screen = np.array(to_rgb(tone))
     return np.where(screen <= 0.04045, screen / 12.92, ((screen + 0.055) / 1.055) ** 2.4)
 
 
-def lab(tone: str, vision: str) -> np.ndarray:
+def lab(tone, vision):
     """Return a colour in CIELAB, as it is seen."""
     xyz = TO_XYZ @ np.clip(VISION[vision] @ light_of(tone), 0, 1)
     root = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
@@ -46,13 +43,13 @@ def lab(tone: str, vision: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_colours_are_told_apart(vision: str) -> None:
+def test_colours_are_told_apart(vision):
     for one, other in itertools.combinations(COLOURS.values(), 2):
         assert np.linalg.norm(lab(one, vision) - lab(other, vision)) > 15, (one, other)
 
 
-def test_lines_and_words_stand_out_from_white() -> None:
-    def contrast(tone: str) -> float:  # as WCAG 2.2 defines it
+def test_lines_and_words_stand_out_from_white():
+    def contrast(tone):  # as WCAG 2.2 defines it
         return 1.05 / (0.05 + light_of(tone) @ np.array([0.2126, 0.7152, 0.0722]))
 
     assert min(map(contrast, COLOURS.values())) >= 3.0
@@ -64,14 +61,14 @@ def test_lines_and_words_stand_out_from_white() -> None:
     [item for item in TARGETS if item.arms and item.procedure in ("train", "dose", "step_time")],
     ids=lambda item: item.name,
 )
-def test_arms_of_a_target_have_looks_and_labels_of_their_own(target: Target) -> None:
+def test_arms_of_a_target_have_looks_and_labels_of_their_own(target):
     looks = styles(target.arms)
     assert looks.keys() == {arm.name for arm in target.arms}
     assert len({(style.colour, style.line) for style in looks.values()}) == len(looks)
     assert len({style.label for style in looks.values()}) == len(looks)
 
 
-def test_colour_says_format_and_noise() -> None:
+def test_colour_says_format_and_noise():
     looks = styles(find("table1_coder_0_5b").arms)
     assert looks["nvfp4_half"].colour == looks["nvfp4_lora"].colour == COLOURS["nvfp4"]
     assert looks["nvfp4_lora_aqn"].colour == looks["nvfp4_lora_aqn_x5"].colour == COLOURS["noise"]
@@ -79,7 +76,7 @@ def test_colour_says_format_and_noise() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12))
-def test_labels_are_spread_apart_in_order(heights: list[float]) -> None:
+def test_labels_are_spread_apart_in_order(heights):
     placed = apart(heights, 0.05)
     ranks = np.argsort(heights)
     steps = np.diff(np.array(placed)[ranks])
@@ -87,7 +84,7 @@ def test_labels_are_spread_apart_in_order(heights: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("width", "lines"), [(12.0, 1), (6.5, 2), (2.5, 5)])
-def test_keys_that_a_figure_has_no_room_for_go_into_more_lines(width: float, lines: int) -> None:
+def test_keys_that_a_figure_has_no_room_for_go_into_more_lines(width, lines):
     figure = new_figure(width, 4.0)
     axes = figure.subplots()
     axes.set_title("a panel")

@@ -100,8 +100,8 @@ class StoredAdapter:
     base: str | None
     revision: str | None
     weight_format: WeightFormat | None
-    order: int | None = None
-    rounding: PlantedRounding | None = None
+    order: int | None
+    rounding: PlantedRounding | None
 
 
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
@@ -189,7 +189,7 @@ def save_adapter(
     return path
 
 
-def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
+def _config_values(policy: Policy, *, norms: bool) -> dict[str, object]:
     config = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME]
     values = {
         key: sorted(value) if isinstance(value, set) else value
@@ -206,7 +206,12 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     config = read_json(path)
     trained = Path(folder) / ORIGIN
     own = read_json(trained) if trained.is_file() else {}
-    order, planted = own.get("order"), own.get("rounding")
+    order, planted, trained_format = own.get("order"), own.get("rounding"), own.get("weight_format")
+    if trained.is_file() and trained_format not in get_args(WeightFormat):
+        raise CheckpointError(
+            f"{trained}: weight_format is {trained_format!r}; known are "
+            f"{', '.join(get_args(WeightFormat))}"
+        )
     if not isinstance(order, int | None):
         raise CheckpointError(f"{trained}: order is {order!r}; needed is a whole number or null")
     try:
@@ -217,7 +222,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
         settings=settings_of(config, path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
-        weight_format=_trained_format(trained),
+        weight_format=trained_format,
         order=order,
         rounding=rounding,
     )
@@ -268,17 +273,6 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
         rslora=bool(values.get("use_rslora")),
         norms_trained=norms,
     )
-
-
-def _trained_format(path: Path) -> WeightFormat | None:
-    if not path.is_file():
-        return None
-    value = read_json(path).get("weight_format")
-    if value not in get_args(WeightFormat):
-        raise CheckpointError(
-            f"{path}: weight_format is {value!r}; known are {', '.join(get_args(WeightFormat))}"
-        )
-    return cast(WeightFormat, value)
 
 
 def load_adapted(

@@ -11,12 +11,12 @@ import torch
 
 from repro.measure.step_measure import Bench, _measure, engine_config, step_shape
 from repro.measure.step_metrics import PointResult
-from repro.measure.step_training import begin, training_of
+from repro.measure.step_training import training_of
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.trainer import Training
-from repro.rl.training_state import TrainState
+from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import NVFP4
@@ -44,7 +44,7 @@ def prepared(
     t = training_of(
         policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
     )
-    return t, begin(t), engine
+    return t, fresh_state(t.learner.run), engine
 
 
 def bench_of(scale: StepScale, pool: GraderPool, **changes: Any) -> Bench:

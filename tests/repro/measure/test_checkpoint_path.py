@@ -4,15 +4,11 @@ At 7B each stage has a process of its own, so that a peak of the host's memory i
 that were just written lie in the host's page cache: loading starts from a warm one.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from repro.measure.device_state import release
 from repro.measure.memory_use import context_bytes, driver_bytes, host_peak_bytes, reset_peak
 from repro.measure.step_measure import linears_of
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
+from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized
 from repro.models.policy import load_policy
 from repro.models.random_policy import shape_config
 from repro.reward.grader import GraderPool
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig
@@ -39,10 +36,9 @@ POINT = StepPoint(name="step", model="7b", group=4, prompt_tokens=20, completion
 POINT_7B = StepPoint(name="step", model="7b", completion_tokens=256)
 # 16 bits of 7.6 billion parameters beside their NVFP4 form.
 DISK_BYTES, DEVICE_BYTES = 22e9, 20e9
-Found = dict[str, Any]
 
 
-def build(folder: str, shape: dict[str, Any], device: str) -> Found:
+def build(folder, shape, device):
     """Write a 16-bit checkpoint of random weights, cut as the published 7B one is."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -52,7 +48,7 @@ def build(folder: str, shape: dict[str, Any], device: str) -> Found:
     return {"bytes": sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))}
 
 
-def quantise(source: str, folder: str, device: str, held: int) -> Found:
+def quantise(source, folder, device, held):
     """Quantise as a user would; `held` bytes of the device were in use before."""
     reset_peak()
     written = write_quantized(source, folder, device=device)
@@ -65,7 +61,7 @@ def quantise(source: str, folder: str, device: str, held: int) -> Found:
     }
 
 
-def load(folder: str, point: StepPoint, device: str) -> Found:
+def load(folder, point, device):
     """Load a quantised folder, sample a token and make one whole step."""
     began = time.perf_counter()
     policy = load_policy(
@@ -93,7 +89,7 @@ def load(folder: str, point: StepPoint, device: str) -> Found:
         t = training_of(
             policy, engine, pool, NVFP4, point, steps, seed=0, micro_tokens=micro_tokens
         )
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         before = parameter_image(policy)
         warm_up(t, state, steps.warm_up_tokens)
         timed_step(t, state)
@@ -102,13 +98,13 @@ def load(folder: str, point: StepPoint, device: str) -> Found:
     return found
 
 
-def in_own_process(work: Callable[..., Found], *settings: Any) -> Found:
+def in_own_process(work, *settings):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *settings).result()
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_small_checkpoint_is_written_quantised_loaded_and_stepped(tmp_path: Path) -> None:
+def test_a_small_checkpoint_is_written_quantised_loaded_and_stepped(tmp_path):
     source, folder = str(tmp_path / "source"), str(tmp_path / "quantised")
     built = build(source, SHAPE, "cpu")
     made = quantise(source, folder, "cpu", 0)
@@ -125,9 +121,7 @@ def test_a_small_checkpoint_is_written_quantised_loaded_and_stepped(tmp_path: Pa
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
-def test_a_7b_checkpoint_is_quantised_in_little_memory_and_loaded_in_seconds(
-    tmp_path: Path,
-) -> None:
+def test_a_7b_checkpoint_is_quantised_in_little_memory_and_loaded_in_seconds(tmp_path):
     if torch.cuda.get_device_properties(0).total_memory < DEVICE_BYTES:
         pytest.skip("needs 20 GB of device memory")
     if shutil.disk_usage(tmp_path).free < DISK_BYTES:

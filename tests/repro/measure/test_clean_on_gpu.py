@@ -1,20 +1,14 @@
 """On a real device: an arm after one that used up all memory measures what it does alone."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
-from types import ModuleType
 
 import pytest
 from rich.console import Console
 
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record, find_record, read_record
-from repro.run.execute import RunCounts, execute
-from repro.spec.arm import Arm
+from repro.evidence.record import find_record, read_record
+from repro.run.execute import execute
 from repro.spec.config import RunConfig
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import cuda_devices
@@ -57,11 +51,11 @@ def without_plan(runs, *how):
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fake(tmp_path, monkeypatch):
     return planted("exhausting", FAKE, tmp_path, monkeypatch)
 
 
-def runs_of(arm: Arm, batches: tuple[int, ...] = (64,)) -> list[RunConfig]:
+def runs_of(arm, batches=(64,)):
     point = ThroughputPoint(
         name="3b", shape="qwen2.5-3b", prompt_tokens=64, new_tokens=256, batches=batches
     )
@@ -74,7 +68,7 @@ def runs_of(arm: Arm, batches: tuple[int, ...] = (64,)) -> list[RunConfig]:
     ]  # fmt: skip
 
 
-def go(runs: Sequence[RunConfig], folder: Path, carry_out: object = None) -> RunCounts:
+def go(runs, folder, carry_out=None):
     return execute(
         runs,
         folder,
@@ -85,16 +79,16 @@ def go(runs: Sequence[RunConfig], folder: Path, carry_out: object = None) -> Run
     )
 
 
-def records(runs: Sequence[RunConfig], folder: Path) -> list[Record]:
+def records(runs, folder):
     return [read_record(find_record(run, folder) or folder) for run in runs]
 
 
-def rate(runs: Sequence[RunConfig], folder: Path) -> float:
+def rate(runs, folder):
     return median(record.value(RATE) or 0.0 for record in records(runs, folder))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     """Return a folder with what both arms measure where nothing goes wrong."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert go([*runs_of(BF16_LORA), *runs_of(NVFP4_LORA)], folder).complete
@@ -102,8 +96,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alone(
-    tmp_path: Path, fake: ModuleType, undisturbed: Path
-) -> None:
+    tmp_path, fake, undisturbed
+):
     runs = runs_of(NVFP4_LORA)
     outcome = go([*runs_of(BF16_LORA)[:1], *runs], tmp_path / "after", fake.use_up)
     assert (outcome.finished, outcome.failed) == (3, 1)
@@ -116,9 +110,7 @@ def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alon
         assert record.facts["timed_retries"] == {"3b_64": 0}
 
 
-def test_a_batch_too_large_for_the_device_costs_itself_alone(
-    tmp_path: Path, fake: ModuleType, undisturbed: Path
-) -> None:
+def test_a_batch_too_large_for_the_device_costs_itself_alone(tmp_path, fake, undisturbed):
     rows = round(1.2 * DEVICES[0].memory_bytes / ROW_BYTES)
     large, after = runs_of(BF16_LORA, (64, rows)), runs_of(NVFP4_LORA)
     assert go([*large, *after], tmp_path / "runs", fake.without_plan).complete
@@ -133,7 +125,7 @@ def test_a_batch_too_large_for_the_device_costs_itself_alone(
     assert rate(after, tmp_path / "runs") == pytest.approx(alone, rel=0.1)
 
 
-def test_the_plan_is_near_what_a_rollout_takes(undisturbed: Path) -> None:
+def test_the_plan_is_near_what_a_rollout_takes(undisturbed):
     from repro.measure.rollout_plan import planned_bytes
 
     (record,) = records(runs_of(BF16_LORA)[:1], undisturbed)

@@ -1,12 +1,7 @@
 """The state of a device, told from a made-up driver's tool and allocator."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,15 +17,13 @@ from repro.measure.device_state import (
 )
 from repro.spec.tier import GIB
 
-Install = Callable[..., None]
-
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Install:
+def driver(monkeypatch):
     """Return what lets a made-up driver's tool answer: who computes, and what lowers the clocks."""
 
-    def install(pids: tuple[str, ...] = ("own",), active: tuple[str, ...] = ()) -> None:
-        def asked(fields: Sequence[str], *, device: str, about: str = "gpu") -> list[Any]:
+    def install(pids=("own",), active=()):
+        def asked(fields, *, device, about="gpu"):
             assert device == "GPU-6a2f"
             if about == "compute-apps":
                 own = str(os.getpid())
@@ -38,7 +31,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Install:
                 return [{"pid": pid, "used_memory": "1024 MiB"} for pid in named]
             return [{field: answer(field) for field in fields}]
 
-        def answer(field: str) -> str:
+        def answer(field):
             family, _, name = field.partition(".")
             if family.endswith("counters"):
                 return "1500 us"
@@ -54,21 +47,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Install:
 class Memory:
     """A made-up device of 80 GiB and this process's allocator."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reserved, self.beside = 0, GIB
         self.stats = {"num_alloc_retries": 0, "num_ooms": 0}
 
-    def info(self, *device: Any) -> tuple[int, int]:
+    def info(self, *device):
         """Return free and total bytes."""
         return 80 * GIB - self.reserved - self.beside, 80 * GIB
 
-    def statistics(self, *device: Any) -> dict[str, int]:
+    def statistics(self, *device):
         """Return the allocator's counts."""
         return self.stats
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+def memory(monkeypatch):
     device_memory = Memory()
     monkeypatch.setattr(torch.cuda, "mem_get_info", device_memory.info)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: device_memory.reserved)
@@ -80,9 +73,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return device_memory
 
 
-def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(
-    driver: Install, memory: Memory
-) -> None:
+def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(driver, memory):
     driver(pids=("own", "4711"), active=("sw_power_cap",))
     state = device_state()
     assert state["memory"]["free_bytes"] == 79 * GIB
@@ -94,9 +85,7 @@ def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(
     assert state["processes"] == {"others": [{"pid": "4711", "used_memory": "1024 MiB"}]}
 
 
-def test_the_other_ranks_of_a_run_are_no_strangers_on_the_card(
-    driver: Install, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_ranks_of_a_run_are_no_strangers_on_the_card(driver, memory, monkeypatch):
     with subprocess.Popen(["sleep", "60"]) as child:
         gone = str(2**22 + 1)  # above what Linux numbers processes by: of no process here
         driver(pids=("own", str(child.pid), gone))
@@ -107,9 +96,7 @@ def test_the_other_ranks_of_a_run_are_no_strangers_on_the_card(
         child.kill()
 
 
-def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(
-    driver: Install, memory: Memory
-) -> None:
+def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(driver, memory):
     driver(pids=("4711",))
     processes = device_state()["processes"]
     assert "others" not in processes
@@ -117,18 +104,14 @@ def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(
     assert processes["listed"] == [{"pid": "4711", "used_memory": "1024 MiB"}]
 
 
-def test_without_the_drivers_tool_the_memory_is_known_all_the_same(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_the_drivers_tool_the_memory_is_known_all_the_same(memory, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     state = device_state()
     assert state["memory"]["free_bytes"] == 79 * GIB
     assert all("FileNotFoundError" in state[name]["failed"] for name in ("card", "processes"))
 
 
-def test_retries_of_the_run_and_its_peak_stand_beside_both_states(
-    driver: Install, memory: Memory
-) -> None:
+def test_retries_of_the_run_and_its_peak_stand_beside_both_states(driver, memory):
     driver()
     memory.stats["num_alloc_retries"] = 2
     before = device_state()
@@ -137,15 +120,15 @@ def test_retries_of_the_run_and_its_peak_stand_beside_both_states(
     assert (span["retries"], span["peak_bytes"]) == (3, 7)
 
 
-def test_a_free_device_is_clean(memory: Memory) -> None:
+def test_a_free_device_is_clean(memory):
     memory.reserved = GIB // 4
     require_clean()
 
 
 @pytest.mark.parametrize(("reserved", "beside"), [(60, 1), (0, 30)])
 def test_memory_in_use_is_told_with_the_processes_on_the_card(
-    driver: Install, memory: Memory, monkeypatch: pytest.MonkeyPatch, reserved: int, beside: int
-) -> None:
+    driver, memory, monkeypatch, reserved, beside
+):
     driver(pids=("own", "4711"))
     monkeypatch.setattr(states, "_PATIENCE_SECONDS", 0.0)
     memory.reserved, memory.beside = reserved * GIB, beside * GIB
@@ -156,12 +139,10 @@ def test_memory_in_use_is_told_with_the_processes_on_the_card(
         require_clean()
 
 
-def test_memory_of_a_process_that_has_just_ended_is_waited_for(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_process_that_has_just_ended_is_waited_for(memory, monkeypatch):
     memory.beside = 30 * GIB
 
-    def passes(seconds: float) -> None:
+    def passes(seconds):
         memory.beside = GIB
 
     monkeypatch.setattr(states.time, "sleep", passes)
@@ -179,11 +160,11 @@ def test_memory_of_a_process_that_has_just_ended_is_waited_for(
         (ValueError("CUDA error: out of memory"), False),
     ],
 )
-def test_memory_that_ran_out_is_told_from_other_failures(error: Exception, is_memory: bool) -> None:
+def test_memory_that_ran_out_is_told_from_other_failures(error, is_memory):
     assert is_out_of_memory(error) is is_memory
 
 
-def test_memory_that_ran_out_is_found_under_what_was_raised_on_the_way_out(memory: Memory) -> None:
+def test_memory_that_ran_out_is_found_under_what_was_raised_on_the_way_out(memory):
     memory.reserved = 78 * GIB
     error = RuntimeError("the capture was invalidated")
     error.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.50 GiB.")

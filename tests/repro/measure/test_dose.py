@@ -1,9 +1,6 @@
 """AQN's dose beside a format's rounding: what the formulas say is what happens."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,11 +16,11 @@ from repro.models.loading import SharedScales, quantize_projection
 DRAWS = 4096
 
 
-def relative(change: torch.Tensor, signal: torch.Tensor) -> float:
+def relative(change, signal):
     return float(change.norm() / signal.norm())
 
 
-def test_the_doses_are_those_of_random_hidden_states_and_noise() -> None:
+def test_the_doses_are_those_of_random_hidden_states_and_noise():
     doses = {(dose.layer, dose.norm): dose for dose in norm_doses("tiny", ["nvfp4"], "cpu")}
     source = TensorFolder(resolve("tiny"))
     scales = SharedScales(source, "float32")
@@ -50,7 +47,7 @@ def test_the_doses_are_those_of_random_hidden_states_and_noise() -> None:
         )
 
 
-def with_gains_doubled(folder: Path) -> Path:
+def with_gains_doubled(folder):
     shutil.copytree(resolve("tiny"), folder)
     source = TensorFolder(folder)
     tensors = {name: source.read(name) for name in source.names()}
@@ -61,7 +58,7 @@ def with_gains_doubled(folder: Path) -> Path:
     return folder
 
 
-def test_twice_the_gain_is_half_the_dose_of_aqn_and_the_same_of_rounding(tmp_path: Path) -> None:
+def test_twice_the_gain_is_half_the_dose_of_aqn_and_the_same_of_rounding(tmp_path):
     before = list(norm_doses("tiny", ["nf4"], "cpu"))
     after = list(norm_doses(with_gains_doubled(tmp_path / "doubled"), ["nf4"], "cpu"))
     assert len(before) == len(after) == 8
@@ -71,7 +68,7 @@ def test_twice_the_gain_is_half_the_dose_of_aqn_and_the_same_of_rounding(tmp_pat
         assert new.rounding["nf4"] == pytest.approx(old.rounding["nf4"])
 
 
-def test_more_noise_diverges_further_and_rounding_further_than_little_noise() -> None:
+def test_more_noise_diverges_further_and_rounding_further_than_little_noise():
     kls = dict(
         divergences("tiny", ["nvfp4", "mxfp4"], [0.01, 0.1], prompts=4, new_tokens=12, device="cpu")
     )
@@ -80,19 +77,19 @@ def test_more_noise_diverges_further_and_rounding_further_than_little_noise() ->
     assert kls["aqn 0.01"] < min(kls["nvfp4"], kls["mxfp4"])
 
 
-def test_the_norms_carry_no_noise_afterwards_and_the_policy_is_as_before() -> None:
+def test_the_norms_carry_no_noise_afterwards_and_the_policy_is_as_before():
     first = list(divergences("tiny", [], [0.1], prompts=2, new_tokens=4, device="cpu"))
     again = list(divergences("tiny", [], [0.05, 0.1], prompts=2, new_tokens=4, device="cpu"))
     assert again[1] == first[0]
 
 
-def test_a_checkpoint_of_codes_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_codes_is_refused(tmp_path):
     write_quantized(resolve("tiny"), tmp_path / "codes", weight_format="nvfp4")
     with pytest.raises(CheckpointError, match="holds nvfp4 codes"):
         next(norm_doses(tmp_path / "codes", ["nvfp4"], "cpu"))
 
 
-def test_the_command_prints_how_strong_the_noise_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_how_strong_the_noise_is(capsys):
     flags = ["--sigmas", "0.01", "--formats", "nvfp4", "--device", "cpu"]
     assert main(["dose", "--model", "tiny", *flags]) == 0
     assert "AQN at sigma 0.01 is 0.12 of nvfp4's own rounding" in capsys.readouterr().out
@@ -107,8 +104,6 @@ def test_the_command_prints_how_strong_the_noise_is(capsys: pytest.CaptureFixtur
         (["--new-tokens", "0"], "--new-tokens 0: needs 1 or more"),
     ],
 )
-def test_a_bad_flag_is_a_sentence(
-    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_flag_is_a_sentence(flags, sentence, capsys):
     assert main(["dose", "--model", "tiny", *flags]) == 2
     assert sentence in capsys.readouterr().err

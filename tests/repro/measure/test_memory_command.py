@@ -1,7 +1,5 @@
 """`plan memory` on the command line: quick, without torch, and honest about what does not fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from repro.__main__ import main
@@ -11,7 +9,7 @@ COMMAND = ["plan", "memory", "--model", "32b", "--format", "nvfp4", "--rank", "3
 BATCH = ["--prompts", "16", "--group", "8", "--prompt-tokens", "256", "--completion-tokens", "2048"]
 
 
-def test_the_issues_command_answers_with_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_issues_command_answers_with_every_part(capsys):
     assert main([*COMMAND, *BATCH, "--budget", "80GB"]) == 0
     said = capsys.readouterr().out
     for part in ("weights", "embeddings", "adapter", "optimiser", "gradients", "cache",
@@ -21,7 +19,7 @@ def test_the_issues_command_answers_with_every_part(capsys: pytest.CaptureFixtur
     assert "of 128 rows sampled at once" in said
 
 
-def test_a_budget_too_small_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_too_small_fails(capsys):
     assert main(["plan", "memory", "--model", "72b", "--budget", "24GB"]) == 2
     said = capsys.readouterr().out
     assert "does not fit 24.00 GB" in said
@@ -36,14 +34,12 @@ def test_a_budget_too_small_fails(capsys: pytest.CaptureFixture[str]) -> None:
         ("run memory --model 7b --rank 8", "run: there is no argument --rank"),
     ],
 )
-def test_flags_of_a_step_and_of_a_targets_runs_are_not_mixed(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_of_a_step_and_of_a_targets_runs_are_not_mixed(line, words, capsys):
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err
 
 
-def test_flags_may_stand_before_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_may_stand_before_the_target(capsys):
     assert main(["plan", "--model=7b", "memory"]) == 0
     before = capsys.readouterr().out
     assert main(["plan", "memory", "--model", "7b"]) == 0
@@ -53,19 +49,17 @@ def test_flags_may_stand_before_the_target(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("80GB", 80 * 10**9), ("40 GiB", 40 * 2**30), ("1.5gb", 1_500_000_000)]
 )
-def test_sizes_are_read(text: str, nbytes: int) -> None:
+def test_sizes_are_read(text, nbytes):
     assert parse_bytes(text, "--budget") == nbytes
 
 
 @pytest.mark.parametrize("text", ["much", "8 TBs", "0GB", "1.2.3GB"])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_a_size_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="--budget"):
         parse_bytes(text, "--budget")
 
 
-def test_a_process_uses_no_more_of_a_device_than_the_variable_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_uses_no_more_of_a_device_than_the_variable_says(monkeypatch):
     assert usable_bytes(80) == 80
     monkeypatch.setenv(MEMORY_VARIABLE, "24GB")
     assert usable_bytes(80 * 10**9) == 24 * 10**9

@@ -5,17 +5,13 @@ that fell back for want of memory has met its budget, not its plan, and is left 
 allocator could fragment: its reserve exceeds what is needed by up to a third.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from repro.evidence.receipts import violations
-from repro.evidence.record import Record
 from repro.evidence.store import blessed_sources
 from repro.measure.step_measure import step_shape
 from repro.models.memory_plan import plan_memory
@@ -39,7 +35,7 @@ class Peak:
     values: dict[str, Any]
 
 
-def records() -> Iterator[tuple[str, Record]]:
+def records():
     """Yield device and target of each record of measured steps, and the record."""
     for source in blessed_sources(EXPECTED, Tier.SYSTEMS):
         for tier, target in source.targets():
@@ -50,7 +46,7 @@ def records() -> Iterator[tuple[str, Record]]:
                     yield f"{source.device}/{target}", record
 
 
-def measured() -> list[Peak]:
+def measured():
     peaks = {}
     for source, record in records():
         device_bytes = int(record.environment["gpu"][0]["memory.total"].split()[0]) << 20
@@ -72,7 +68,7 @@ def measured() -> list[Peak]:
 MEASURED = measured()
 
 
-def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
+def test_there_are_sizes_formats_lengths_and_ranks_enough():
     assert len(MEASURED) >= 12
     assert len({peak.point.model for peak in MEASURED}) >= 4
     assert {peak.weight_format for peak in MEASURED} >= {"bf16", "nvfp4"}
@@ -83,7 +79,7 @@ def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
 @pytest.mark.parametrize(
     "peak", MEASURED, ids=[f"{p.source}-{p.point.name}-{p.weight_format}" for p in MEASURED]
 )
-def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None:
+def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak):
     scale = StepScale(points=(peak.point,), optimizer=peak.optimizer)
     budget = peak.point.budget_bytes or peak.device_bytes
     if "kept_blocks" not in peak.values:
@@ -99,7 +95,7 @@ def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None
     assert plan_memory(planned).peak == pytest.approx(peak.values["peak_bytes"], rel=0.05)
 
 
-def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card() -> None:
+def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card():
     peaks: dict[str, list[int]] = {}
     for peak in MEASURED:
         if peak.weight_format == "nvfp4":
@@ -109,7 +105,7 @@ def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card() -> None:
     assert max(peaks["72b"]) < 80e9
 
 
-def test_the_records_are_evidence() -> None:
+def test_the_records_are_evidence():
     for _, record in records():
         assert violations(record) == []
         assert record.facts["linears"].keys() == {record.config["arm"]["weight_format"]}

@@ -1,7 +1,5 @@
 """What the target `kernels` times between the products: what a run calls, at shapes of the row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from repro.targets.kernel_speed import KERNELS
 
 
 @pytest.mark.parametrize("metric", sorted(_BETWEEN_THE_PRODUCTS))
-def test_a_timed_share_is_a_declared_metric_of_a_captured_row(metric: str) -> None:
+def test_a_timed_share_is_a_declared_metric_of_a_captured_row(metric):
     name, shape = _BETWEEN_THE_PRODUCTS[metric]
     op = named_op(name)
     assert metric in {declared.name for declared in KERNELS.metrics}
@@ -22,12 +20,12 @@ def test_a_timed_share_is_a_declared_metric_of_a_captured_row(metric: str) -> No
     assert op.nbytes(shape) > 50e6, "a share of the copy rate needs more bytes than the L2 holds"
 
 
-def test_a_row_that_does_not_exist_is_named_with_those_that_do() -> None:
+def test_a_row_that_does_not_exist_is_named_with_those_that_do():
     with pytest.raises(ValueError, match=r"no operation 'attention'; the rows are .*attend_step"):
         named_op("attention")
 
 
-def test_rotated_arguments_outgrow_the_caches_at_other_addresses() -> None:
+def test_rotated_arguments_outgrow_the_caches_at_other_addresses():
     op = named_op("linear_nvfp4")
     arguments = op.prepare(op.inputs((64, 1536, 1536), torch.bfloat16, "cpu", 0))
     sets = rotated(arguments)

@@ -1,25 +1,19 @@
 """Measurements in worker processes: nothing of one is left for the next."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
 import os
-from pathlib import Path
-from types import ModuleType
-from typing import TextIO
 
 import pytest
 from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
-from repro.run.execute import RunCounts, execute
+from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
-from repro.spec.config import RunConfig
-from repro.spec.target import Target, plan
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.rollout_speed import ROLLOUT
@@ -56,25 +50,18 @@ FIRST, SECOND = (arm.name for arm in ROLLOUT.arms)
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fake(tmp_path, monkeypatch):
     return planted("fake_measurements", FAKE, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def runs(tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder
 
 
-def go(
-    runs: Path,
-    fake: ModuleType,
-    arms: list[str] | None = None,
-    *,
-    target: Target = ROLLOUT,
-    printed: TextIO | None = None,
-) -> RunCounts:
+def go(runs, fake, arms=None, *, target=ROLLOUT, printed=None):
     return execute(
         plan(target, Tier.SYSTEMS, 2, arms),
         runs,
@@ -85,16 +72,16 @@ def go(
     )
 
 
-def planned(arms: list[str] | None = None) -> list[RunConfig]:
+def planned(arms=None):
     return plan(ROLLOUT, Tier.SYSTEMS, 2, arms)
 
 
-def calls(runs: Path) -> list[tuple[int, str]]:
+def calls(runs):
     lines = (runs / "calls.jsonl").read_text().splitlines()
     return [(process, arm) for process, arm in map(json.loads, lines)]
 
 
-def rates(runs: Path, arm: str) -> list[float | None]:
+def rates(runs, arm):
     return [
         read_record(find_record(run, runs) or runs).value("tokens_per_second_7b_64")
         for run in planned([arm])
@@ -102,8 +89,8 @@ def rates(runs: Path, arm: str) -> list[float | None]:
 
 
 def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone(
-    tmp_path: Path, runs: Path, fake: ModuleType
-) -> None:
+    tmp_path, runs, fake
+):
     alone = tmp_path / "alone"
     alone.mkdir()
     go(alone, fake, [SECOND])
@@ -120,8 +107,8 @@ def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone
 
 
 def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_beginning(
-    runs: Path, fake: ModuleType
-) -> None:
+    runs, fake
+):
     (runs / f"stops-{SECOND}").touch()
     printed = io.StringIO()
     outcome = go(runs, fake, target=find("table6"), printed=printed)
@@ -135,9 +122,7 @@ def test_a_stopped_table_keeps_its_recorded_arm_and_measures_the_other_from_its_
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_measurements_do_not_go_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measurements_do_not_go_side_by_side(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("repro.run.execute.require_ready", lambda *a, **m: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
@@ -154,13 +139,8 @@ def test_measurements_do_not_go_side_by_side(
     ],
 )
 def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(
-    tier: str,
-    procedure: str,
-    given: str | None,
-    seen: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tier, procedure, given, seen, tmp_path, monkeypatch
+):
     text = (
         "import json, os, sys\n"
         "def carry_out(runs, folder, records, *how):\n"

@@ -1,10 +1,6 @@
 """A rollout's time from windows of its steps, on a small shape with a made-up or a host clock."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +26,7 @@ POINT = ThroughputPoint(
 PAPER = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=2048, windows=4)
 
 
-def engine_for(point: ThroughputPoint = POINT) -> Engine:
+def engine_for(point=POINT):
     return Engine(
         small_policy(),
         EngineConfig(
@@ -43,7 +39,7 @@ def engine_for(point: ThroughputPoint = POINT) -> Engine:
     )
 
 
-def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches() -> None:
+def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches():
     windows = windows_of(PAPER)
     assert sum(window.stands_for for window in windows) == 2047
     start = 256
@@ -55,13 +51,11 @@ def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches() 
     assert start == 256 + 2047
 
 
-def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def at(position: float) -> float:
+def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is(monkeypatch):
+    def at(position):
         return 2e-3 + 3e-7 * position
 
-    def measured(engine: Engine, width: int, position: int, count: int) -> float:
+    def measured(engine, width, position, count):
         return sum(at(position + 1 + i) for i in range(count - 1)) / (count - 1)
 
     monkeypatch.setattr(rollout_cells, "time_steps", measured)
@@ -80,7 +74,7 @@ def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is
     assert repeat.seconds == pytest.approx(0.05 + 64 * at(256 + 1023), rel=1e-3)
 
 
-def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch):
     monkeypatch.setattr(rollout_cells, "timed", lambda *a, **k: 2.06)
     repeat = Repeat(seed=0)
     Cell(POINT, 2, engine_for(), repeat, [[1] * 8] * 2).compare_with_whole(2.0)
@@ -89,8 +83,8 @@ def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyP
 
 
 def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparison(
-    loaded: list[str], tmp_path: Path
-) -> None:
+    loaded, tmp_path
+):
     scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
     results = throughput.measure_seeds(runs_of(scale), folder=tmp_path, **HOW)
     for measured in results:
@@ -105,14 +99,12 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_timed_steps_run_from_the_position_they_are_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_timed_steps_run_from_the_position_they_are_given(monkeypatch):
     engine = engine_for()
     seen: list[list[int]] = []
     run_step = engine.run_step
 
-    def noting(width: int, sampling: Any) -> None:
+    def noting(width, sampling):
         seen.append(engine.state.positions[:width].tolist())
         run_step(width, sampling)
 
@@ -126,7 +118,7 @@ def test_timed_steps_run_from_the_position_they_are_given(
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_rows_that_stop_within_timed_steps_are_named() -> None:
+def test_rows_that_stop_within_timed_steps_are_named():
     engine = engine_for()
     fill_cache(engine, 0)
     engine.forward.blocks[0].cache.values[1] = torch.nan  # row 0's first block
@@ -137,12 +129,12 @@ def test_rows_that_stop_within_timed_steps_are_named() -> None:
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_rows_that_would_share_blocks_are_refused() -> None:
+def test_rows_that_would_share_blocks_are_refused():
     with pytest.raises(ValueError, match="3 rows at position 60 need 9 blocks of their own"):
         time_steps(engine_for(), 3, 60, 4)
 
 
-def test_the_filled_cache_holds_no_zeros_and_depends_on_the_seed() -> None:
+def test_the_filled_cache_holds_no_zeros_and_depends_on_the_seed():
     engine = engine_for()
     fill_cache(engine, 0)
     first = [block.cache.keys.clone() for block in engine.forward.blocks]

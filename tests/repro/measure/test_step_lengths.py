@@ -1,9 +1,6 @@
 """Rows of spread lengths: drawn anew for every step, sampled to their ends, paired with equal."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,11 +9,10 @@ import pytest
 from repro.measure import step_measure, step_metrics, step_training
 from repro.measure.step_metrics import PointResult
 from repro.measure.step_time import measured_steps
-from repro.measure.step_training import begin, timed_step, training_of, warm_up
+from repro.measure.step_training import timed_step, training_of, warm_up
 from repro.models.memory_plan import plan_memory
-from repro.models.policy import Policy
-from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.spec.step_scale import StepPoint, StepScale, equal_twin
 from repro.targets.steps import (
@@ -37,7 +33,7 @@ SPREAD = StepPoint(
 EQUAL = dataclasses.replace(SPREAD, name="few_equal", lengths="equal")
 
 
-def test_lengths_are_drawn_about_their_mean_and_cut() -> None:
+def test_lengths_are_drawn_about_their_mean_and_cut():
     lengths = [n for seed in range(40) for n in FULL_SIZE.drawn_lengths(seed)]
     assert mean(lengths) == pytest.approx(300, rel=0.02)
     assert stdev(lengths) == pytest.approx(150, rel=0.06)
@@ -46,7 +42,7 @@ def test_lengths_are_drawn_about_their_mean_and_cut() -> None:
     assert short.count(310) > 20
 
 
-def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_tokens() -> None:
+def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_tokens():
     draws = [FULL_SIZE.drawn_lengths(seed) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     for seed in range(9):
@@ -56,11 +52,11 @@ def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_toke
     assert set(TABLE3_POINTS[0].drawn_lengths(0)) == {2048}
 
 
-def completion_lengths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def completion_lengths(monkeypatch):
     """Return a list that grows by what the engine really samples in each rollout."""
     seen: list[list[int]] = []
 
-    def sample(self: Engine, *args: Any, **settings: Any) -> Any:
+    def sample(self, *args, **settings):
         batch = plain(self, *args, **settings)
         seen.append([len(completion.token_ids) for completion in batch.completions])
         return batch
@@ -72,8 +68,8 @@ def completion_lengths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 @pytest.mark.usefixtures("host_clock")
 def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_alike_for_arms(
-    fresh_policy: Callable[[], Policy], pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fresh_policy, pool, monkeypatch
+):
     seen = completion_lengths(monkeypatch)
     for arm, point in ((NVFP4, SPREAD), (BF16, SPREAD), (NVFP4, EQUAL)):
         t, state, engine = prepared(fresh_policy(), pool, point, arm)
@@ -90,8 +86,8 @@ def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_al
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_others(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    policy, pool, monkeypatch
+):
     seen = completion_lengths(monkeypatch)
     for point in (SPREAD, EQUAL):
         t, state, _ = prepared(policy, pool, point)
@@ -101,16 +97,14 @@ def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_ot
     assert seen[1] == [4] * 8
 
 
-def test_a_spread_point_knows_the_equal_one_beside_it() -> None:
+def test_a_spread_point_knows_the_equal_one_beside_it():
     for spread, equal in zip(LENGTH_POINTS[::2], LENGTH_POINTS[1::2], strict=True):
         assert equal_twin(spread, LENGTH_POINTS) is equal
         assert equal_twin(equal, LENGTH_POINTS) is None
     assert equal_twin(SPREAD_POINTS[0], (*SPREAD_POINTS, *TABLE3_POINTS)) is None
 
 
-def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(monkeypatch):
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     results = {(point.name, "nvfp4"): PointResult() for point in (SPREAD, EQUAL)}
     facts = {"generated_tokens": 96, "decode_steps": 9, "weight_bytes": 1, "linears": {},
@@ -129,7 +123,7 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
     assert not [name for name in measured.metrics if name.endswith("over_equal_few_equal")]
 
 
-def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None:
+def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows():
     (scale,) = TABLE3_32B_RL.scales.values()
     (point,) = scale.points
     assert (point.rows, point.row_tokens, point.lengths) == (128, 2304, "full")
@@ -151,9 +145,7 @@ def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_wave_counts_as_often_as_there_are_waves(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wave_counts_as_often_as_there_are_waves(policy, pool, monkeypatch):
     point = dataclasses.replace(SPREAD, name="waves", lengths="full", prompts=6, one_wave=True,
                                 completion_tokens=8)  # fmt: skip
     planned = dataclasses.replace(
@@ -166,6 +158,6 @@ def test_a_wave_counts_as_often_as_there_are_waves(
                     micro_tokens=planned.micro_tokens)  # fmt: skip
     seconds = dict.fromkeys((*PHASES, "total"), 0.5)
     monkeypatch.setattr(step_training.EventClock, "read", lambda self: seconds)
-    step = timed_step(t, begin(t), 3)
+    step = timed_step(t, fresh_state(t.learner.run), 3)
     assert step["completion_tokens"] == point.rows * 8
     assert (step["rollout"], step["update"], step["total"]) == (1.5, 1.5, 1.5)

@@ -1,12 +1,8 @@
 """Points are measured one by one: what is told of each, and what does not fit or fails."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import types
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +10,12 @@ import torch
 from repro.evidence.not_run import needs
 from repro.evidence.receipts.device import SLOWED_MOST, SPOILING
 from repro.measure import step_measure, step_metrics
-from repro.measure.step_measure import Bench
 from repro.measure.step_metrics import PointResult, metrics_of
 from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
-from repro.models.policy import Policy
-from repro.reward.grader import GraderPool
 from repro.rl import learner as learner_module
 from repro.spec.shapes import SHAPES
-from repro.spec.step_scale import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.targets.steps import NF4, NVFP4, RELEASED
 from tests.repro.measure.conftest import bench_of, measured_at
 
@@ -34,12 +27,12 @@ NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 
 
 @pytest.fixture
-def bench(pool: GraderPool) -> Bench:
+def bench(pool):
     return bench_of(StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2), pool)
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_stop_ends_a_point_between_two_steps(policy: Policy, bench: Bench) -> None:
+def test_a_stop_ends_a_point_between_two_steps(policy, bench):
     asked = iter([False, True])
     stopping = dataclasses.replace(bench, should_stop=lambda: next(asked))
     entry = PointResult()
@@ -48,9 +41,7 @@ def test_a_stop_ends_a_point_between_two_steps(policy: Policy, bench: Bench) -> 
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(
-    policy: Policy, bench: Bench
-) -> None:
+def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(policy, bench):
     lines: list[str] = []
     point = dataclasses.replace(POINT, sampled_tokens=0)
     bench = dataclasses.replace(bench, progress=lambda line, values: lines.append(line))
@@ -78,8 +69,8 @@ def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(
 
 @pytest.mark.usefixtures("host_clock")
 def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
-    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    policy, bench, monkeypatch
+):
     counts = iter([0, 0, 0, int(1e9)])
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     monkeypatch.setattr(step_measure, "slowed_us", lambda: dict.fromkeys(SPOILING, next(counts)))
@@ -90,12 +81,10 @@ def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, pool, monkeypatch):
     seen = []
 
-    def counted(*args: Any, **settings: Any) -> Any:
+    def counted(*args, **settings):
         output, tokens = accumulate_step(*args, **settings)
         seen.append([len(piece) for piece in output.plan.pieces])
         return output, tokens
@@ -112,11 +101,11 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
     assert set(metrics_of(point, entry, {})) == {"peak_bytes_small"}
 
 
-def without_a_device(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None:
+def without_a_device(monkeypatch, budget_bytes):
     """Let points have a budget where there is no device."""
 
     @contextlib.contextmanager
-    def budget(point: StepPoint) -> Iterator[int]:
+    def budget(point):
         yield budget_bytes
 
     monkeypatch.setattr(step_measure, "require_clean", lambda: None)
@@ -129,10 +118,8 @@ def without_a_device(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None
     [ValueError("planted\nmore"), torch.OutOfMemoryError("planted")],
     ids=["fault", "memory"],
 )
-def test_a_point_that_fails_costs_no_other(
-    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def fails_once(bench: Bench, arm: StepArm, point: StepPoint, *rest: Any) -> bool:
+def test_a_point_that_fails_costs_no_other(policy, pool, monkeypatch, error):
+    def fails_once(bench, arm, point, *rest):
         if point is POINT:
             raise error
         return measure(bench, arm, point, *rest)
@@ -154,14 +141,12 @@ def test_a_point_that_fails_costs_no_other(
     assert not [name for name in measured.metrics if name.endswith("_small")]
 
 
-def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(bench, monkeypatch):
     planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
     least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44, kept_blocks=0)).peak
     tried: list[str] = []
 
-    def build(arm: StepArm, *rest: Any) -> Policy:
+    def build(arm, *rest):
         tried.append(arm.name)
         raise ValueError("planted")
 
@@ -178,9 +163,7 @@ def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(
 
 
 @pytest.mark.parametrize(("in_use", "left"), [(100 << 20, 854 << 20), (900 << 20, 900 << 20)])
-def test_a_budget_leaves_room_for_a_full_grown_context(
-    in_use: int, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_leaves_room_for_a_full_grown_context(in_use, left, monkeypatch):
     card = types.SimpleNamespace(total_memory=100 << 30)
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)

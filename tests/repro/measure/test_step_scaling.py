@@ -1,9 +1,6 @@
 """A step that several ranks share is measured beside that of one, run and recorded as any other."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -69,7 +66,7 @@ def body(*run):
 """
 
 
-def test_a_point_of_several_gpus_is_compared_with_one_of_as_many_rows_on_each_or_in_all() -> None:
+def test_a_point_of_several_gpus_is_compared_with_one_of_as_many_rows_on_each_or_in_all():
     twins = {p.name: alone_twin(p, SCALING_POINTS) for p in SCALING_POINTS}
     assert {name: twin and twin.name for name, twin in twins.items()} == {
         "7b_spread": None, "7b_equal": None, "7b_spread_2": "7b_spread", "7b_equal_2": "7b_equal",
@@ -84,8 +81,8 @@ def test_a_point_of_several_gpus_is_compared_with_one_of_as_many_rows_on_each_or
 
 
 def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None
-) -> None:
+    tmp_path, monkeypatch, warm_workers
+):
     del warm_workers
     body = planted("scaling_rank", RANK, tmp_path, monkeypatch).body
     (run,) = plan(TARGET, Tier.SYSTEMS)
@@ -113,7 +110,7 @@ def test_two_ranks_measure_alone_and_together_and_the_record_is_judged(
     assert [verdict.status for verdict in checked.verdicts] == ["reproduced"] * 2
 
 
-def test_a_run_of_two_gpus_is_not_begun_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_gpus_is_not_begun_with_one(monkeypatch):
     monkeypatch.setattr("repro.spec.target.cuda_devices", lambda: ("one",))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert TABLE3.not_runnable(Tier.SYSTEMS) is None

@@ -4,28 +4,26 @@ On a CPU the clock's events are the host's and numbers are float32; on a GPU thi
 the engine's captured steps and the 16-bit copy of a fully trained policy through the same code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
 
 from repro.measure import step_measure
 from repro.measure.step_metrics import metrics_of, way_of
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of
+from repro.measure.step_training import parameter_image, timed_step, training_of
 from repro.models.other_products import take_products
-from repro.models.policy import Policy, trainable_parameters
+from repro.models.policy import trainable_parameters
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.optimizers import gradient_step, optimizer_tensors, restore_optimizer
-from repro.rl.rows import Rows, make_rows
+from repro.rl.rows import make_rows
 from repro.rl.step import accumulate_step
+from repro.rl.training_state import fresh_state
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
-from repro.spec.step_scale import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FOLDED, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
 from tests.repro.rl.uneven_rows import rollout_of
@@ -43,14 +41,14 @@ WAYS = (NVFP4, BF16, MXFP4, NF4, RELEASED, BITSANDBYTES, FULL, FOLDED)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> str:
+def device(request):
     if torch.cuda.is_available():
         return "cuda"
     request.getfixturevalue("host_clock")
     return "cpu"
 
 
-def build(arm: StepArm, device: str) -> Policy:
+def build(arm, device):
     if arm.linears == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed here")
     full = arm.training == "full"
@@ -65,7 +63,7 @@ def build(arm: StepArm, device: str) -> Policy:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
-def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm: StepArm, device: str) -> None:
+def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm, device):
     point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
@@ -88,7 +86,7 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm: StepArm, devi
     assert device == "cpu" or metrics_of(point, entry, {})["peak_bytes_small"].value
 
 
-def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tensor]:
+def gradients_of(arm, rows, device):
     policy = build(arm, device)
     planned = step_measure.step_shape(
         POINT, arm.weight_format, 16, StepScale(points=(POINT,)), 10**11
@@ -121,9 +119,7 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("arm", [RELEASED, BITSANDBYTES], ids=way_of)
-def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
-    arm: StepArm, device: str
-) -> None:
+def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(arm, device):
     generator = torch.Generator().manual_seed(0)
     prompts, tokens = (
         torch.randint(0, 2048, shape, generator=generator).tolist() for shape in ((2, 20), (8, 16))
@@ -141,7 +137,7 @@ def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
     assert {name: error for name, error in errors.items() if error > most} == {}
 
 
-def _own(arm: StepArm) -> StepArm:
+def _own(arm):
     return {"nvfp4": NVFP4, "nf4": NF4}[arm.weight_format]
 
 
@@ -150,7 +146,7 @@ def _own(arm: StepArm) -> StepArm:
 @pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed here"
 )
-def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path: Path) -> None:
+def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path):
     point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
     policy = build(NVFP4, "cuda")
@@ -163,7 +159,7 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
             )
             for _ in range(2)
         )
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         before = parameter_image(policy)
         for _ in range(2):
             assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 0.05

@@ -1,9 +1,6 @@
 """The throughput procedure's protocol, as far as a machine without a GPU can show it."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there; it would measure")
 @pytest.mark.parametrize("name", ["rollout", "table6", "table9", "figure11"])
-def test_without_a_gpu_a_sentence_says_what_is_missing(name: str, tmp_path: Path) -> None:
+def test_without_a_gpu_a_sentence_says_what_is_missing(name, tmp_path):
     target = find(name)
     reason = target.not_runnable(Tier.SYSTEMS)
     assert reason is not None
@@ -46,22 +43,20 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name: str, tmp_path: Path
         ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
     ],
 )
-def test_a_point_that_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
+def test_a_point_that_cannot_be_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         ThroughputPoint(name="7b", shape="qwen2.5-7b", **values)
 
 
 @pytest.mark.parametrize("windows", [0, 4])
-def test_a_cell_that_is_not_timed_by_windows_is_not_compared_with_a_whole_one(windows: int) -> None:
+def test_a_cell_that_is_not_timed_by_windows_is_not_compared_with_a_whole_one(windows):
     point = ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=(1,), windows=windows)
     with pytest.raises(ValueError, match="there is no such cell timed by windows"):
         ThroughputScale(points=(point,), whole=(("nvfp4_lora", "7b", 1 + windows),))
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_whole(
-    name: str,
-) -> None:
+def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_whole(name):
     target = find(name)
     scale = target.scales[Tier.SYSTEMS]
     metrics = {metric.name for metric in target.metrics}

@@ -1,11 +1,6 @@
 """Points that do not fit: one batch that runs out of memory costs itself alone."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import bitsandbytes  # noqa: F401 - peft imports it late: under a pretended device that fails
 import pytest
@@ -14,7 +9,6 @@ import torch
 from repro.evidence.record import read_record
 from repro.measure import rollout_cells, throughput
 from repro.run.carry_out import carry_out
-from repro.spec.config import RunConfig
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB
 from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of
@@ -27,21 +21,19 @@ SCALE = ThroughputScale(points=(POINT, OTHER))
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 NEEDS = "needs 160.0 of 140.0 GiB by the allocator, at least"
 
-Exhausts = Callable[[Callable[..., bool]], None]
-
 
 @pytest.fixture
-def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
+def exhausts(monkeypatch):
     """Return what lets memory run out where a rollout's number of rows and tokens say so."""
 
-    def install(when: Callable[..., bool]) -> None:
+    def install(when):
         whole, full = rollout_cells.timed, []
 
-        def info(*device: Any) -> tuple[int, int]:
+        def info(*device):
             # Full when asked where memory ran out, and free again afterwards.
             return (0 if full and full.pop() else 139 * GIB), 140 * GIB
 
-        def timed(engine: Any, prompts: Any, new_tokens: int, **how: Any) -> float:
+        def timed(engine, prompts, new_tokens, **how):
             if when(len(prompts), new_tokens):
                 full.append(True)
                 raise NO_MEMORY
@@ -53,9 +45,7 @@ def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
     return install
 
 
-def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
-    loaded: list[str], exhausts: Exhausts, tmp_path: Path
-) -> None:
+def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(loaded, exhausts, tmp_path):
     exhausts(lambda rows, tokens: rows == 2)
     for measured in throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW):
         assert measured.facts["not_run"] == {"p_2": NEEDS}
@@ -66,9 +56,7 @@ def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
     assert loaded == ["a", "b"]
 
 
-def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
-    loaded: list[str], exhausts: Exhausts, tmp_path: Path
-) -> None:
+def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(loaded, exhausts, tmp_path):
     whole_rollouts = iter(range(9))
     # The start has one of four tokens, too; then two seeds', of which the second has no room.
     exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
@@ -79,12 +67,12 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
 
 
 def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    loaded, monkeypatch, tmp_path
+):
     slots: list[int] = []
     engine = throughput.Engine
 
-    def build(policy: Any, config: Any) -> Any:
+    def build(policy, config):
         slots.append(config.slots)
         if config.slots > 1:
             raise NO_MEMORY
@@ -97,20 +85,18 @@ def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
     assert "tokens_per_second_p_1" in results[0].metrics
 
 
-def test_the_engine_has_room_for_all_rows_at_full_length(loaded: list[str]) -> None:
+def test_the_engine_has_room_for_all_rows_at_full_length(loaded):
     policy = throughput._policy(runs_of(SCALE, 1)[0], "a")
     point = dataclasses.replace(POINT, prompt_tokens=30, new_tokens=40)
     engine = throughput._engine(point, 3, policy, "own")
     assert engine.pool.capacity == 3 * 3
 
 
-def test_a_batch_that_the_plan_excludes_is_not_tried(
-    loaded: list[str], exhausts: Exhausts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_batch_that_the_plan_excludes_is_not_tried(loaded, exhausts, monkeypatch, tmp_path):
     said = "needs 95.5 of 79.2 GiB by the plan"
     totals: list[int] = []
 
-    def plan(scale: Any, arm: Any, total_bytes: int) -> dict[str, str]:
+    def plan(scale, arm, total_bytes):
         totals.append(total_bytes)
         return {"p_3": said, "q_1": said}
 
@@ -124,12 +110,10 @@ def test_a_batch_that_the_plan_excludes_is_not_tried(
     assert "tokens_per_second_p_2" in results[0].metrics
 
 
-def test_weights_that_do_not_fit_cost_their_own_shape(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_cost_their_own_shape(loaded, monkeypatch, tmp_path):
     load = throughput._policy
 
-    def policy(run: RunConfig, shape: str) -> Any:
+    def policy(run, shape):
         if shape == "a":
             raise NO_MEMORY
         return load(run, shape)
@@ -140,13 +124,11 @@ def test_weights_that_do_not_fit_cost_their_own_shape(
     assert "tokens_per_second_q_1" in results[0].metrics
 
 
-def test_retries_are_counted_under_the_clock_and_not_at_the_start(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_retries_are_counted_under_the_clock_and_not_at_the_start(loaded, monkeypatch, tmp_path):
     count = 0
     whole = rollout_cells.timed
 
-    def timed(engine: Any, prompts: Any, new_tokens: int, **how: Any) -> float:
+    def timed(engine, prompts, new_tokens, **how):
         nonlocal count
         # The start's rollouts come first, with prompts cut short or for the first token alone.
         count += 10 if len(prompts[0]) < 8 or "first_seed" not in how else 1
@@ -160,18 +142,14 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
     assert "tokens_per_second_q_1" not in results[0].metrics
 
 
-def test_each_model_is_loaded_into_a_clean_device(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_model_is_loaded_into_a_clean_device(loaded, monkeypatch, tmp_path):
     asked: list[int] = []
     monkeypatch.setattr(throughput, "require_clean", lambda: asked.append(len(loaded)))
     throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert asked == [0, 1]
 
 
-def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(loaded, monkeypatch, tmp_path):
     said = "needs 95.5 of 79.2 GiB by the plan"
     cells = dict.fromkeys(("p_1", "p_2", "p_3", "q_1"), said)
     monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total: cells)

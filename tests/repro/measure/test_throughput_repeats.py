@@ -1,10 +1,7 @@
 """Seeds that share a loaded model, on a small shape with a host clock."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,11 +16,11 @@ from repro.measure import device_state, throughput
 from repro.measure.vllm_rollout import VllmEngine
 from repro.models.files.merged_files import write_base
 from repro.models.lora import adapter_layers, base_linear, fold_adapter
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from repro.models.random_policy import random_policy
 from repro.run.carry_out import carried_together, carry_out
 from repro.run.preflight import missing_package
-from repro.spec.config import RunConfig, SamplingConfig
+from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
@@ -37,7 +34,7 @@ SHORT = dataclasses.replace(LONG, name="short", new_tokens=4)
 POINTS = (LONG, SHORT, dataclasses.replace(SHORT, name="other", shape="b", batches=(3,)))
 
 
-def small_policy(weight_format: Any = "nvfp4", rank: int = 32) -> Policy:
+def small_policy(weight_format="nvfp4", rank=32):
     return random_policy(
         SHAPE, weight_format=weight_format, lora_rank=rank, compute_dtype="float32", seed=0,
         device="cpu",
@@ -45,11 +42,11 @@ def small_policy(weight_format: Any = "nvfp4", rank: int = 32) -> Policy:
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loaded(monkeypatch):
     """Let the procedure run on this processor; return the shapes that it loads."""
     shapes: list[str] = []
 
-    def load(run: RunConfig, shape: str) -> Policy:
+    def load(run, shape):
         shapes.append(shape)
         return small_policy(run.arm.weight_format, run.arm.lora_rank)
 
@@ -70,7 +67,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shapes
 
 
-def runs_of(scale: ThroughputScale, seeds: int = 3) -> list[RunConfig]:
+def runs_of(scale, seeds=3):
     return [
         RunConfig(
             target="rollout", target_version=1, tier="systems", procedure="throughput",
@@ -87,7 +84,7 @@ HOW: dict[str, Any] = {
 }
 
 
-def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: Path) -> None:
+def test_all_seeds_of_an_arm_load_each_shape_once(loaded, tmp_path):
     runs = runs_of(ThroughputScale(points=POINTS))
     results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "b"]
@@ -101,9 +98,7 @@ def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: P
     assert len(set(rates)) == 3
 
 
-def test_each_seed_gets_a_record_of_its_own_that_counts(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_seed_gets_a_record_of_its_own_that_counts(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
     runs = runs_of(ThroughputScale(points=POINTS))
     paths = carry_out(runs, tmp_path / "work", tmp_path, **HOW)
@@ -117,12 +112,10 @@ def test_each_seed_gets_a_record_of_its_own_that_counts(
 WITH_ADAPTER = {"version": "9.9", "training": "lora"}
 
 
-def served_elsewhere(
-    policy: Policy, point: ThroughputPoint, batches: Sequence[int], **options: Any
-) -> Any:
+def served_elsewhere(policy, point, batches, **options):
     """Return what stands in for a `VllmEngine`."""
 
-    def sample(prompts: list[list[int]], sampling: SamplingConfig, **of_rows: Any) -> Any:
+    def sample(prompts, sampling, **of_rows):
         row = SimpleNamespace(token_ids=[0] * sampling.max_new_tokens)
         return SimpleNamespace(completions=[row] * len(prompts))
 
@@ -131,8 +124,8 @@ def served_elsewhere(
 
 
 def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    loaded, tmp_path, monkeypatch
+):
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
     monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
     scale = ThroughputScale(points=(LONG,), vllm=(NVFP4_LORA.name,))
@@ -143,9 +136,7 @@ def test_an_arm_in_vllm_is_timed_by_the_same_clock_and_its_records_count(
         assert {"tokens_per_second_long_1", "tokens_per_second_long_2"} <= set(record.metrics)
 
 
-def test_an_adapter_is_folded_in_before_an_engine_is_made(
-    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_is_folded_in_before_an_engine_is_made(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(throughput, "VllmEngine", served_elsewhere)
     scale = ThroughputScale(points=(SHORT,), vllm=("by_vllm", "fp8"), fp8=("fp8",))
     arms = [dataclasses.replace(BF16_LORA_FOLDED, name=name) for name in ("by_vllm", "own")]
@@ -163,12 +154,10 @@ def test_an_adapter_is_folded_in_before_an_engine_is_made(
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}])
-def test_vllm_is_given_a_base_and_how_to_round_it(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_is_given_a_base_and_how_to_round_it(options, monkeypatch):
     given: dict[str, Any] = {}
 
-    def engine(model: str, **more: Any) -> None:
+    def engine(model, **more):
         (file,) = Path(model).glob("*.safetensors")
         given.update(more, weights=load_file(file))
         raise NotImplementedError
@@ -192,7 +181,7 @@ def test_vllm_is_given_a_base_and_how_to_round_it(
     assert torch.equal(given["weights"][f"{name}.weight"].float(), base_linear(layer).weight)
 
 
-def test_a_random_base_is_loaded_as_it_was_written(tmp_path: Path) -> None:
+def test_a_random_base_is_loaded_as_it_was_written(tmp_path):
     tokens = torch.arange(9)[None]
     policy = random_policy(SHAPE, weight_format="nvfp4", lora_rank=0, seed=0, device="cpu")
     write_base(policy, tmp_path)
@@ -200,7 +189,7 @@ def test_a_random_base_is_loaded_as_it_was_written(tmp_path: Path) -> None:
     assert torch.equal(policy.model(tokens).logits, again.model(tokens).logits)
 
 
-def test_the_seeds_of_an_arm_go_together_and_other_runs_alone() -> None:
+def test_the_seeds_of_an_arm_go_together_and_other_runs_alone():
     groups = carried_together(plan(find("table9"), Tier.SYSTEMS))
     assert len(groups) == 6
     for group in groups:
@@ -210,9 +199,7 @@ def test_the_seeds_of_an_arm_go_together_and_other_runs_alone() -> None:
     assert all(len(group) == 1 for group in alone)
 
 
-def test_an_arm_without_its_package_is_not_run_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_arm_without_its_package_is_not_run_and_says_so(monkeypatch):
     runs = plan(find("figure11"), Tier.SYSTEMS, seeds=1)
     runs += plan(find("rollout_vllm"), Tier.SYSTEMS, seeds=1)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -1,11 +1,7 @@
 """Launches chosen by whole steps: products that disturb one another, refusals, a real table."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +12,6 @@ from kernels.cuda.fused_adapter import Joining
 from kernels.cuda.hopper import Choice
 from repro.measure.tune_steps import (
     MODELS,
-    Key,
-    Way,
     choose_by_steps,
     left_to_choose,
     main,
@@ -30,7 +24,7 @@ SMALL, LARGE, BROKEN = (
 )
 
 
-def clock(ways: Mapping[Key, Way]) -> float:
+def clock(ways):
     """Alone each is fastest when it is large; two that are large leave no room for each other."""
     if BROKEN in ways.values():
         raise RuntimeError("too many resources requested for launch")
@@ -39,7 +33,7 @@ def clock(ways: Mapping[Key, Way]) -> float:
 
 
 @pytest.mark.parametrize("present", [LARGE, SMALL])
-def test_products_are_chosen_for_the_step_that_they_stand_in(present: Way) -> None:
+def test_products_are_chosen_for_the_step_that_they_stand_in(present):
     candidates = {FIRST: [BROKEN, SMALL, LARGE], SECOND: [LARGE, SMALL]}
     chosen = choose_by_steps({FIRST: present, SECOND: present}, candidates, clock)
     assert sorted(chosen.values(), key=str) == sorted([SMALL, LARGE], key=str)
@@ -47,7 +41,7 @@ def test_products_are_chosen_for_the_step_that_they_stand_in(present: Way) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_entries_that_a_step_has_chosen_are_not_chosen_again(model: str) -> None:
+def test_entries_that_a_step_has_chosen_are_not_chosen_again(model):
     entries = left_to_choose({}, model, 1)
     assert len(entries) == 4
     assert all(entry.adapted and entry.M == 1 for entry in entries)
@@ -61,7 +55,7 @@ def test_entries_that_a_step_has_chosen_are_not_chosen_again(model: str) -> None
 
 
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def stored(monkeypatch):
     """Give the H200's table some entries chosen in steps, and let every device read it."""
     table = json.loads((tuning.FOLDER / "nvidia-h200.json").read_text(encoding="utf-8"))
     table["in_steps"] = [
@@ -77,7 +71,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         cache.cache_clear()
 
 
-def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, Any]) -> None:
+def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored):
     by_step = {rows: tuning.choose_adapted(0, 4608, 3584, rows, 32) for rows in (1, 4, 8, 16)}
     assert by_step == {
         1: SMALL, 4: LARGE, 8: LARGE, 16: tuning.adapted_table(0)[4608, 3584][16]
@@ -98,33 +92,23 @@ def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, An
         ([], "needs a CUDA device of compute capability 9.0"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_with_status_2(
-    arguments: list[str],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_tuned_is_refused_with_status_2(arguments, sentence, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert sentence in capsys.readouterr().err
 
 
-def _hopper() -> bool:
+def _hopper():
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not _hopper(), reason="needs a Hopper GPU, whose launches the table holds")
-def test_a_real_table_is_chosen_once_and_refused_elsewhere(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_real_table_is_chosen_once_and_refused_elsewhere(tmp_path, monkeypatch, request, capsys):
     every = list(tune.with_adapter(1))
 
-    def few(M: int) -> Iterator[Way]:
+    def few(M):
         yield from every[:: len(every) // 3]
 
     monkeypatch.setattr(tune, "with_adapter", few)

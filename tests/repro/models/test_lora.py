@@ -1,10 +1,7 @@
 """The adapter's arithmetic, its start, and its files, against stock peft."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +13,25 @@ from transformers import AutoModelForCausalLM
 from kernels import reference
 from repro.models.files.adapter_files import adapter_tensors, save_adapter
 from repro.models.lora import adapter_layers, effective_weight, fold_adapter, folding_loss
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 
 ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
 
 
-def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
+def load(folder, weight_format="nvfp4", **more):
     arguments = {"lora_rank": 8, "lora_alpha": 8.0, "seed": 0} | more
     return load_policy(folder, weight_format=weight_format, training="lora", **arguments)
 
 
-def randomise(policy: Policy, seed: int = 5) -> None:
+def randomise(policy, seed=5):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trainable_parameters(policy).values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
 
 
-def dequantised_transformers(policy: Policy, folder: Path) -> Any:
+def dequantised_transformers(policy, folder):
     """Return transformers' plain model with the policy's base weights, float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, layer in adapter_layers(policy.model):

@@ -1,7 +1,5 @@
 """The last line of a check: what is at fault or worse comes first, then verdicts in plain words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +16,14 @@ from repro.spec.tier import Tier
 Of = Callable[..., Checked]
 
 
-def with_statuses(checked: Checked, kind: Kind, *statuses: Status, **more: object) -> Checked:
+def with_statuses(checked, kind, *statuses, **more):
     """Return a check with as many verdicts of a kind, and no others."""
     one = next(verdict for verdict in checked.verdicts if kind_of(verdict) is kind)
     made = [replace(one, status=status, **more) for status in statuses]  # type: ignore[arg-type]
     return replace(checked, verdicts=made)
 
 
-def test_every_status_has_a_plain_word() -> None:
+def test_every_status_has_a_plain_word():
     assert set(PLAIN) == set(get_args(Status))
     assert set(PLAIN.values()) == set(PLAIN_WORDS)
 
@@ -42,9 +40,7 @@ def test_every_status_has_a_plain_word() -> None:
         ),
     ],
 )
-def test_claims_are_counted_in_plain_words(
-    blessed_of: Of, statuses: list[Status], said: str
-) -> None:
+def test_claims_are_counted_in_plain_words(blessed_of, statuses, said):
     assert ending([with_statuses(blessed_of("table6"), Kind.PAPER, *statuses)]) == said
 
 
@@ -52,9 +48,7 @@ def test_claims_are_counted_in_plain_words(
     ("before", "status"),
     [("contradicted", 0), ("inconclusive", 0), (None, 0), ("reproduced", 1)],
 )
-def test_a_missed_target_says_how_it_stood_before(
-    blessed_of: Of, before: Status | None, status: int
-) -> None:
+def test_a_missed_target_says_how_it_stood_before(blessed_of, before, status):
     missed = with_statuses(blessed_of("memory"), Kind.BAR, "contradicted", before=before)
     words = bar_word(missed.verdicts[0])
     assert f"1 performance target of this suite is {words}." in ending([missed])
@@ -62,7 +56,7 @@ def test_a_missed_target_says_how_it_stood_before(
     assert exit_status([missed]) == status
 
 
-def test_faults_come_first_and_name_their_targets(blessed_of: Of) -> None:
+def test_faults_come_first_and_name_their_targets(blessed_of):
     smoke = blessed_of("table1", Tier.SMOKE)
     failed = with_statuses(smoke, Kind.MACHINERY, "contradicted", "reproduced")
     refused = replace(smoke.evidence, refused=[(Path("seed-0.json"), "it was edited")])
@@ -73,7 +67,7 @@ def test_faults_come_first_and_name_their_targets(blessed_of: Of) -> None:
     assert exit_status(checks) == 1
 
 
-def test_runs_that_are_not_there_are_counted(blessed_of: Of) -> None:
+def test_runs_that_are_not_there_are_counted(blessed_of):
     smoke = blessed_of("table1", Tier.SMOKE)
     known = {arm: by_seed for arm, by_seed in smoke.evidence.records.items() if arm != "bf16"}
     failed = [(Path("seed-1.failed-1.json"), "out of memory")]
@@ -86,7 +80,7 @@ def test_runs_that_are_not_there_are_counted(blessed_of: Of) -> None:
     assert exit_status([lacking]) == 2
 
 
-def test_notes_follow_what_they_are_about(blessed_of: Of) -> None:
+def test_notes_follow_what_they_are_about(blessed_of):
     checked = with_statuses(
         blessed_of("table6"), Kind.PAPER, "reproduced", marks={"post hoc": "other rules"}
     )

@@ -1,16 +1,11 @@
 """Arms of a real checkpoint: doses before training, untrained rows, what training did."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from repro.evidence.estimate import Interval, mean_interval
-from repro.judge.check import Checked
 from repro.report.doses import doses, paper_rises, treatment
 from repro.report.learning import (
     dose_rows,
@@ -39,13 +34,12 @@ MEASURED = {
     "nvfp4_half": (0.38, 13.5),
     "nvfp4_x2": (0.75, 4.0),
 }
-Values = Mapping[str, Sequence[float]]
 
 
-def check(target: Any, metrics: Mapping[str, Values], others: Values) -> Any:
+def check(target, metrics, others):
     """Return a check of made-up values by metric and arm, one a seed; `others` of other metrics."""
 
-    def values(metric: str) -> dict[str, dict[int, float]]:
+    def values(metric):
         of_metric = metrics.get(metric, others)
         return {arm: dict(enumerate(seeds)) for arm, seeds in of_metric.items()}
 
@@ -56,8 +50,8 @@ def check(target: Any, metrics: Mapping[str, Values], others: Values) -> Any:
     return SimpleNamespace(evidence=evidence, selection=selection, statements=list, verdicts=[])
 
 
-def dosed() -> Any:
-    def over_draws(arm: str, value: float) -> list[float]:
+def dosed():
+    def over_draws(arm, value):
         return [value + 0.001 * (draw - 2.5) * (arm != "bf16_lora") for draw in range(6)]
 
     metrics = {
@@ -67,14 +61,14 @@ def dosed() -> Any:
     return check(DOSES, metrics, dict.fromkeys(MEASURED, [1.0] * 6))
 
 
-def cells(lines: list[str], label: str) -> dict[str, str]:
+def cells(lines, label):
     """Return the cells of an arm's row by their heads."""
     (row,) = [line for line in lines if line.startswith(f"| {label} |")]
     heads, own = ([cell.strip() for cell in line.split("|")] for line in (lines[0], row))
     return dict(zip(heads, own, strict=True))
 
 
-def test_the_rise_is_over_draws_and_damage_is_at_equal_entropy() -> None:
+def test_the_rise_is_over_draws_and_damage_is_at_equal_entropy():
     found = doses(dosed())
     assert "bf16_lora" not in found
     nvfp4 = found["nvfp4_lora"]
@@ -89,7 +83,7 @@ def test_the_rise_is_over_draws_and_damage_is_at_equal_entropy() -> None:
     assert (found["nvfp4_x2"].temperature, found["nvfp4_x2"].damage) == (None, None)
 
 
-def test_a_claimed_rise_has_the_interval_of_its_verdict(every_blessed: list[Checked]) -> None:
+def test_a_claimed_rise_has_the_interval_of_its_verdict(every_blessed):
     (checked,) = [c for c in every_blessed if c.selection.target.name == DOSES.name]
     (verdict,) = [v for v in checked.verdicts if v.name == "nvfp4_more_entropy_finished"]
     rise = doses(checked)["nvfp4_lora"].rise
@@ -105,14 +99,12 @@ def test_a_claimed_rise_has_the_interval_of_its_verdict(every_blessed: list[Chec
         (None, None, "unclear"),
     ],
 )
-def test_a_treatment_is_delivered_by_its_whole_interval(
-    low: float | None, high: float | None, word: str
-) -> None:
+def test_a_treatment_is_delivered_by_its_whole_interval(low, high, word):
     assert paper_rises(EXPECTED)["nvfp4_lora"] == pytest.approx(0.055)
     assert treatment(Interval(value=0.05, low=low, high=high, n=6), EXPECTED) == word
 
 
-def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_alone() -> None:
+def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_alone():
     lines = [line for line in dose_rows([dosed()], EXPECTED, DOSES.name) if line.startswith("|")]
     assert len(lines) == 2 + len(MEASURED)
     rows = {arm: cells(lines, DOSES.arm(arm).label.replace(", LoRA", "")) for arm in MEASURED}
@@ -122,7 +114,7 @@ def test_the_table_of_doses_has_a_row_per_arm_and_the_word_beside_plain_formats_
     assert rows["nvfp4_x2"]["damage, points"] == ""
 
 
-def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
+def test_untrained_rows_lose_what_the_paper_prints_beside_them():
     accuracy = {arm: [value + draw % 2 for draw in range(6)]
                 for arm, value in (("bf16", 20.0), ("nvfp4", 16.0))}  # fmt: skip
     others = dict.fromkeys(accuracy, [12.0] * 6)
@@ -136,7 +128,7 @@ def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
     assert nvfp4["paper, 7B"] == "73.4"
 
 
-def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
+def test_trained_arms_are_told_beside_the_same_seeds_of_bf16():
     ends = {"bf16_lora": [30.0, 32.0, 34.0], "nvfp4_lora": [29.0, 31.0, 33.0, 10.0]}
     shares = {arm: [float(end > 20) for end in of] for arm, of in ends.items()}
     metrics = {"accuracy_lenient": ends, "took_off": shares, "collapsed": shares}
@@ -153,7 +145,7 @@ def test_trained_arms_are_told_beside_the_same_seeds_of_bf16() -> None:
     assert interval_text(mean_interval([1.0, 2.0]), 1) == "+1.5"
 
 
-def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: list[Checked]) -> None:
+def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed):
     statement = next(claim.statement for claim in TRAINED.claims if claim.name == "qerl_sooner")
     row = cells(training_rows(every_blessed, EXPECTED, TRAINED.name), statement)
     assert row["paper"] == "2.16x"
@@ -163,7 +155,7 @@ def test_a_claim_stands_with_its_interval_and_the_papers_size(every_blessed: lis
 PAPERS_GAINS = "the paper's gains, if all were due to entropy"
 
 
-def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list[Checked]) -> None:
+def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed):
     name = "dose_response_coder_0_5b"
     (judged,) = (checked for checked in every_blessed if checked.selection.target.name == name)
     entropy = {"bf16_lora": 0.3, "bf16_lora_t90": 0.2, "bf16_lora_t110": 0.5, "nvfp4_half": 0.35,
@@ -198,7 +190,7 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed: list
     assert slope_rows([made], name) == NOTHING
 
 
-def test_without_records_the_page_says_so() -> None:
+def test_without_records_the_page_says_so():
     assert slope_rows([], "dose_response_coder_0_5b") == NOTHING
     assert dose_rows([], EXPECTED, DOSES.name) == NOTHING
     assert untrained_rows([], EXPECTED, UNTRAINED.name) == NOTHING

@@ -1,7 +1,5 @@
 """Numbers as text: units as people say them, spans, devices' names."""
 
-from __future__ import annotations
-
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
@@ -27,24 +25,24 @@ from repro.report.numbers import (
         (88.23, "percent", "88.2"),
     ],
 )
-def test_a_quantity_is_printed_as_people_say_it(value: float, unit: str, text: str) -> None:
+def test_a_quantity_is_printed_as_people_say_it(value, unit, text):
     assert quantity(value, unit) == text
 
 
-def test_cells_carry_their_unit() -> None:
+def test_cells_carry_their_unit():
     assert cell_text([35.2e9], unit="bytes") == "32.8 GiB (35.2 GB) (n = 1)"
     assert cell_text([10.1, 10.0, 10.0], unit="seconds") == "10.0 ± 0.1 s (n = 3)"
     assert cell_text([2**31, 2**31 + 2**20, 2**31], unit="bytes") == "2 ± 0.0014 GiB (n = 3)"
     assert cell_text([80.0, 82.0, 84.0]) == "82.0 ± 5.0 (n = 3)"
 
 
-def test_a_table_of_mixed_units_names_each() -> None:
+def test_a_table_of_mixed_units_names_each():
     assert quantity(88.234, "percent", mixed=True) == "88.23 %"
     assert quantity(0.25, "nats", mixed=True) == "0.25 nats"
     assert quantity(1.794, "ratio", mixed=True) == "1.79x"
 
 
-def test_a_span_names_one_number_once() -> None:
+def test_a_span_names_one_number_once():
     assert span([1.204, None, 1.396]) == "1.20 to 1.40x"
     assert span([2.0, 2.0]) == "2.00x"
     assert span([None]) == ""
@@ -59,17 +57,17 @@ def test_a_span_names_one_number_once() -> None:
         ((0.98, 1.02), "0.98x to 1.02x"),
     ],
 )
-def test_a_bar_is_said_by_its_bounds(accept: tuple[float | None, float | None], text: str) -> None:
+def test_a_bar_is_said_by_its_bounds(accept, text):
     bar = Expectation(arm="a", metric="m", accept=accept, source="derived", because="a reason")
     assert bar_text(bar, "ratio") == text
 
 
-def test_a_device_is_named_as_people_write_it() -> None:
+def test_a_device_is_named_as_people_write_it():
     assert device_title("nvidia_h100_80gb_hbm3") == "NVIDIA H100 80GB HBM3"
     assert device_title("") == "CPU"
 
 
-def test_heads_name_devices_by_their_models_where_these_differ() -> None:
+def test_heads_name_devices_by_their_models_where_these_differ():
     h100, h200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
     assert device_heads([h100, h200]) == {h100: "H100", h200: "H200"}
     pcie = "nvidia_h100_pcie"

@@ -1,21 +1,16 @@
 """The page of HTML: self-contained, with every row, and in a real browser it filters and fits."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
 from repro.__main__ import main
 from repro.judge.blessed import untested_checks
-from repro.judge.check import Checked
 from repro.report.one_page import (
     ABSENT,
     differences_with_code,
@@ -42,20 +37,17 @@ document.title = [document.documentElement.scrollWidth, innerWidth,
   Number(document.getElementById("reported").checkVisibility()),
   ].join(";");
 </script></body>"""
-Of = Callable[..., Checked]
 
 
 @pytest.fixture(scope="module")
-def page(every_blessed: list[Checked], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(every_blessed, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
     text = page_text(every_blessed, EXPECTED, [])
     path.write_text(text.replace("</body>", PROBE), encoding="utf-8")
     return path
 
 
-def test_the_page_asks_for_nothing_and_has_every_row(
-    every_blessed: list[Checked], page: Path
-) -> None:
+def test_the_page_asks_for_nothing_and_has_every_row(every_blessed, page):
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href|action)\s*=\s*["'](?!#)|url\(|@import|fetch\(""", text)
     rows = [row for row in statements(every_blessed, EXPECTED) if row.device]
@@ -63,9 +55,7 @@ def test_the_page_asks_for_nothing_and_has_every_row(
     assert {row.command for row in rows} <= set(re.findall(r"<code>(.*?)</code>", text))
 
 
-def test_the_answer_comes_first_and_of_each_target_the_papers_claims(
-    every_blessed: list[Checked], page: Path
-) -> None:
+def test_the_answer_comes_first_and_of_each_target_the_papers_claims(every_blessed, page):
     text = page.read_text(encoding="utf-8")
     lines = answer_lines(answers(every_blessed, EXPECTED), ABSENT)
     assert sum(map(len, lines.values())) == 9
@@ -79,9 +69,7 @@ def test_the_answer_comes_first_and_of_each_target_the_papers_claims(
         assert kinds == sorted(kinds)
 
 
-def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(
-    every_blessed: list[Checked],
-) -> None:
+def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(every_blessed):
     untested = untested_checks(EXPECTED, every_blessed)
     known = {(one.selection.target.name, one.selection.tier) for one in every_blessed}
     assert not known & {(one.selection.target.name, one.selection.tier) for one in untested}
@@ -92,7 +80,7 @@ def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(
     assert text.count('data-status="not run"') == text.count("no run is stored") == len(rows)
 
 
-def test_pictures_have_the_values_of_their_ends(blessed_of: Of) -> None:
+def test_pictures_have_the_values_of_their_ends(blessed_of):
     checked = blessed_of("table6")
     rows = statements([checked], EXPECTED)
     (row,) = [r for r in rows if r.kind == Kind.PAPER.value and r.name.endswith("_8")]
@@ -101,7 +89,7 @@ def test_pictures_have_the_values_of_their_ends(blessed_of: Of) -> None:
     assert f"<span>{marks['most']:.3g}</span>" in page_text([checked], EXPECTED)
 
 
-def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
+def test_what_records_say_is_text_not_html(blessed_of):
     checked = blessed_of("table6")
     bad = dataclasses.replace(checked.verdicts[0], sentence="<script>alert(1)</script>")
     verdicts = [bad, *checked.verdicts[1:]]
@@ -113,7 +101,7 @@ def test_what_records_say_is_text_not_html(blessed_of: Of) -> None:
     assert all(f": {value:.5g}" in text for value in values.values())
 
 
-def test_marks_lie_in_the_order_of_their_values(blessed_of: Of) -> None:
+def test_marks_lie_in_the_order_of_their_values(blessed_of):
     (row,) = [
         row
         for row in statements([blessed_of("table6")], EXPECTED)
@@ -124,7 +112,7 @@ def test_marks_lie_in_the_order_of_their_values(blessed_of: Of) -> None:
     assert interval_marks(dataclasses.replace(row, low=None)) == {}
 
 
-def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of: Of) -> None:
+def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of):
     (row,) = [
         row
         for row in statements([blessed_of("table6")], EXPECTED)
@@ -137,7 +125,7 @@ def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of: Of) -> Non
     assert seed_marks(row, {slow: [("0", 1.0), ("1", 1.0)], fast: [("0", 1.0)]}) == []
 
 
-def test_differences_are_those_of_the_page(tmp_path: Path) -> None:
+def test_differences_are_those_of_the_page(tmp_path):
     page = PACKAGE.parent / "docs" / "background.md"
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
@@ -147,9 +135,7 @@ def test_differences_are_those_of_the_page(tmp_path: Path) -> None:
     assert differences_with_code(tmp_path / "nothing.md") == []
 
 
-def test_the_command_writes_the_page_and_refuses_what_it_would_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_page_and_refuses_what_it_would_not_read(tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main(["report", "table6", "--html", str(out)]) == 0
     assert "table6" in out.read_text(encoding="utf-8")
@@ -158,7 +144,7 @@ def test_the_command_writes_the_page_and_refuses_what_it_would_not_read(
     assert "leave out --out" in capsys.readouterr().err
 
 
-def seen(page: Path, width: int, fragment: str = "", *, dark: bool = False) -> list[str]:
+def seen(page, width, fragment="", *, dark=False):
     """Return what the probe writes: width of the page and the window, rows seen, background."""
     if BROWSER is None:
         pytest.skip("no Chromium is installed")
@@ -177,8 +163,8 @@ def seen(page: Path, width: int, fragment: str = "", *, dark: bool = False) -> l
 
 @pytest.mark.parametrize("width", [500, 1280])
 def test_in_a_browser_every_row_is_seen_and_nothing_is_wider_than_the_window(
-    page: Path, every_blessed: list[Checked], width: int
-) -> None:
+    page, every_blessed, width
+):
     wide, window, rows, light, lines, _ = seen(page, width)
     assert int(wide) <= int(window)
     assert int(rows) == sum(bool(row.device) for row in statements(every_blessed, EXPECTED))
@@ -186,9 +172,7 @@ def test_in_a_browser_every_row_is_seen_and_nothing_is_wider_than_the_window(
     assert (int(lines) == 1) == (width == 1280), "the filters stand on one line where there is room"
 
 
-def test_in_a_browser_the_address_filters_as_the_form_does(
-    page: Path, every_blessed: list[Checked]
-) -> None:
+def test_in_a_browser_the_address_filters_as_the_form_does(page, every_blessed):
     rows = statements(every_blessed, EXPECTED)
     wanted = [
         row

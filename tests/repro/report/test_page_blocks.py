@@ -1,7 +1,5 @@
 """Blocks between markers: replaced and nothing else, and as the blessed records have them."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re
@@ -9,7 +7,6 @@ import re
 import pytest
 
 from repro.door.command_line import build_parser
-from repro.judge.check import Checked
 from repro.report import page_blocks
 from repro.report.command_reference import command_rows
 from repro.report.page_blocks import renew_blocks, renewed_readme
@@ -20,7 +17,7 @@ PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in
          ("claims", "commands", "contributing", "learning", "systems")))  # fmt: skip
 
 
-def test_a_block_is_replaced_and_nothing_else() -> None:
+def test_a_block_is_replaced_and_nothing_else():
     text = "before\n<!-- results:begin (by a command) -->\nold\n<!-- results:end -->\nafter\n"
     renewed = renew_blocks(text, {"results": lambda: ["new"]})
     assert renewed.splitlines() == [
@@ -40,9 +37,7 @@ def test_a_block_is_replaced_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_measured_tables_are_those_of_the_blessed_records(
-    name: str, every_blessed: list[Checked], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_tables_are_those_of_the_blessed_records(name, every_blessed, monkeypatch):
     page = ROOT / name
     if not page.is_file():
         pytest.skip(f"{name} is not part of an installed package")
@@ -53,14 +48,14 @@ def test_measured_tables_are_those_of_the_blessed_records(
     )
 
 
-def test_the_face_is_short() -> None:
+def test_the_face_is_short():
     page = ROOT / "README.md"
     if not page.is_file():
         pytest.skip("README.md is not part of an installed package")
     assert len(page.read_text(encoding="utf-8").split()) <= 1_100
 
 
-def test_every_page_is_in_the_sites_contents_and_links_lead_somewhere() -> None:
+def test_every_page_is_in_the_sites_contents_and_links_lead_somewhere():
     docs = ROOT / "docs"
     if not docs.is_dir():
         pytest.skip("docs/ is not part of an installed package")
@@ -78,7 +73,7 @@ def test_every_page_is_in_the_sites_contents_and_links_lead_somewhere() -> None:
                 assert heading in _headings(place.read_text(encoding="utf-8")), link
 
 
-def test_the_tour_of_the_source_names_functions_that_are_there() -> None:
+def test_the_tour_of_the_source_names_functions_that_are_there():
     page = ROOT / "docs" / "architecture.md"
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
@@ -93,7 +88,7 @@ def test_the_tour_of_the_source_names_functions_that_are_there() -> None:
         }, f"{page.name}: {file} has no {name}"
 
 
-def test_the_reference_has_every_command_and_option_once() -> None:
+def test_the_reference_has_every_command_and_option_once():
     parser = build_parser()
     text = "\n".join(command_rows(parser))
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -105,12 +100,12 @@ def test_the_reference_has_every_command_and_option_once() -> None:
         assert flags <= {*listed, *shared}, name
 
 
-def _local_links(text: str) -> list[str]:
+def _local_links(text):
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     return [link for link in links if not link.startswith(("http", "site:"))]
 
 
-def _headings(text: str) -> set[str]:
+def _headings(text):
     """Return the anchors that headings have on GitHub."""
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

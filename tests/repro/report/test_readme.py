@@ -1,16 +1,12 @@
 """README's rows: each value from the records, each word that of the statements that decide it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Callable
 
 import pytest
 
 from repro.evidence.paper import paper_cells
-from repro.evidence.verdicts.verdict import SHOWN, Status
-from repro.judge.check import Checked
+from repro.evidence.verdicts.verdict import SHOWN
 from repro.report.doses import paper_rises
 from repro.report.numbers import span
 from repro.report.readme import answer_lines, answer_rows, answers, short_word
@@ -21,23 +17,20 @@ from repro.spec.tier import Tier
 from repro.targets import find, paper_effects
 
 EXPECTED = expected_folder(None)
-Of = Callable[..., Checked]
 H100 = "nvidia_h100_80gb_hbm3"
 
 
-def rows(checks: list[Checked]) -> list[list[str]]:
+def rows(checks):
     lines = [line for line in answer_rows(checks, EXPECTED) if line.startswith("|")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[2] != "-"]
 
 
-def word(cell: str) -> str:
+def word(cell):
     """Return the word of a cell that links to the exact verdicts."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell)
 
 
-def test_nine_questions_have_a_line_for_each_device_that_answers_them(
-    blessed: list[Checked], every_blessed: list[Checked]
-) -> None:
+def test_nine_questions_have_a_line_for_each_device_that_answers_them(blessed, every_blessed):
     heads, *alone = rows(blessed)
     _, *both = rows(every_blessed)
     assert heads == ["What the paper claims", "Paper", "What we measured", "Verdict"]
@@ -48,7 +41,7 @@ def test_nine_questions_have_a_line_for_each_device_that_answers_them(
     assert sum("H100" in row[2] and "H200" in row[2] for row in both) == 3
 
 
-def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of: Of) -> None:
+def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of):
     checked, other = blessed_of("table6"), blessed_of("table6", device=H100)
     worse = [dataclasses.replace(item, status="contradicted") for item in other.verdicts]
     checks = [checked, dataclasses.replace(other, verdicts=worse)]
@@ -60,9 +53,7 @@ def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of: Of
     }
 
 
-def test_the_rollouts_span_and_statements_are_those_of_the_tables(
-    blessed: list[Checked], blessed_of: Of
-) -> None:
+def test_the_rollouts_span_and_statements_are_those_of_the_tables(blessed, blessed_of):
     pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
     ratios = [pair.ratio.value for pair in pairs]
     span_text = f"{min(ratios):.2f} to {max(ratios):.2f}x"
@@ -71,9 +62,7 @@ def test_the_rollouts_span_and_statements_are_those_of_the_tables(
     assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
 
 
-def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(
-    blessed_of: Of,
-) -> None:
+def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(blessed_of):
     checked, target = blessed_of("table6"), find("table6_folded")
     as_if = dataclasses.replace(
         checked.verdicts[0], source=target.source, status="contradicted", effect=0.9
@@ -101,9 +90,7 @@ def test_a_folded_adapter_stands_beside_the_papers_baseline_and_decides_nothing(
         ([], "not tested"),
     ],
 )
-def test_one_word_says_what_all_deciding_statements_say(
-    blessed_of: Of, statuses: list[Status], said: str
-) -> None:
+def test_one_word_says_what_all_deciding_statements_say(blessed_of, statuses, said):
     verdict = blessed_of("table6").verdicts[0]
     assert short_word([dataclasses.replace(verdict, status=item) for item in statuses]) == said
     marked = [
@@ -114,9 +101,7 @@ def test_one_word_says_what_all_deciding_statements_say(
     assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc{shown}")
 
 
-def test_readmes_words_are_those_of_the_deciding_statements(
-    every_blessed: list[Checked],
-) -> None:
+def test_readmes_words_are_those_of_the_deciding_statements(every_blessed):
     page = PACKAGE.parent / "README.md"
     if not page.is_file():
         pytest.skip("README.md is not part of an installed package")
@@ -134,7 +119,7 @@ def test_readmes_words_are_those_of_the_deciding_statements(
             assert {(verdict.name, verdict.status) for verdict in verdicts} <= judged
 
 
-def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[Checked]) -> None:
+def test_what_reviewers_should_expect_is_what_was_measured(every_blessed):
     page = PACKAGE.parent / "docs" / "reproduce.md"
     if not page.is_file():
         pytest.skip("docs/ is not part of an installed package")
@@ -146,9 +131,7 @@ def test_what_reviewers_should_expect_is_what_was_measured(every_blessed: list[C
     assert all(measured in text for measured in ratios)
 
 
-def test_a_row_names_the_models_of_its_statements(
-    every_blessed: list[Checked],
-) -> None:
+def test_a_row_names_the_models_of_its_statements(every_blessed):
     by_text = {(row.name, row.because): row for row in statements(every_blessed, EXPECTED)}
     for item in answers(every_blessed, EXPECTED):
         verdicts = [verdict for of_device in item.verdicts.values() for verdict in of_device]
@@ -162,8 +145,8 @@ def test_a_row_names_the_models_of_its_statements(
 
 
 def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
-    blessed: list[Checked], blessed_of: Of
-) -> None:
+    blessed, blessed_of
+):
     for row in rows(blessed)[5:]:
         assert row[2] == ""
         assert word(row[3]) == "not tested"
@@ -180,7 +163,7 @@ def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_
     assert word(row[3]) == "does not hold"
 
 
-def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) -> None:
+def test_the_papers_values_are_those_of_its_cells(every_blessed):
     small, _, _, _, entropy, worth, sooner, accuracy, last = (
         item.asked["paper"] for item in answers(every_blessed, EXPECTED)
     )
@@ -198,5 +181,5 @@ def test_the_papers_values_are_those_of_its_cells(every_blessed: list[Checked]) 
     assert (accuracy, last) == (gains, f"{qerl:g} %")
 
 
-def test_without_records_there_is_no_table() -> None:
+def test_without_records_there_is_no_table():
     assert answer_rows([], EXPECTED) == ["No records are blessed yet."]

@@ -1,18 +1,15 @@
 """The report of a run: what a reader finds in it, from records alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from figures.__main__ import draw_reported
 from repro.__main__ import build_parser, main
-from repro.evidence.record import Record, failed_record
+from repro.evidence.record import failed_record
 from repro.judge.recorded import recorded_selections
 from repro.run.select import Changes, select, selections_of
 from repro.spec.target import plan
@@ -20,23 +17,21 @@ from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import with_accuracy
 
-Writer = Callable[..., None]
 
-
-def report(runs: Path, *more: str) -> str:
+def report(runs, *more):
     out = runs / "report.md"
     args = ["report", "table1", "--tier", "smoke", "--runs", str(runs), "--out", str(out), *more]
     assert main(args) == 0
     return Path(more[-1] if more else out).read_text(encoding="utf-8")
 
 
-def row_of(text: str, label: str) -> list[str]:
+def row_of(text, label):
     line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_papers_cells_stand_beside_ours(table1_records: Writer, tmp_path: Path) -> None:
-    def fixed(record: Record) -> Record:
+def test_the_papers_cells_stand_beside_ours(table1_records, tmp_path):
+    def fixed(record):
         return with_accuracy(record, "accuracy", 80.0 + record.seed)
 
     table1_records(tmp_path, lambda r: fixed(r) if r.arm == "nvfp4_lora_aqn" else r)
@@ -45,9 +40,7 @@ def test_the_papers_cells_stand_beside_ours(table1_records: Writer, tmp_path: Pa
     assert cells[1:] == ["83.7", "90.8", "82.0 ± 2.0 (n = 5)"]
 
 
-def test_a_report_names_tier_commit_and_figures_of_the_same_runs(
-    table1_records: Writer, tmp_path: Path
-) -> None:
+def test_a_report_names_tier_commit_and_figures_of_the_same_runs(table1_records, tmp_path):
     table1_records(tmp_path / "runs")
     out = tmp_path / "elsewhere" / "mine.md"
     text = report(tmp_path / "runs", "--out", str(out))
@@ -58,7 +51,7 @@ def test_a_report_names_tier_commit_and_figures_of_the_same_runs(
         assert f"## {target}" in text
 
 
-def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_path: Path) -> None:
+def test_every_claim_has_its_verdict_in_the_report(table1_records, tmp_path):
     table1_records(tmp_path)
     text = report(tmp_path)
     for claim in find("table1").claims:
@@ -67,7 +60,7 @@ def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_p
         assert f"**{expected}**" in line
 
 
-def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: Path) -> None:
+def test_refused_and_failed_records_are_named(table1_records, tmp_path):
     table1_records(tmp_path, lambda r: dataclasses.replace(r, facts={}) if r.arm == "nf4" else r)
     (tmp_path / "smoke/table1/bf16_full/seed-1.json").unlink()
     run = plan(find("table1"), Tier.SMOKE, [1], ["bf16_full"])[0]
@@ -79,8 +72,8 @@ def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: 
 
 
 def test_what_a_failed_run_says_is_shown_as_text_wherever_it_is_shown(
-    table1_records: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    table1_records, tmp_path, capsys
+):
     table1_records(tmp_path)
     for seed in range(5):
         (tmp_path / f"smoke/table1/bf16_full/seed-{seed}.json").unlink()
@@ -95,9 +88,7 @@ def test_what_a_failed_run_says_is_shown_as_text_wherever_it_is_shown(
     assert not any(sign in f"{text}{shown}" for sign in "\x1b\x9b")
 
 
-def test_a_report_without_records_says_what_to_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_without_records_says_what_to_run(tmp_path, capsys):
     assert main(["report", "--runs", str(tmp_path)]) == 2
     assert "python -m repro run table1" in capsys.readouterr().err
 
@@ -113,11 +104,8 @@ def test_a_report_without_records_says_what_to_run(
     ],
 )
 def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
-    flags: str,
-    made_up_record: Callable[..., Record],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    flags, made_up_record, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("my_rewards.py").write_text("def reward(completions, answers):\n    return [1.0, 0.0]\n")
     line = ["table1", "--tier", "smoke", *flags.split()]
@@ -145,8 +133,8 @@ def test_runs_with_other_settings_are_reported_with_and_without_their_flags(
 
 
 def test_a_report_of_a_target_without_records_says_how_to_see_what_there_is(
-    made_up_record: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    made_up_record, tmp_path, capsys
+):
     (selection,) = select(["table1"], tier="smoke", changes=Changes(steps=4))
     for run in selection.plan([0], ["bf16_lora"]):
         made_up_record(run).write(tmp_path)
@@ -155,9 +143,7 @@ def test_a_report_of_a_target_without_records_says_how_to_see_what_there_is(
     assert not (tmp_path / "report.md").exists()
 
 
-def test_runs_whose_settings_cannot_be_read_back_are_named(
-    table1_records: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_whose_settings_cannot_be_read_back_are_named(table1_records, tmp_path, capsys):
     table1_records(tmp_path)
     for name in ("table1_in_4_steps", "nobody_s"):
         shutil.copytree(tmp_path / "smoke/table1", tmp_path / "smoke" / name)
@@ -171,33 +157,26 @@ def test_runs_whose_settings_cannot_be_read_back_are_named(
     ]
 
 
-def test_pictures_of_the_same_records_are_drawn_beside_the_report_and_linked(
-    table1_records: Writer, tmp_path: Path
-) -> None:
-    table1_records(tmp_path)
-    line = ["report", "table1", "--tier", "smoke", "--runs", str(tmp_path)]
-    draw_reported(build_parser().parse_args(line))
-    drawn = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    assert drawn == {f"smoke_table1_{name}_curves.png" for name in ("entropy", "length", "reward")}
-    text = report(tmp_path)
-    assert all(f"(figures/{name})" in text for name in drawn)
-
-
-def test_the_papers_panels_of_what_was_run_lie_apart_from_the_reports_pictures(
-    table1_records: Writer, tmp_path: Path
-) -> None:
+def test_pictures_are_drawn_beside_the_report_and_the_papers_panels_apart(
+    table1_records, tmp_path, monkeypatch, every_blessed
+):
+    monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
     table1_records(tmp_path)
     draw_reported(build_parser().parse_args(["report", "--runs", str(tmp_path)]))
-    assert not (tmp_path / "figures" / "paper").exists(), "no target is named"
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {name for name in drawn if name.endswith("png")} == {
+        f"smoke_table1_{name}_curves.png" for name in ("entropy", "length", "reward")
+    }
+    assert "paper" not in drawn, "no target is named"
+    text = report(tmp_path)
+    assert all(f"(figures/{name})" in text for name in drawn if name.endswith("png"))
     draw_reported(build_parser().parse_args(["report", "table1", "--runs", str(tmp_path)]))
     drawn = {path.name for path in (tmp_path / "figures" / "paper").iterdir()}
     assert drawn == {f"table1.{kind}" for kind in ("png", "svg", "pdf", "csv")}
     assert "figures/paper" not in report(tmp_path), "stored runs are in them, too"
 
 
-def test_reproduce_goes_through_to_report_and_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reproduce_goes_through_to_report_and_verdicts(tmp_path, monkeypatch, capsys):
     drawn: list[str] = []
     monkeypatch.setattr("repro.run.execute.main_run", lambda args: 0)
     monkeypatch.setattr("figures.__main__.draw_reported", lambda args: drawn.extend(args.targets))
@@ -210,9 +189,7 @@ def test_reproduce_goes_through_to_report_and_verdicts(
     capsys.readouterr()
 
 
-def test_blessed_records_are_judged_without_their_device(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_blessed_records_are_judged_without_their_device(capsys):
     command = ["check", "table6", "--tier", "systems", "--blessed", "--json"]
     assert main(command) == 0
     devices = json.loads(capsys.readouterr().out)

@@ -1,16 +1,11 @@
 """The systems page: ratios as verdicts have them, the paper's cells, and what is not blessed."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from repro.evidence.paper import paper_cells
-from repro.judge.check import Checked
 from repro.report.systems import QUESTIONS, systems_writers
 from repro.report.systems_rates import comparisons, ratio_span
 from repro.report.verdict_words import Kind, of_kind
@@ -19,22 +14,19 @@ from repro.targets import find
 
 EXPECTED = expected_folder(None)
 PAGE = PACKAGE.parent / "docs" / "systems.md"
-Of = Callable[..., Checked]
 H100 = "nvidia_h100_80gb_hbm3"
 
 
 @pytest.fixture(scope="module")
-def table6(blessed_of: Of) -> Checked:
+def table6(blessed_of):
     return blessed_of("table6")
 
 
-def rows(lines: list[str]) -> list[list[str]]:
+def rows(lines):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:2] == "| "]
 
 
-def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
-    table6: Checked,
-) -> None:
+def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(table6):
     by_place = {item.place: item for item in comparisons(table6, EXPECTED)}
     assert sorted(by_place) == [1, 2, 4, 8]
     eight = by_place[8]
@@ -48,21 +40,19 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
     assert (by_place[1].verdict, by_place[1].paper) == (None, None)
 
 
-def test_a_pair_of_which_one_was_not_run_has_no_ratio(blessed_of: Of) -> None:
+def test_a_pair_of_which_one_was_not_run_has_no_ratio(blessed_of):
     checked = blessed_of("rollout", device=H100)
     (pair,) = [p for p in comparisons(checked, EXPECTED) if (p.model, p.place) == ("32b", 256)]
     assert (pair.ratio, pair.slow) == (None, "bf16_lora")
 
 
-def test_without_records_each_block_says_so(tmp_path: Path) -> None:
+def test_without_records_each_block_says_so(tmp_path):
     (tmp_path / "paper").mkdir()
     for write in systems_writers(list, tmp_path).values():
         assert write() == ["No records are blessed yet."]
 
 
-def test_a_question_has_the_ratios_of_its_pairs_on_each_device(
-    every_blessed: list[Checked],
-) -> None:
+def test_a_question_has_the_ratios_of_its_pairs_on_each_device(every_blessed):
     heads, *lines = rows(systems_writers(lambda: every_blessed, EXPECTED)["systems_short"]())
     assert heads == ["question", "compared with", "paper", "H100", "H200"]
     assert len({(line[0], line[1]) for line in lines}) == len(lines)
@@ -72,7 +62,7 @@ def test_a_question_has_the_ratios_of_its_pairs_on_each_device(
     assert line[3:] == ["", ratio_span(comparisons(vllm, EXPECTED))]
 
 
-def test_a_rate_is_the_mean_of_its_records(table6: Checked) -> None:
+def test_a_rate_is_the_mean_of_its_records(table6):
     heads, *lines = rows(systems_writers(lambda: [table6], EXPECTED)["systems_rates"]())
     assert heads == ["model", "batch", "H200, 16-bit LoRA", "H200, QeRL"]
     values = table6.evidence.values("tokens_per_second_7b_8")["nvfp4_lora"].values()
@@ -80,7 +70,7 @@ def test_a_rate_is_the_mean_of_its_records(table6: Checked) -> None:
     assert lines[-1][3] == f"{sum(values) / len(values):,.0f}"
 
 
-def test_a_step_has_its_seconds_ratio_memory_and_the_papers_ratio(blessed_of: Of) -> None:
+def test_a_step_has_its_seconds_ratio_memory_and_the_papers_ratio(blessed_of):
     checks = [blessed_of("table3"), blessed_of("table3", device=H100)]
     heads, *lines = rows(systems_writers(lambda: checks, EXPECTED)["systems_steps"]())
     (line,) = [line for line in lines if line[0] == "7B, batch 8"]
@@ -98,7 +88,7 @@ def test_a_step_has_its_seconds_ratio_memory_and_the_papers_ratio(blessed_of: Of
     }
 
 
-def test_kernels_have_a_row_per_model_and_device(every_blessed: list[Checked]) -> None:
+def test_kernels_have_a_row_per_model_and_device(every_blessed):
     checks = [c for c in every_blessed if c.selection.target.name == "kernels"]
     heads, *lines = rows(systems_writers(lambda: checks, EXPECTED)["kernels"]())
     assert [line[0] for line in lines] == ["7B, H100", "7B, H200", "32B, H100", "32B, H200"]
@@ -107,7 +97,7 @@ def test_kernels_have_a_row_per_model_and_device(every_blessed: list[Checked]) -
     assert f"{sum(values) / len(values):.2f}" in shown
 
 
-def test_the_first_sentences_count_the_papers_claims(every_blessed: list[Checked]) -> None:
+def test_the_first_sentences_count_the_papers_claims(every_blessed):
     lines = systems_writers(lambda: every_blessed, EXPECTED)["systems_answer"]()
     said = [line for line in lines if line]
     assert [line.split(",")[0].removeprefix("**On one ") for line in said] == [
@@ -126,7 +116,7 @@ def test_the_first_sentences_count_the_papers_claims(every_blessed: list[Checked
     assert sum(counts) == len(holding)
 
 
-def test_questions_name_targets_and_the_page_has_every_block() -> None:
+def test_questions_name_targets_and_the_page_has_every_block():
     targets = [name for names in QUESTIONS.values() for name in names]
     assert [find(name).name for name in targets] == targets
     assert len(set(targets)) == len(targets)
@@ -136,7 +126,7 @@ def test_questions_name_targets_and_the_page_has_every_block() -> None:
     assert written == {name for name in systems_writers(list, EXPECTED) if name != "kernels"}
 
 
-def test_every_picture_of_the_tier_is_on_a_page_and_exists() -> None:
+def test_every_picture_of_the_tier_is_on_a_page_and_exists():
     if not PAGE.is_file():
         pytest.skip("docs/ is not part of an installed package")
     pages = [*PAGE.parent.glob("*.md"), PAGE.parent.parent / "README.md"]

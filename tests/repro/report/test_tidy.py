@@ -1,27 +1,21 @@
 """The tidy table: one row a claim or bar, one a value, with what the checks themselves say."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
 from repro.judge.blessed import blessed_of
-from repro.judge.check import Checked
-from repro.report.tidy import Row, statements, values
+from repro.report.tidy import statements, values
 from repro.report.verdict_words import labelled
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)
-Of = Callable[..., Checked]
 
 
-def test_each_claim_and_bar_has_one_row_with_its_verdict(every_blessed: list[Checked]) -> None:
+def test_each_claim_and_bar_has_one_row_with_its_verdict(every_blessed):
     rows = statements(every_blessed, EXPECTED)
     verdicts = [v for c in every_blessed for v in c.verdicts]
     assert [(r.name, r.verdict, r.effect, r.low) for r in rows] == [
@@ -33,12 +27,12 @@ def test_each_claim_and_bar_has_one_row_with_its_verdict(every_blessed: list[Che
     assert {r.device for r in rows} == {"cpu", "nvidia_h100_80gb_hbm3", "nvidia_h200"}
 
 
-def row_of(checked: Checked, name: str) -> Row:
+def row_of(checked, name):
     (row,) = [row for row in statements([checked], EXPECTED) if row.name == name]
     return row
 
 
-def test_a_row_says_whose_kernels_which_model_and_what_the_paper_has(blessed_of: Of) -> None:
+def test_a_row_says_whose_kernels_which_model_and_what_the_paper_has(blessed_of):
     row = row_of(blessed_of("figure11"), "nvfp4_faster_than_bitsandbytes_14b_r16")
     assert (row.model, row.kernels) == ("14B", "this project's over bitsandbytes")
     assert row.paper == pytest.approx(93.9 / 45.1, rel=0.1)
@@ -47,7 +41,7 @@ def test_a_row_says_whose_kernels_which_model_and_what_the_paper_has(blessed_of:
     assert row_of(blessed_of("table3"), "nvfp4_lora.speedup_7b_b8").paper == 1.2
 
 
-def test_values_are_those_that_verdicts_are_of(blessed_of: Of) -> None:
+def test_values_are_those_that_verdicts_are_of(blessed_of):
     checked = blessed_of("table6")
     metric = "tokens_per_second_7b_8"
     rows = [row for row in values([checked]) if row.metric == metric]
@@ -62,9 +56,7 @@ def test_values_are_those_that_verdicts_are_of(blessed_of: Of) -> None:
     assert listed == checked.evidence.values(metric)
 
 
-def test_check_writes_the_table_to_files_and_needs_a_target_only_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_writes_the_table_to_files_and_needs_a_target_only_without_it(tmp_path, capsys):
     line = ["check", "table6", "--blessed", "--table"]
     assert main([*line, str(tmp_path / "t.csv")]) == 0
     checks = blessed_of(EXPECTED, ["table6"], None)

@@ -1,14 +1,10 @@
 """One vocabulary: each kind of verdict has its own words, on every page."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import get_args
 
 import pytest
 
 from repro.evidence.verdicts.verdict import Status, Verdict, marked
-from repro.judge.check import Checked
 from repro.report.readme import short_word
 from repro.report.verdict_words import (
     CLAIM_WORDS,
@@ -31,14 +27,8 @@ RULED_OUT = "does not hold: the paper's effect is ruled out"
 
 
 def verdict(
-    status: Status = "inconclusive",
-    *,
-    about: str = "claim",
-    source: str = "Table 1",
-    matters: float | None = None,
-    marks: Mapping[str, str] | None = None,
-    q: float | None = None,
-) -> Verdict:
+    status="inconclusive", *, about="claim", source="Table 1", matters=None, marks=None, q=None
+):
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
         sentence="because", matters=matters, unit="points", marks=marks or {}, q=q,
@@ -56,7 +46,7 @@ def verdict(
         ("expectation", "derived: the suite's own bar", Kind.BAR, MET),
     ],
 )
-def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
+def test_each_kind_has_its_own_words(about, source, kind, words):
     statuses: tuple[Status, ...] = ("reproduced", "contradicted", "inconclusive")
     made = [verdict(status, about=about, source=source) for status in statuses]
     assert {kind_of(item) for item in made} == {kind}
@@ -64,26 +54,26 @@ def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words:
     assert word(verdict("not run", about=about, source=source)) == "not tested"
 
 
-def test_verdicts_of_two_kinds_are_counted_in_the_words_of_each() -> None:
+def test_verdicts_of_two_kinds_are_counted_in_the_words_of_each():
     bars = [verdict(status, source=OWN_BAR) for status in ("contradicted", "reproduced")]
     assert counted([*bars, verdict(), verdict()]) == "1 is met, 1 is missed, 2 are undecided"
     assert counted([]) == ""
 
 
-def test_no_difference_says_within_what_and_is_counted_without() -> None:
+def test_no_difference_says_within_what_and_is_counted_without():
     near, far = (verdict("no difference", matters=size) for size in (1.234, 5.0))
     assert word(near) == "does not hold: no difference within 1.2 points"
     assert counted([near, far, verdict("excluded")]) == "3 do not hold"
 
 
-def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
+def test_a_verdict_by_rules_younger_than_its_runs_says_so():
     assert labelled(verdict("excluded")) == RULED_OUT
     late = verdict("excluded", marks={"post hoc": "the plan of these runs has other rules"})
     assert labelled(late) == f"{RULED_OUT}, post hoc"
     assert word(late) == RULED_OUT
 
 
-def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
+def test_notes_stand_wherever_a_verdict_does_and_are_counted():
     lucky = verdict("reproduced", q=0.14, marks={"post hoc": "other rules"})
     assert labelled(lucky) == "holds, post hoc, q = 0.14"
     assert labelled(verdict("reproduced", q=0.01)) == "holds"
@@ -95,7 +85,7 @@ def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
     )
 
 
-def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
+def test_each_mark_travels_to_the_words_the_counts_and_the_sentence():
     twice = marked(marked(verdict("reproduced"), "first", "Why"), "second", "And why")
     assert twice.marks == {"first": "Why", "second": "And why"}
     assert twice.sentence == "because. Why. And why"
@@ -106,7 +96,7 @@ def test_each_mark_travels_to_the_words_the_counts_and_the_sentence() -> None:
     assert marked(verdict("not run"), "first", "Why").marks == {}
 
 
-def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
+def test_exploratory_verdicts_are_counted_as_nothing_else():
     mark = {"exploratory": "why"}
     tried = [verdict(status, marks=mark) for status in ("reproduced", "contradicted")]
     assert labelled(tried[0]) == "holds, exploratory"
@@ -118,13 +108,13 @@ def test_exploratory_verdicts_are_counted_as_nothing_else() -> None:
     assert marks_of([*stated, late]) == ["post hoc", "exploratory"]
 
 
-def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one() -> None:
+def test_every_status_has_words_of_its_own_that_begin_with_a_plain_one():
     assert set(CLAIM_WORDS) == set(get_args(Status))
     assert len(set(CLAIM_WORDS.values())) == len(CLAIM_WORDS)
     assert {words.split(":")[0] for words in CLAIM_WORDS.values()} == set(PLAIN_WORDS)
 
 
-def test_stated_bars_are_bars(blessed: list[Checked]) -> None:
+def test_stated_bars_are_bars(blessed):
     for checked in blessed:
         bars = [bar.verdict for bar in stated_bars(checked, EXPECTED)]
         assert {kind_of(bar) for bar in bars} <= {Kind.BAR}

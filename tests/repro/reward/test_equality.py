@@ -4,8 +4,6 @@ A row of the table is a decision: a rule, a gold, and answers that the strict re
 refuses. The corpus (equality.jsonl, beside this file) holds more of each row under its name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

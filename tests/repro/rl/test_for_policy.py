@@ -1,17 +1,13 @@
 """Which sampler a policy gets, and that it follows what is trained."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from repro.models.lora import adapter_layers, fold_adapter
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import load_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler, FoldedSampler, sampler_for
@@ -25,7 +21,7 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) -> None:
+def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy, go):
     policy = make_policy()
     sizes = {"rows": 4, "max_new_tokens": 8, "max_positions": 64}
     assert isinstance(sampler_for(policy, **sizes), TorchSampler)
@@ -34,7 +30,7 @@ def test_on_a_cpu_a_policy_is_sampled_by_plain_torch(make_policy: Any, go: Any) 
     assert "micro_tokens" not in result.facts
 
 
-def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:
+def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy):
     policy = make_policy(training="full", compute_dtype="float32")
     config = EngineConfig(slots=2, max_positions=64, max_new_tokens=8)
     sampler = CopySampler(policy, lambda copied: Engine(copied, config))
@@ -43,7 +39,7 @@ def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any
             parameter.mul_(1.2).add_(0.01)
     sampling = SamplingConfig(max_new_tokens=8)
 
-    def logprobs(source: Any) -> Any:
+    def logprobs(source):
         batch = source.sample([[5, 6, 7]], sampling, group_size=2, seeds=[1, 2])
         return [c.token_ids for c in batch.completions], torch.tensor(
             [v for c in batch.completions for v in c.sampled_logprobs]
@@ -69,9 +65,8 @@ def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any
     ("weight_format", "training"), [("nvfp4", "lora"), ("bf16", "lora"), ("bf16", "full")]
 )
 def test_the_tiny_policy_trains_on_a_gpu_with_the_engine_and_both_agree(
-    make_run: Any, problems: Any, tmp_path: Path,
-    weight_format: Any, training: Any,
-) -> None:  # fmt: skip
+    make_run, problems, tmp_path, weight_format, training
+):
     run = make_run(
         weight_format=weight_format, training=training, compute_dtype="bfloat16",
         updates_per_rollout=2, lora_rank=16, max_prompt_tokens=256,
@@ -93,23 +88,21 @@ def test_the_tiny_policy_trains_on_a_gpu_with_the_engine_and_both_agree(
 SAMPLING = SamplingConfig(max_new_tokens=8)
 
 
-def sampled(source: Any) -> Any:
+def sampled(source):
     return source.sample([[5, 6, 7], [8, 9]], SAMPLING, group_size=2, seeds=[1, 2, 3, 4])
 
 
-def bits(policy: Policy) -> dict[str, torch.Tensor]:
+def bits(policy):
     """Return copies of all of a policy's tensors."""
     return {name: value.clone() for name, value in policy.model.state_dict().items()}
 
 
-def small_engine(policy: Policy) -> Engine:
+def small_engine(policy):
     return Engine(policy, EngineConfig(slots=4, max_positions=64, max_new_tokens=8))
 
 
 @pytest.mark.parametrize("around", [TorchSampler, small_engine])
-def test_a_folded_adapter_is_in_the_rollout_alone_and_leaves_no_bit(
-    make_policy: Any, around: Any
-) -> None:
+def test_a_folded_adapter_is_in_the_rollout_alone_and_leaves_no_bit(make_policy, around):
     policy, merged = make_policy(), make_policy()
     sampler = FoldedSampler(policy, around)
     for one in (policy, merged):
@@ -126,12 +119,12 @@ def test_a_folded_adapter_is_in_the_rollout_alone_and_leaves_no_bit(
 
 
 @pytest.mark.parametrize("error", [FloatingPointError, KeyboardInterrupt])
-def test_a_base_is_restored_after_a_rollout_that_fails(make_policy: Any, error: Any) -> None:
+def test_a_base_is_restored_after_a_rollout_that_fails(make_policy, error):
     policy = make_policy()
     nudge(policy)
     before, moved = bits(policy), []
 
-    def fail(*request: Any, **of_rows: Any) -> Any:
+    def fail(*request, **of_rows):
         moved.append(not equal(bits(policy), before))
         raise error
 
@@ -145,8 +138,8 @@ def test_a_base_is_restored_after_a_rollout_that_fails(make_policy: Any, error: 
 
 
 def test_a_folded_run_learns_from_another_policy_and_resumes_to_the_bit(
-    make_policy: Any, make_run: Any, problems: Any, tmp_path: Path
-) -> None:
+    make_policy, make_run, problems, tmp_path
+):
     run = make_run(rollout_adapter="folded", updates_per_rollout=2)
     assert make_run().digest() == make_run(rollout_adapter="apart").digest() != run.digest()
     answers = iter([False, True, *[False] * 8])
@@ -173,7 +166,7 @@ def test_a_folded_run_learns_from_another_policy_and_resumes_to_the_bit(
 
 @pytest.mark.gpu
 @needs_gpu
-def test_captured_steps_read_the_folded_base_which_has_its_bits_again() -> None:
+def test_captured_steps_read_the_folded_base_which_has_its_bits_again():
     policy, merged = (
         load_policy(
             "tiny", weight_format="bf16", training="lora", lora_rank=16, lora_alpha=32.0,

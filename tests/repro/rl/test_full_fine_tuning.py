@@ -24,7 +24,8 @@ import torch
 import repro.rl.step as packed
 from repro.measure.device_state import release
 from repro.measure.step_measure import engine_config
-from repro.measure.step_training import PointSampler, begin, training_of
+from repro.measure.step_training import PointSampler, training_of
+from repro.rl.training_state import fresh_state
 from repro.models.memory_plan import CONTEXT_BYTES, StepShape, padded, plan_memory
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
@@ -69,7 +70,7 @@ def body(runs, folder, records, progress, should_stop, threads):
         abreast = dataclasses.replace(ranks, abreast=True)
         learner = dataclasses.replace(t.learner, sampler=shared, ranks=abreast)
         t = dataclasses.replace(t, learner=learner)
-        state = begin(t)
+        state = fresh_state(t.learner.run)
         while len(seconds) < {STEPS}:
             began = time.perf_counter()
             iterate(t, state)

@@ -126,9 +126,8 @@ def passed(step, ranks, index, old, tokens):
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(("masked", "beta", "off"), [(False, 0, False), (True, 0.1, True)])
 def test_shares_of_a_gradient_add_up_to_that_of_one_process(
-    step, monkeypatch, aggregation, masked, beta,
-    off
-):  # fmt: skip
+    step, monkeypatch, aggregation, masked, beta, off
+):
     in_float64(monkeypatch)
     policy, rollout, run = step
     loss = dataclasses.replace(

@@ -314,9 +314,8 @@ def test_configurations_that_would_do_nothing_raise(go, make_run, problems):
     ],
 )
 def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
-    make_policy, make_run, problems,
-    tmp_path, weight_format, training, optimizer
-):  # fmt: skip
+    make_policy, make_run, problems, tmp_path, weight_format, training, optimizer
+):
     if optimizer == "adamw_8bit":
         pytest.importorskip("bitsandbytes", reason="8-bit moments are bitsandbytes'")
     run = make_run(

@@ -1,7 +1,5 @@
 """What training leaves behind while it goes on, in its folder and in trackers."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from unittest import mock

@@ -1,31 +1,28 @@
 """The sizes that claims carry, held to the paper's cells by the arithmetic that they state."""
 
-from __future__ import annotations
-
 import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.run.places import expected_folder
-from repro.spec.claim import Effect
 from repro.targets import paper_effects as sizes
 
 
-def cells(name: str) -> dict[str, float]:
+def cells(name):
     return {cell.id: cell.value for cell in paper_cells(expected_folder(None), name)}
 
 
-def paper(effect: Effect) -> float:
+def paper(effect):
     assert effect.paper is not None
     return effect.paper
 
 
-def table1() -> dict[str, float]:
+def table1():
     """Return {row: accuracy} of Table 1 at 7B."""
     return {key.split("/")[0]: value for key, value in cells("table1").items()
             if key.endswith("/7B/accuracy")}  # fmt: skip
 
 
-def test_table_1_sizes_are_shares_of_gains() -> None:
+def test_table_1_sizes_are_shares_of_gains():
     rows = table1()
     base = {name: rows[f"{name}, no training"] for name in ("BF16", "NF4", "MXFP4", "NVFP4")}
     lora, nf4, nvfp4 = (rows[f"{name}, LoRA"] for name in ("BF16", "NF4", "NVFP4"))
@@ -42,10 +39,10 @@ def test_table_1_sizes_are_shares_of_gains() -> None:
         assert paper(effect) == pytest.approx(gain, abs=6e-4)
 
 
-def test_table_2_sizes_are_summed_over_three_models() -> None:
+def test_table_2_sizes_are_summed_over_three_models():
     rows = cells("table2")
 
-    def total(row: str) -> float:
+    def total(row):
         return sum(rows[f"{row}/{size}/Avg"] for size in ("7B", "14B", "32B"))
 
     qerl, lora, nvfp4 = (total(row) for row in ("NVFP4 LoRA + AQN", "BF16 LoRA", "NVFP4 LoRA"))
@@ -57,7 +54,7 @@ def test_table_2_sizes_are_summed_over_three_models() -> None:
     )
 
 
-def test_ratios_are_those_of_the_papers_rates() -> None:
+def test_ratios_are_those_of_the_papers_rates():
     for number, model in ((5, "3B"), (6, "7B"), (7, "14B"), (8, "32B")):
         rows = cells(f"table{number}")
         for batch in (2, 8):

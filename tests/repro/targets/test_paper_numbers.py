@@ -1,14 +1,10 @@
 """The paper's numbers as typed: the schema, and every printed sum and difference recomputed."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from repro.evidence.paper import PaperCell, read_paper
+from repro.evidence.paper import read_paper
 from repro.run.places import expected_folder
 from repro.targets import TARGETS
 
@@ -18,11 +14,11 @@ KINDS = ("arithmetic", "text against table", "between places", "inferred")
 BASE = {"table1": "BF16, no training", "table2": "BF16 base"}
 
 
-def by_id(name: str) -> dict[str, PaperCell]:
+def by_id(name):
     return {cell.id: cell for cell in read_paper(FOLDER / f"{name}.json")[1]}
 
 
-def arithmetic(raw: dict[str, Any]) -> dict[str, float]:
+def arithmetic(raw):
     return {
         item["id"]: item["computed"]
         for item in raw["contradictions"]
@@ -30,13 +26,13 @@ def arithmetic(raw: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def agrees(printed: float, computed: float, digits: int = 1) -> bool:
+def agrees(printed, computed, digits=1):
     """Whether `printed` is `computed` rounded, from factors that were rounded themselves."""
     return math.isclose(printed, round(computed, digits), abs_tol=0.5 * 10**-digits)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_follows_the_schema(path: Path) -> None:
+def test_a_file_follows_the_schema(path):
     raw, cells = read_paper(path)
     assert raw["schema"] == 1
     assert raw["name"] == path.stem
@@ -54,13 +50,13 @@ def test_a_file_follows_the_schema(path: Path) -> None:
         assert item["kind"] in KINDS
 
 
-def test_every_table_is_there_and_every_target_finds_its_file() -> None:
+def test_every_table_is_there_and_every_target_finds_its_file():
     names = {path.stem for path in FILES}
     assert {f"table{number}" for number in range(1, 10)} <= names
     assert {target.paper_file for target in TARGETS if target.paper_file} <= names
 
 
-def test_every_named_arm_of_table_1_is_an_arm_of_the_target() -> None:
+def test_every_named_arm_of_table_1_is_an_arm_of_the_target():
     from repro.targets import find
 
     arms = {arm.name for arm in find("table1").arms}
@@ -70,7 +66,7 @@ def test_every_named_arm_of_table_1_is_an_arm_of_the_target() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
-def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name: str) -> None:
+def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name):
     raw, _ = read_paper(FOLDER / f"{name}.json")
     cells = by_id(name)
     computed_values = {}
@@ -91,7 +87,7 @@ def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name: str) -
 
 
 @pytest.mark.parametrize("number", [5, 6, 7, 8])
-def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number: int) -> None:
+def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number):
     raw, _ = read_paper(FOLDER / f"table{number}.json")
     cells = by_id(f"table{number}")
     computed_values = {}
@@ -104,7 +100,7 @@ def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number: i
     assert computed_values == arithmetic(raw)
 
 
-def test_the_paper_scale_of_table_1_is_table_4() -> None:
+def test_the_paper_scale_of_table_1_is_table_4():
     from repro.spec.arm import Arm
     from repro.spec.tier import Tier
     from repro.targets import find

@@ -1,7 +1,5 @@
 """The second round's plans: what its claims make of made-up runs, and what its scales hold."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 
@@ -27,7 +25,7 @@ ALIKE: Arms = {
 }
 
 
-def verdicts(name: str, arms: Arms) -> dict[str, str]:
+def verdicts(name, arms):
     """Return what eight seeds say whose values are the arms', a draw of the seed, and noise."""
     target, draw = find(name), random.Random(1)
     metrics: dict[str, Metric] = {metric.name: metric for metric in target.metrics}
@@ -47,14 +45,14 @@ def verdicts(name: str, arms: Arms) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_lower_start_alone_is_not_slower_learning(size: str) -> None:
+def test_a_lower_start_alone_is_not_slower_learning(size):
     said = verdicts(f"learning_coder_{size}", ALIKE)
     assert said["nvfp4_faster"] == "excluded"
     assert said["qerl_ends_higher"] == "no difference"
     assert said["qerl_ends_equal"] == "reproduced"
 
 
-def test_faster_learning_and_a_higher_end_are_seen() -> None:
+def test_faster_learning_and_a_higher_end_are_seen():
     said = verdicts(
         "learning_coder_1_5b",
         {**ALIKE, "nvfp4_lora": (30, 42.7), "nvfp4_lora_aqn": (30, 42.7)},
@@ -65,7 +63,7 @@ def test_faster_learning_and_a_higher_end_are_seen() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_five_tests_are_late_and_the_control_rolls_out_what_claims_read(size: str) -> None:
+def test_five_tests_are_late_and_the_control_rolls_out_what_claims_read(size):
     scale = find(f"learning_coder_{size}").scales[Tier.MINI]
     late = [step for step in (*scale.evaluation.test_at, scale.steps) if step >= LATE * scale.steps]
     assert len(late) == 5
@@ -73,7 +71,7 @@ def test_five_tests_are_late_and_the_control_rolls_out_what_claims_read(size: st
     assert scale.seeds == tuple(range(8))
 
 
-def test_the_rates_differ_in_the_rate_alone() -> None:
+def test_the_rates_differ_in_the_rate_alone():
     target = find("rates_coder_0_5b")
     rates = [target.scales[Tier.MINI].optimizer.learning_rates.of(arm) for arm in target.arms]
     assert rates == pytest.approx([1e-4, 5e-5, 1e-5])
@@ -82,7 +80,7 @@ def test_the_rates_differ_in_the_rate_alone() -> None:
 
 @pytest.mark.parametrize("name", [f"learning_coder_{size}{end}" for size in SIZES
                                   for end in ("", "_details")] + ["rates_coder_0_5b"])  # fmt: skip
-def test_plans_are_written_with_their_claims(name: str) -> None:
+def test_plans_are_written_with_their_claims(name):
     target = find(name)
     assert needs_plan(target, Tier.MINI)
     plan = analysis_plan(target, Tier.MINI)

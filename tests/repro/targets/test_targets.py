@@ -1,11 +1,7 @@
 """Targets: Table 1's arms as the paper has them, and plans that follow."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +23,6 @@ from repro.targets import TARGETS, find, runs_of
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
-TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
 
 
 @pytest.mark.parametrize(
@@ -44,18 +39,18 @@ TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
         ({"rollout_adapter": "folded", "training": "full"}, "training full of bf16 weights"),
     ],
 )
-def test_a_policy_of_no_temperature_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_a_policy_of_no_temperature_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         Arm(name="warm", label="warm", **changes)
 
 
-def test_a_scale_shares_no_field_with_an_arm() -> None:
+def test_a_scale_shares_no_field_with_an_arm():
     scale = {item.name for item in dataclasses.fields(TrainScale)}
     arm = {item.name for item in dataclasses.fields(type(TABLE1.arms[0]))}
     assert not scale & arm
 
 
-def test_a_plan_is_every_arm_of_a_seed_before_the_next_seed() -> None:
+def test_a_plan_is_every_arm_of_a_seed_before_the_next_seed():
     runs = plan(TABLE1, Tier.SMOKE)
     arms = len(TABLE1.arms)
     assert [run.seed for run in runs] == [0] * arms + [1] * arms + [2] * arms
@@ -66,7 +61,7 @@ def test_a_plan_is_every_arm_of_a_seed_before_the_next_seed() -> None:
     assert plan(TABLE1, Tier.SMOKE, 5)[:36] == runs
 
 
-def test_a_plan_takes_seeds_and_arms_and_a_number_counts_on_from_the_scales_first() -> None:
+def test_a_plan_takes_seeds_and_arms_and_a_number_counts_on_from_the_scales_first():
     runs = plan(TABLE1, Tier.SMOKE, [7, 3], ["bf16", "nf4"])
     named = [(run.seed, run.arm.name) for run in runs]
     assert named == [(7, "bf16"), (7, "nf4"), (3, "bf16"), (3, "nf4")]
@@ -82,21 +77,19 @@ def test_a_plan_takes_seeds_and_arms_and_a_number_counts_on_from_the_scales_firs
     ("seeds", "arms", "words"),
     [([], None, "no seed"), ([1, 1], None, "repeat 1"), (1, ["int8"], "there is no arm 'int8'")],
 )
-def test_a_bad_plan_says_what_is_wrong(
-    seeds: list[int], arms: list[str] | None, words: str
-) -> None:
+def test_a_bad_plan_says_what_is_wrong(seeds, arms, words):
     with pytest.raises(ValueError, match=words):
         plan(TABLE1, Tier.SMOKE, seeds, arms)
 
 
-def test_a_plan_at_a_tier_without_a_scale_names_the_others() -> None:
+def test_a_plan_at_a_tier_without_a_scale_names_the_others():
     with pytest.raises(ValueError, match="it has: smoke, paper"):
         plan(TABLE1, Tier.SYSTEMS)
     with pytest.raises(ValueError, match="the paper's scale of these runs is figure9_3b"):
         plan(find("figure9"), Tier.SYSTEMS)
 
 
-def test_a_figure_of_table_1_plans_table_1() -> None:
+def test_a_figure_of_table_1_plans_table_1():
     assert runs_of(find("figure4")) is TABLE1
     with pytest.raises(ValueError, match="plan that target instead"):
         plan(dataclasses.replace(find("figure4"), scales={Tier.SMOKE: SMOKE}), Tier.SMOKE)
@@ -106,7 +99,7 @@ def test_a_figure_of_table_1_plans_table_1() -> None:
             assert all(source[arm.name] == arm for arm in target.arms)
 
 
-def test_arms_that_two_targets_share_are_one_run() -> None:
+def test_arms_that_two_targets_share_are_one_run():
     for target in TARGETS:
         for name, (home, other) in target.shared.items():
             assert not differing_fields(target.arm(name), home.arm(other))
@@ -116,7 +109,7 @@ def test_arms_that_two_targets_share_are_one_run() -> None:
                 assert differing_fields(scale, home.scales[tier]) <= {"seeds"}
 
 
-def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
+def test_names_are_unique_and_unknown_ones_get_the_list():
     names = [target.name for target in TARGETS]
     assert len(set(names)) == len(names)
     with pytest.raises(ValueError, match=r"the nearest of \d+ targets are table1"):
@@ -125,14 +118,14 @@ def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
         parse_tier("laptop")
 
 
-def test_every_target_says_where_it_runs_or_why_not() -> None:
+def test_every_target_says_where_it_runs_or_why_not():
     for target in TARGETS:
         assert runs_of(target).scales or target.why_not
         assert target.statement
         assert target.source
 
 
-def claim(**values: object) -> Claim:
+def claim(**values):
     fields: dict[str, object] = {
         "name": "c",
         "statement": "s",
@@ -162,20 +155,18 @@ def claim(**values: object) -> Claim:
         ({"test": "vibe"}, "test is 'vibe'"),
     ],
 )
-def test_a_claim_that_makes_no_sense_or_does_not_fit_its_target_is_refused(
-    values: dict[str, object], words: str
-) -> None:
+def test_a_claim_that_makes_no_sense_or_does_not_fit_its_target_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(TABLE1, claims=(claim(**values),))
 
 
-def test_the_smallest_effect_that_matters_is_a_tenth_of_the_papers_unless_stated() -> None:
+def test_the_smallest_effect_that_matters_is_a_tenth_of_the_papers_unless_stated():
     assert EFFECT.matters == pytest.approx(0.02)
     assert Effect(paper=2.0, measure="ratio", place="p").matters == pytest.approx(2**0.1)
     assert dataclasses.replace(EFFECT, smallest=0.05, because="b").matters == 0.05
 
 
-def test_plans_spell_a_claim_without_its_wording_and_defaults() -> None:
+def test_plans_spell_a_claim_without_its_wording_and_defaults():
     stated = claim(contrast={"b": 1, "a": -1}, effect=EFFECT)
     spelled = planned(stated)
     assert spelled["contrast"] == [["b", 1], ["a", -1]]
@@ -192,7 +183,7 @@ def test_plans_spell_a_claim_without_its_wording_and_defaults() -> None:
         assert planned(dataclasses.replace(stated, **other)) != spelled
 
 
-def test_repeated_names_are_refused() -> None:
+def test_repeated_names_are_refused():
     with pytest.raises(ValueError, match="arms repeat bf16"):
         dataclasses.replace(TABLE1, arms=(*TABLE1.arms, TABLE1.arms[0]))
     with pytest.raises(ValueError, match="metrics repeat accuracy"):
@@ -201,7 +192,7 @@ def test_repeated_names_are_refused() -> None:
         )
 
 
-def test_other_data_and_fewer_steps_have_names_and_records_of_their_own() -> None:
+def test_other_data_and_fewer_steps_have_names_and_records_of_their_own():
     other = on_data(TABLE1, "folder:/data/gsm8k")
     assert other.name == "table1_on_gsm8k"
     assert other.scales[Tier.SMOKE].data.source == "folder:/data/gsm8k"
@@ -214,9 +205,7 @@ def test_other_data_and_fewer_steps_have_names_and_records_of_their_own() -> Non
         with_steps(find("table9"), 3)
 
 
-def test_the_default_tier_is_the_smallest_that_runs_here_without_downloads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_default_tier_is_the_smallest_that_runs_here_without_downloads(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert default_tier(TABLE1) is Tier.SMOKE
@@ -229,9 +218,7 @@ def test_the_default_tier_is_the_smallest_that_runs_here_without_downloads(
         default_tier(find("table1_3b"))
 
 
-def test_a_machine_without_the_driver_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_without_the_driver_is_told_in_a_sentence(monkeypatch):
     monkeypatch.setattr("repro.spec.tier.cuda_devices", lambda: ())
     assert Tier.SMOKE.missing() is None
     sentence = Tier.SYSTEMS.missing()
@@ -239,7 +226,7 @@ def test_a_machine_without_the_driver_is_told_in_a_sentence(
 
 
 @pytest.mark.gpu
-def test_devices_are_those_that_torch_sees() -> None:
+def test_devices_are_those_that_torch_sees():
     torch = pytest.importorskip("torch")
     devices = cuda_devices()
     if not torch.cuda.is_available():
@@ -250,7 +237,7 @@ def test_devices_are_those_that_torch_sees() -> None:
 
 
 @pytest.mark.parametrize("name", ["figure9_3b", "figure17", "figure4_bigmath", "table2_32b"])
-def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
+def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name):
     target = find(name)
     short = with_steps(target, 2)
     assert target.shared
@@ -260,7 +247,7 @@ def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
     assert {run.target for run in plan(short, Tier.PAPER, [0])} == {short.name}
 
 
-def test_every_published_checkpoint_is_pinned_to_a_commit() -> None:
+def test_every_published_checkpoint_is_pinned_to_a_commit():
     scales = [
         scale
         for target in TARGETS
