@@ -35,9 +35,7 @@ from typing import Literal
 from repro.evidence.origins import devices_of, mixed_sources, without_seed
 from repro.evidence.record import Record
 from repro.evidence.verdicts.sizes import Pair
-from repro.evidence.verdicts.statistics import holm
-from repro.evidence.verdicts.two_samples import difference
-from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
+from repro.evidence.verdicts.statistics import MINIMUM_REPEATS, difference, holm
 from repro.judge.gathering import Evidence, values_of
 from repro.run.select import Selection
 from repro.spec.claim import ALPHA, BETTER_OF_UNIT, Better, Metric
