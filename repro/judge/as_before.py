@@ -245,16 +245,13 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
             f"{', '.join(devices[1])} are not compared; needs one kind of device"
         )
     for arm in sorted(old.records.keys() & new.records.keys()):
-        digests = {without_seed(record) for side in (old, new) for record in _of(side, arm)}
+        of_arm = [record for side in (old, new) for record in side.records[arm].values()]
+        digests = set(map(without_seed, of_arm))
         if len(digests) > 1:
             yield (
                 f"{target.name} at the {tier.value} tier: the records of {arm} are of "
                 f"{len(digests)} configurations ({old.name}, {new.name}); needs one"
             )
-
-
-def _of(side: Side, arm: str) -> list[Record]:
-    return list(side.records.get(arm, {}).values())
 
 
 def _values(

@@ -20,7 +20,7 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record, standing_of
+from repro.evidence.record import standing_of
 from repro.evidence.store import blessed_records
 from repro.run.data_check import data_lines
 from repro.run.disk import free_bytes, size
@@ -229,11 +229,6 @@ def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
     return listed
 
 
-def _seconds_of(record: Record) -> float:
-    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
-    return (ended - begun).total_seconds()
-
-
 def _arm_lines(
     runs: list[RunConfig], done: set[str], timed: BlessedTimes, prices: dict[str, Price]
 ) -> list[str]:
@@ -301,7 +296,9 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
     blessed = of_this or blessed
     times: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for record in blessed:
-        taken = (_seconds_of(record), _runs_at_once(record))
+        begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+        at_once = int(record.facts.get("repeats_together", 1))  # seeds on one loaded model
+        taken = ((ended - begun).total_seconds(), at_once)
         times.setdefault((record.target, record.arm), []).append(taken)
     devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
     commits = ", ".join(commit[:7] for commit in commits_of(blessed))
@@ -321,11 +318,6 @@ def _device_here(tier: Tier) -> str | None:
         return device_of(capture_environment())
     driver = {"gpu": [{"name": device.name}], "variables": dict(os.environ)}
     return device_of(capture_environment()) or device_of(driver)
-
-
-def _runs_at_once(record: Record) -> int:
-    """Return how many runs shared the record's time: the seeds on one loaded model."""
-    return int(record.facts.get("repeats_together", 1))
 
 
 def duration(seconds: float) -> str:

@@ -26,15 +26,6 @@ from repro.spec.config import RunConfig
 from repro.spec.needs import Needs, needs_of_checkpoint
 from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier, cuda_devices
 
-__all__ = [
-    "Claim",
-    "Metric",
-    "Target",
-    "default_tier",
-    "differing_fields",
-    "plan",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
