@@ -132,7 +132,9 @@ def _prepared(
 ) -> dict[Tier, _Batch]:
     """Print the plan and return its runs, and the room that they have."""
     expected, here = expected_folder(args.expected), args.executor != "ray"
-    _, selections = all_of(partial(LogOptions.of_line, args), partial(_selected, args, own))
+    _, selections = all_of(
+        partial(LogOptions.of_line, args), lambda: [own[0]] if own else selections_of(args)
+    )
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
         plan, tier = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms)), selection.tier
@@ -153,10 +155,6 @@ def _prepared(
         batch = batches.setdefault(tier, _Batch(room=room, threads=threads))
         batch.runs.update({run.digest(): run for run in plan})
     return batches
-
-
-def _selected(args: argparse.Namespace, own: Own) -> list[Selection]:
-    return [own[0]] if own else selections_of(args)
 
 
 def require_ready(selection: Selection, *, here: bool = True) -> None:

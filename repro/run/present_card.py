@@ -59,17 +59,15 @@ def _torch_fault() -> str | None:
 
 
 def kernels_line(device: CudaDevice) -> str:
-    """Return which kernels serve on a device, and whether their speed was measured."""
-    if runs_hopper_kernels(device):
-        return "this project's kernels for Hopper"
-    return "portable kernels (Triton), whose speed was not measured on it"
+    """Return which kernels serve on a device, and whether their speed was measured.
 
-
-def runs_hopper_kernels(device: CudaDevice) -> bool:
-    """Tell whether the kernels for Hopper serve on a device; `ValueError` for a wrong choice."""
+    Raises `ValueError` where `REPRO_KERNELS` names no kernels.
+    """
     named = os.environ.get(KERNELS, "")
     require(named in ("", "portable"), f"{KERNELS} is {named!r}; needs `portable`, or to be unset")
-    return device.capability[0] == 9 and not named
+    if device.capability[0] == 9 and not named:
+        return "this project's kernels for Hopper"
+    return "portable kernels (Triton), whose speed was not measured on it"
 
 
 def kernels_refusal(run: RunConfig, device: CudaDevice) -> str | None:

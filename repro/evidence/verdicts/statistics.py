@@ -126,10 +126,13 @@ def difference(old: Sequence[float], new: Sequence[float], *, paired: bool = Fal
     difference and no test.
     """
     value = fmean(new) - fmean(old)
-    spread = _paired_error(old, new) if paired else _standard_error(old, new)
-    if spread is None:
+    if paired:
+        changes = [after - before for before, after in zip(old, new, strict=True)]
+        error, df = stdev(changes) / math.sqrt(len(changes)), float(len(changes) - 1)
+    elif max(len(old), len(new)) < MINIMUM_REPEATS:
         return Difference(value=value)
-    error, df = spread
+    else:
+        error, df = _standard_error(old, new)
     if error == 0:
         return Difference(
             value=value, low=value, high=value, p_above=float(value <= 0), p_below=float(value >= 0)
@@ -144,17 +147,9 @@ def difference(old: Sequence[float], new: Sequence[float], *, paired: bool = Fal
     )
 
 
-def _paired_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error of a mean of differences and its degrees of freedom."""
-    changes = [after - before for before, after in zip(old, new, strict=True)]
-    return stdev(changes) / math.sqrt(len(changes)), len(changes) - 1
-
-
-def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float] | None:
-    """Return the standard error of a difference of means and its degrees of freedom, or None."""
+def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of a difference of means and its degrees of freedom."""
     n, m = len(old), len(new)
-    if max(n, m) < MINIMUM_REPEATS:
-        return None
     if min(n, m) < MINIMUM_REPEATS:
         known = old if n >= m else new
         return stdev(known) * math.sqrt(1 / n + 1 / m), len(known) - 1
@@ -299,15 +294,15 @@ def _weighted(ranks: Sequence[float]) -> float:
     return sum(place * rank for place, rank in enumerate(ranks, 1))
 
 
-def power(effect: float, n: int, alpha: float = 0.05) -> float:
-    """Return the power of a one-sided paired t test at level alpha / 2.
+def power(effect: float, n: int) -> float:
+    """Return the power of a one-sided paired t test at level 0.025.
 
     One side of the two-sided 95 % interval that verdicts use. The effect is in units of the
     differences' standard deviation.
     """
     from scipy.special import nctdtr
 
-    critical = t_quantile(1 - alpha / 2, n - 1)
+    critical = t_quantile(0.975, n - 1)
     return float(1 - nctdtr(n - 1, effect * math.sqrt(n), critical))
 
 
