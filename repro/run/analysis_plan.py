@@ -231,23 +231,16 @@ def carried_plans(
     }
     plans = []
     for name, digest in sorted(carried):
-        place = (name, tier.value, device or "")
-        known = [
-            item
-            for item in (*earlier, *_written(_plan_path(name, tier, digest, runs), place))
-            if (item.target, item.tier, item.device) == place and item.digest == digest
-        ]
+        path, written = _plan_path(name, tier, digest, runs), []
+        if path.is_file():
+            place = {"target": name, "tier": tier.value, "device": device or ""}
+            written = [KeptPlan(**json.loads(path.read_text(encoding="utf-8")) | place)]
+        key = (tier.value, device or "", name, digest)
+        known = [item for item in (*earlier, *written) if item.key == key]
         if not known and name == target.name and digest == plan_digest(name, tier):
             known = [present_plan(name, tier, device or "")]
         plans += [min(known, key=lambda item: item.time)] if known else []
     return plans
-
-
-def _written(path: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one, as of its place."""
-    named = dict(zip(("target", "tier", "device"), place, strict=True))
-    texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
-    return [KeptPlan(**json.loads(text) | named) for text in texts]
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:

@@ -263,9 +263,7 @@ def execute(
     """
     standing = standing_of(plan, runs)
     before, blocked = len(standing.recorded), len(standing.blocked)
-    pending, refused = fit_runs(
-        standing.left, lambda run: refusal(run, ranks) or files_refusal(run)
-    )
+    pending, refused = fit_runs(standing.left, partial(_why_not, ranks))
     refused = [f"Not run: {why}." for why in (*standing.blocked, *refused)]
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
@@ -308,6 +306,10 @@ def execute(
     if left:
         console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return RunCounts(before=before, finished=counts["finished"], failed=failed, left=left)
+
+
+def _why_not(ranks: int, run: RunConfig) -> str | None:
+    return refusal(run, ranks) or files_refusal(run)
 
 
 def _needs_a_fresh_process(run: RunConfig) -> bool:
