@@ -449,7 +449,7 @@ def test_a_broken_adapter_config_is_refused_or_read(tmp_path, data):
     assert said is None or (str(path) in said and "\n" not in said)
 
 
-@settings(fuzzed, max_examples=CASES // 200)
+@settings(fuzzed, max_examples=CASES // 400)
 @given(st.data())
 def test_what_is_refused_leaves_nothing_and_ends_with_status_2(tmp_path, data):
     source, out = tmp_path / "source", tmp_path / "out"
