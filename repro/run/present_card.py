@@ -59,15 +59,17 @@ def _torch_fault() -> str | None:
 
 
 def kernels_line(device: CudaDevice) -> str:
-    """Return which kernels serve on a device, and whether their speed was measured.
-
-    Raises `ValueError` where `REPRO_KERNELS` names no kernels.
-    """
-    named = os.environ.get(KERNELS, "")
-    require(named in ("", "portable"), f"{KERNELS} is {named!r}; needs `portable`, or to be unset")
-    if device.capability[0] == 9 and not named:
+    """Return which kernels serve on a device, and whether their speed was measured."""
+    if runs_hopper_kernels(device):
         return "this project's kernels for Hopper"
     return "portable kernels (Triton), whose speed was not measured on it"
+
+
+def runs_hopper_kernels(device: CudaDevice) -> bool:
+    """Tell whether the kernels for Hopper serve on a device; `ValueError` for a wrong choice."""
+    named = os.environ.get(KERNELS, "")
+    require(named in ("", "portable"), f"{KERNELS} is {named!r}; needs `portable`, or to be unset")
+    return device.capability[0] == 9 and not named
 
 
 def kernels_refusal(run: RunConfig, device: CudaDevice) -> str | None:
