@@ -10,7 +10,7 @@ from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 from tests.repro.rollout.conftest import prompts_of, require_alike, small, tokens_of
 
-GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
+GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=32)
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
@@ -28,14 +28,14 @@ def test_greedy_tokens_equal_those_of_transformers_generate(
         with torch.no_grad():
             logits = model(torch.tensor([prompt + row[:-1]])).logits[0, len(prompt) - 1 :]
         assert row == logits.argmax(-1).tolist()
-        assert len(row) == 64
+        assert len(row) == 32
         assert completion.finish_reason == "length"
     # A step of `generate` takes as long as such a pass, so it is asked for one prompt.
     expected = model.generate(
         input_ids=torch.tensor([prompts[0]]),
         attention_mask=torch.ones(1, len(prompts[0]), dtype=torch.long),
         do_sample=False,
-        max_new_tokens=64,
+        max_new_tokens=32,
         pad_token_id=0,
     )[0, len(prompts[0]) :].tolist()
     assert list(batch.completions[0].token_ids) == expected
