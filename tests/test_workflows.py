@@ -44,7 +44,6 @@ def commands(path):
 
 
 def sessions():
-    """Return the names of noxfile's sessions."""
     names = set()
     for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.FunctionDef):
