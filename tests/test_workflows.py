@@ -5,6 +5,7 @@ order, the rights and the machines.
 """
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,13 @@ def read(path):
 def steps(path):
     for job in read(path)["jobs"].values():
         yield from job["steps"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_action_is_named_by_a_commit_that_no_one_can_move(path):
+    for step in steps(path):
+        if "uses" in step:
+            assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", step["uses"])
 
 
 def commands(path):
