@@ -61,7 +61,7 @@ def read_splits(
 
 
 def load_own(
-    named: str, split: Split, development_problems: int, columns: str = "", *, alone: bool = False
+    named: str, split: Split, development_problems: int, columns: str, *, alone: bool
 ) -> list[Problem]:
     """Return one split of a user's problems, in their order; `DataError` if it has none.
 

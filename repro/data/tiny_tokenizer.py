@@ -72,16 +72,9 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
     """Build the tokenizer for a generator's sentences; its padding is not its end token."""
     vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = byte_level(vocab, [])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
-    return tokenizer
-
-
-def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
-    """Return the byte-level tokenizer of a vocabulary, padded on the left."""
-    return Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=merges,  # type: ignore[arg-type]
+        merges=[],  # type: ignore[arg-type]
         # Bytes cover all text; the class would add an unknown token that cannot occur.
         unk_token=None,  # type: ignore[arg-type]
         eos_token=END_TOKEN,
@@ -90,3 +83,5 @@ def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tok
         model_max_length=_MAX_LENGTH,
         padding_side="left",
     )
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
+    return tokenizer

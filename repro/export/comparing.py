@@ -19,7 +19,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from repro.data.generator import generate_problems
+from repro.measure.device_state import release
 from repro.models.policy import Policy
 from repro.spec.config import derive_seed
 
@@ -146,16 +146,12 @@ def distance(reference: Tensor, other: Tensor) -> Distance:
             f"logits have shapes {tuple(reference.shape)} and {tuple(other.shape)}"
         )
     divergences, agreeing = [], []
-    for reference_row, other_row in zip(
-        reference, other, strict=True
-    ):  # a row at a time: V is large
-        if not (
-            bool(torch.isfinite(reference_row).all()) and bool(torch.isfinite(other_row).all())
-        ):
+    for ours, theirs in zip(reference, other, strict=True):  # a row at a time: V is large
+        if not all(bool(torch.isfinite(row).all()) for row in (ours, theirs)):
             raise DifferentError("a logit is not finite")
-        p, q = reference_row.double().log_softmax(-1), other_row.double().log_softmax(-1)
+        p, q = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
         divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0.0))  # (T,)
-        agreeing.append(reference_row.argmax(-1) == other_row.argmax(-1))
+        agreeing.append(ours.argmax(-1) == theirs.argmax(-1))
     nats = torch.cat(divergences)
     return Distance(
         mean=float(nats.mean()),
@@ -221,6 +217,4 @@ def released() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release()
