@@ -248,7 +248,12 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
     for (above, below), model in zip(grid.T, models, strict=True):
         for arm, style in looks.items():
             _draw_rates(above, lines.get((model, arm), ()), style)
-            _draw_gains(below, ratios.get((model, arm), ()), style)
+            gained = ratios.get((model, arm), ())
+            _draw_rates(below, gained, style)
+            for point in gained:
+                below.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
+                               ha="center", textcoords="offset points", fontsize=8,
+                               color=ink(style.colour), bbox=BEHIND)  # fmt: skip
         above.set_yscale("log")
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         above.yaxis.set_major_formatter("{x:,.0f}")
@@ -275,14 +280,6 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
         axes.errorbar([p.place for p in points], [p.mean for p in points],
                       yerr=[*zip(*spread, strict=True)], color=style.colour, linestyle=style.line,
                       marker="o", markersize=4, capsize=2)  # fmt: skip
-
-
-def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
-    _draw_rates(axes, points, style)
-    for point in points:
-        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
-                      ha="center", textcoords="offset points", fontsize=8,
-                      color=ink(style.colour), bbox=BEHIND)  # fmt: skip
 
 
 def _finish(above: Axes, below: Axes, model: str, lines: Rates) -> None:

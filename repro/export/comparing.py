@@ -19,6 +19,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from repro.data.generator import generate_problems
-from repro.measure.device_state import release
 from repro.models.policy import Policy
 from repro.spec.config import derive_seed
 
@@ -217,4 +217,6 @@ def released() -> Iterator[None]:
     try:
         yield
     finally:
-        release()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
