@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from figures import bars, curves, intervals, paper_pictures, roofline
 from figures.panels import PICTURES
 from figures.paper_pictures import Found
+from repro.door.command_parser import SentenceParser
 from repro.judge.blessed import blessed_checks, blessed_of
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
@@ -28,7 +29,6 @@ from repro.report.tables import by_device
 from repro.run.disk import sentence_of
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.checks import require, unknown
-from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.whole_files import replace_files
 

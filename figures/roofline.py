@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from figures import captions
 from figures.style import COLOURS, Style, frame, new_figure, styles, tidy
-from repro.evidence.fact_names import TIMING
 from repro.evidence.record import Record
 from repro.judge.check import Checked
 
@@ -67,7 +66,7 @@ def _median(records: Sequence[Record], metric: str) -> float:
 
 
 def _floor(records: Sequence[Record], block: str, count: int) -> float:
-    timing = [record.facts[TIMING] for record in records]
+    timing = [record.facts["timing"] for record in records]
     copy = median(float(item["bytes_per_second"]) for item in timing)
     matmul = median(float(item["flops_per_second"]) for item in timing)
     weights = _WEIGHTS[block]

@@ -41,8 +41,14 @@ ALLOWED = {
     # Of the door, the parsers, of which the reference of commands is written.
     "repro/report": (*_VERDICTS, "repro.judge", "repro.door.command_line"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
-    # Of models, what checkpoints weigh, which needs no torch.
-    "figures": (*_VERDICTS, "repro.judge", "repro.report", "repro.models.memory_plan"),
+    # Of models, what checkpoints weigh, which needs no torch; of the door, its parser.
+    "figures": (
+        *_VERDICTS,
+        "repro.judge",
+        "repro.report",
+        "repro.models.memory_plan",
+        "repro.door.command_parser",
+    ),
 }
 FORBIDDEN = {
     "kernels": ("transformers", "peft", "vllm"),

@@ -9,9 +9,9 @@ import argparse
 from typing import Any, get_args
 
 import repro
+from repro.door.command_parser import SentenceParser
 from repro.spec.arm import WEIGHT_FORMATS, OptimizerName, RolloutAdapter
 from repro.spec.checks import require
-from repro.spec.command_parser import SentenceParser
 from repro.spec.shapes import SHAPES
 
 _Commands = argparse._SubParsersAction

@@ -34,6 +34,7 @@ from typing import Any
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
 from repro.evidence.held_out import along, explored, mean_height
+from repro.spec.facts import Facts
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -60,7 +61,7 @@ _ROUNDING = 1e-4
 
 
 def derive(
-    procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
+    procedure: str, scale: Mapping[str, Any], series: Series, facts: Facts
 ) -> dict[str, Estimate]:
     """Return all metrics that can be computed from the observations of a run.
 
@@ -81,7 +82,7 @@ def derive(
 
 
 def parts(
-    procedure: str, scale: Mapping[str, Any], series: Series, facts: Mapping[str, Any]
+    procedure: str, scale: Mapping[str, Any], series: Series, facts: Facts
 ) -> list[Callable[[], dict[str, Estimate]]]:
     """Return what forms the metrics of `derive`, each from observations of its own."""
     if procedure not in ("train", "evaluate", "dose"):
@@ -189,7 +190,7 @@ def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
 
 
 def training_metrics(
-    series: Series, facts: Mapping[str, Any], evaluation: Mapping[str, Any]
+    series: Series, facts: Facts, evaluation: Mapping[str, Any]
 ) -> dict[str, Estimate]:
     """Return the metrics of a training run that summarise a series or an effect in one number.
 
@@ -408,7 +409,7 @@ def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Esti
     )
 
 
-def _seconds(facts: Mapping[str, Any], names: Sequence[str], method: str) -> Estimate:
+def _seconds(facts: Facts, names: Sequence[str], method: str) -> Estimate:
     seconds = facts.get("seconds", {})
     known = all(name in seconds for name in names)
     total = sum(seconds[name] for name in names) if known else None

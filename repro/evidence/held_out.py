@@ -14,10 +14,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from statistics import fmean
-from typing import Any
 
 from repro.evidence.at_k import pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
+from repro.spec.facts import Facts
 
 # Share of a run's steps after which a test is a late one.
 LATE = Fraction(2, 3)
@@ -72,7 +72,7 @@ def along(
     return metrics
 
 
-def explored(facts: Mapping[str, Any]) -> dict[str, Estimate]:
+def explored(facts: Facts) -> dict[str, Estimate]:
     """Return `pass_at_<k>_explored` in percent and `entropy_explored` in nats a token.
 
     Raises `KeyError` if a part of what was observed is missing.

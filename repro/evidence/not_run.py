@@ -13,7 +13,6 @@ silence.
 
 from __future__ import annotations
 
-from repro.evidence.fact_names import NOT_RUN, OUT_OF_MEMORY
 from repro.evidence.record import Record
 from repro.spec.tier import GIB
 
@@ -25,12 +24,12 @@ def needs(needed_bytes: float, total_bytes: float, source: str) -> str:
 
 def reason(record: Record, metric: str) -> str | None:
     """Return why a record has no such metric, or None where it does not say."""
-    for part, sentence in record.facts.get(NOT_RUN, {}).items():
+    for part, sentence in record.facts.get("not_run", {}).items():
         if metric == part or metric.endswith(f"_{part}") or metric.startswith(f"{part}_"):
             return f"{part}: {sentence}"
     lines = [
         line
-        for line in record.facts.get(OUT_OF_MEMORY, ())
+        for line in record.facts.get("out_of_memory", ())
         if metric.endswith(f"_{line.split(' ', 1)[0]}")
     ]
     return "; ".join(lines) or None

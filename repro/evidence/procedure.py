@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from repro.evidence.record import Estimate
 from repro.spec.config import RunConfig
+from repro.spec.facts import Facts
 
 Progress = Callable[[str, dict[str, float]], None]
 # A number of this name marks the text of a progress as a warning, which stays on the screen.
@@ -45,8 +46,11 @@ class Measured:
 
     metrics: dict[str, Estimate]
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     inputs: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", Facts(self.facts))
 
 
 class Procedure(Protocol):

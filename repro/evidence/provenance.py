@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.fact_names import SOURCES
+from repro.spec.facts import Facts
 
 PACKAGE = Path(__file__).resolve().parent.parent
 UNKNOWN = "unknown"
@@ -101,9 +101,9 @@ def _distinct(states: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(by_digest.values())
 
 
-def note_source(facts: dict[str, Any]) -> None:
+def note_source(facts: Facts) -> None:
     """Add the source that this process started with to facts that travel in a checkpoint."""
-    facts[SOURCES] = _distinct([*facts.get(SOURCES, ()), source_at_start()])
+    facts["sources"] = _distinct([*facts.get("sources", ()), source_at_start()])
 
 
 @functools.cache

@@ -39,6 +39,7 @@ from repro.evidence.environment import steady_now
 from repro.evidence.estimate import Estimate as Estimate
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
+from repro.spec.facts import FactNameError, Facts
 from repro.spec.whole_files import stamp_of, write_new
 
 SCHEMA = 3
@@ -97,10 +98,14 @@ class Record:
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
     series: dict[str, list[float | None]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     outcome: dict[str, str] = field(default_factory=lambda: {"status": "ok"})
     started: str
     finished: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.facts, dict):
+            object.__setattr__(self, "facts", Facts(self.facts))
 
     @property
     def ok(self) -> bool:
@@ -182,7 +187,7 @@ def record_of(
     environment: Mapping[str, Any],
     started: datetime,
     series: Mapping[str, list[float | None]] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    facts: Facts | None = None,
     inputs: Mapping[str, str] | None = None,
     outcome: Mapping[str, str] | None = None,
     sources: Sequence[Mapping[str, Any]] = (),
@@ -213,7 +218,7 @@ def record_of(
         inputs=dict(inputs or {}),
         metrics=dict(metrics),
         series={name: list(values) for name, values in (series or {}).items()},
-        facts=dict(facts or {}),
+        facts=facts or Facts(),
         outcome=dict(outcome or {"status": "ok"}),
         started=started.isoformat(timespec="seconds"),
         finished=max(started, steady_now()).isoformat(timespec="seconds"),
@@ -360,7 +365,7 @@ def _finite_number(digits: str) -> float:
 def parse_record(raw: Any, where: str) -> Record:
     """Convert JSON values to a record; `where` names their origin in errors.
 
-    Only the types of the fields are checked, not the contents of facts and environment.
+    Of facts the names are checked, of other fields the types.
 
     Raises `RecordError` if the values have another schema, other fields than a record, one of
     another type, or a wrong seal.
@@ -398,7 +403,10 @@ def parse_record(raw: Any, where: str) -> Record:
     if any(not isinstance(state.get("sha256"), str) for state in values["sources"]):
         raise RecordError(f"{where}: field sources: a state has no text as its sha256")
     metrics = {name: Estimate(**metric) for name, metric in values["metrics"].items()}
-    return Record(**(values | {"metrics": metrics}))
+    try:
+        return Record(**(values | {"metrics": metrics}))
+    except FactNameError as error:
+        raise RecordError(f"{where}: {error}") from error
 
 
 @functools.cache
@@ -415,6 +423,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(_fits(item, members[0]) for item in value)
     if get_origin(hint) is UnionType:
         return any(_fits(value, member) for member in members)
+    if hint is Facts:
+        return isinstance(value, dict)
     if hint is Estimate:
         hints = _hints(Estimate)
         return (

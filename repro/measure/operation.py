@@ -32,11 +32,11 @@ from kernels.ops import named_op
 from kernels.packing import PackedWeight
 from kernels.triton import logprobs, quantize
 from kernels.tune import ENDS, LAYERS, random_packed
-from repro.evidence.fact_names import Timing
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.models.random_policy import random_weight
 from repro.spec.config import OperationScale, RunConfig, derive_seed
+from repro.spec.facts import Facts, Timing
 from repro.targets.kernel_speed import (
     FORMATS,
     PORTABLE_ROWS,
@@ -112,9 +112,9 @@ def measure_operations(
         for block in scale.blocks:
             metrics |= _block(block, run.arm.weight_format, scale, totals, progress, should_stop)
     measured_copy_rate = timing.copy_rate()
-    facts = {
-        "largest_relative_difference": totals.difference,
-        "tuned_table": tuning.device_slug(torch.cuda.get_device_name()),
+    facts = Facts(
+        largest_relative_difference=totals.difference,
+        tuned_table=tuning.device_slug(torch.cuda.get_device_name()),
         **Timing(
             seconds=totals.seconds,
             bytes=totals.nbytes,
@@ -122,7 +122,7 @@ def measure_operations(
             bytes_per_second=measured_copy_rate,
             flops_per_second=timing.matmul_rate(),
         ).fact(),
-    }
+    )
     return Measured(metrics=metrics, facts=facts)
 
 

@@ -33,7 +33,14 @@ from repro.measure.device_state import (
     slowed_us,
 )
 from repro.measure.memory_use import context_bytes, reset_peak
-from repro.measure.step_metrics import PointResult, Results, share_facts, step_line, way_of
+from repro.measure.step_metrics import (
+    PointFacts,
+    PointResult,
+    Results,
+    share_facts,
+    step_line,
+    way_of,
+)
 from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
 from repro.models.loading import projections_by_format
 from repro.models.lora import adapter_layers
@@ -330,26 +337,26 @@ def _facts(
     planned: StepShape,
     point: StepPoint,
     waves: int,
-) -> dict[str, Any]:
+) -> PointFacts:
     """Return what was really done and what it took, as JSON values."""
     fallbacks, policy = state.facts.get("micro_batch_fallbacks", []), learner.policy
     (generated,) = learner.ranks.add_numbers([statistics.generated_tokens])
-    facts = {
-        "micro_tokens": state.facts.get("micro_tokens", planned.micro_tokens),
-        "kept_blocks": planned.kept_blocks,
-        "fallbacks": [asked for _, asked, _ in fallbacks],
-        "slots": planned.slots,
-        "measured_rows": point.rows // waves,
-        "ranks": point.ranks,
-        "keeps_cache": planned.keep_cache,
-        "decode_steps": waves * statistics.decode_steps,
-        "generated_tokens": waves * generated,
-        "preemptions": statistics.preemptions,
-        "weight_bytes": weight_bytes(planned),
-        "linears": linears_of(policy),
-        "adapter_modules": len(dict(adapter_layers(policy.model))),
-        "parameters_trainable": sum(p.numel() for p in trainable_parameters(policy).values()),
-    }
+    facts = PointFacts(
+        micro_tokens=state.facts.get("micro_tokens", planned.micro_tokens),
+        kept_blocks=planned.kept_blocks,
+        fallbacks=[asked for _, asked, _ in fallbacks],
+        slots=planned.slots,
+        measured_rows=point.rows // waves,
+        ranks=point.ranks,
+        keeps_cache=planned.keep_cache,
+        decode_steps=waves * statistics.decode_steps,
+        generated_tokens=waves * generated,
+        preemptions=statistics.preemptions,
+        weight_bytes=weight_bytes(planned),
+        linears=linears_of(policy),
+        adapter_modules=len(dict(adapter_layers(policy.model))),
+        parameters_trainable=sum(p.numel() for p in trainable_parameters(policy).values()),
+    )
     if policy.training != "full":
         plan = plan_memory(planned)
         facts["plan"] = dataclasses.asdict(plan) | {"step": point.name}

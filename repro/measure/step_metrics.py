@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kernels.timing import copy_rate
-from repro.evidence.fact_names import Timing
 from repro.evidence.record import Estimate
 from repro.models.memory_plan import StepShape
 from repro.rl.clock import PHASES
+from repro.spec.facts import Facts, Named, Timing
 from repro.spec.step_scale import StepArm, StepPoint
 
 _RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}
@@ -51,6 +51,42 @@ def way_of(arm: StepArm) -> str:
     return name if arm.training == "lora" else f"{name}_{arm.training}"
 
 
+_PointFact = Literal[
+    "adapter_modules",
+    "allocated_bytes",
+    "context_bytes",
+    "decode_steps",
+    "fallbacks",
+    "folded",
+    "generated_tokens",
+    "keeps_cache",
+    "kept_blocks",
+    "linears",
+    "measured_rows",
+    "micro_tokens",
+    "moved",
+    "parameters_trainable",
+    "peak_bytes",
+    "plan",
+    "predicted_bytes",
+    "preemptions",
+    "product_tflops",
+    "ranks",
+    "reserved_bytes",
+    "road",
+    "slots",
+    "update_share",
+    "weight_bytes",
+]
+
+
+class PointFacts(Named[_PointFact]):
+    """What was done at a point with one way of training, and what memory it took."""
+
+    what = "facts.points"
+    names = frozenset(get_args(_PointFact))
+
+
 @dataclass(slots=True, eq=False)
 class PointResult:
     """What was measured of a point with one way of training.
@@ -66,7 +102,7 @@ class PointResult:
     """
 
     repeats: list[dict[str, Any]] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: PointFacts = field(default_factory=PointFacts)
     out_of_memory: str | None = None
 
 
@@ -174,7 +210,7 @@ def share_facts(
     return {"product_tflops": rate / 1e12, "update_share": flop / repeat["update"] / rate}
 
 
-def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: Mapping[str, Any]) -> str:
+def step_line(point: StepPoint, way: str, repeat: StepTimes, facts: PointFacts) -> str:
     """Return the seconds of a timed step by phase, with its update's share of the product rate."""
     text = f"update {repeat['update']:.1f} s"
     if "update_share" in facts:
@@ -194,12 +230,12 @@ def _unit(metric: str) -> str:
     return "ratio" if is_ratio else "seconds"
 
 
-def summary(own: StepArm, points: Sequence[StepPoint], results: Results) -> dict[str, Any]:
+def summary(own: StepArm, points: Sequence[StepPoint], results: Results) -> Facts:
     """Return the receipts of the whole run: formats, adapters, and a rate that must be possible."""
     measured = [results[point.name, way_of(own)] for point in points]
     measured = [entry for entry in measured if entry.repeats]
     if not measured:
-        return {}
+        return Facts()
     first = measured[0].facts
     seconds = sum(repeat["rollout"] for entry in measured for repeat in entry.repeats)
     # Every decode step reads every projection once.
@@ -207,9 +243,9 @@ def summary(own: StepArm, points: Sequence[StepPoint], results: Results) -> dict
         len(entry.repeats) * entry.facts["decode_steps"] * entry.facts["weight_bytes"]
         for entry in measured
     )
-    return {
-        "linears": first["linears"],
-        "adapter_modules": first["adapter_modules"],
-        "parameters_trainable": first["parameters_trainable"],
+    return Facts(
+        linears=first["linears"],
+        adapter_modules=first["adapter_modules"],
+        parameters_trainable=first["parameters_trainable"],
         **Timing(seconds=seconds, bytes=nbytes, bytes_per_second=copy_rate()).fact(),
-    }
+    )

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from kernels.timing import matmul_rate
 from repro.distributed import Ranks
-from repro.evidence.fact_names import OUT_OF_MEMORY, TIMED_RETRIES, TIMED_SLOWED
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
@@ -28,6 +26,7 @@ from repro.measure.step_metrics import Results, metrics_of, series_of, summary, 
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
 from repro.spec.config import RunConfig
+from repro.spec.facts import Facts
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
 
 
@@ -68,7 +67,7 @@ def measure_steps(
     measured = measured_steps(own, ways, scale.points, bench.results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    measured.facts.update({"failed": bench.failures, TIMED_RETRIES: bench.timed_retries})
+    measured.facts.update(failed=bench.failures, timed_retries=bench.timed_retries)
     if ranks.world > 1:
         measured.facts["ranks"] = ranks.world
     return measured
@@ -89,12 +88,12 @@ def measured_steps(
     """Return what the results come to."""
     metrics: dict[str, Estimate] = {}
     series: dict[str, list[float | None]] = {}
-    facts: dict[str, Any] = {"points": {}, OUT_OF_MEMORY: []}
+    facts = Facts(points={}, out_of_memory=[])
     names = [way_of(way) for way in ways]
     slowed = []
     for point in points:
         entries = {name: results[point.name, name] for name in names}
-        facts[OUT_OF_MEMORY] += [
+        facts["out_of_memory"] += [
             f"{point.name} {name}: {entry.out_of_memory}"
             for name, entry in entries.items()
             if entry.out_of_memory
@@ -117,5 +116,5 @@ def measured_steps(
     facts |= summary(own, points, results)
     # Where the driver counted around every repeat, its own and the baseline's.
     if slowed and all(slowed):
-        facts[TIMED_SLOWED] = {name: max(shares[name] for shares in slowed) for name in slowed[0]}
+        facts["timed_slowed"] = {name: max(shares[name] for shares in slowed) for name in slowed[0]}
     return Measured(metrics=metrics, series=series, facts=facts)

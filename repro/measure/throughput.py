@@ -39,7 +39,6 @@ from typing import Any, Literal
 import torch
 
 from kernels.timing import copy_rate, matmul_rate, seconds_of
-from repro.evidence.fact_names import NOT_RUN, REPEATS_TOGETHER, TIMED_RETRIES, Timing
 from repro.evidence.procedure import Measured, Progress
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator, release, require_clean
 from repro.measure.rollout_cells import Repeat, time_batch, time_host_share
@@ -53,6 +52,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products, blocks_for
 from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed
+from repro.spec.facts import Facts, Timing
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 
 
@@ -111,7 +111,7 @@ class _ArmAtHand:
     run: RunConfig
     products: Literal["own", "bitsandbytes", "vllm"]
     repeats: list[Repeat]
-    facts: dict[str, Any]
+    facts: Facts
     not_run: dict[str, str]
 
     @contextmanager
@@ -145,14 +145,14 @@ def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
     run = runs[0]
     products = run.scale.products(run.arm.name)
     not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
-    facts = {
-        "linears": {},
-        "adapter_modules": 0,
-        "products": products,
-        REPEATS_TOGETHER: len(runs),
-        NOT_RUN: not_run,
-        TIMED_RETRIES: {},
-    }
+    facts = Facts(
+        linears={},
+        adapter_modules=0,
+        products=products,
+        repeats_together=len(runs),
+        not_run=not_run,
+        timed_retries={},
+    )
     repeats = [Repeat(seed=run.seed) for run in runs]
     return _ArmAtHand(run=run, products=products, repeats=repeats, facts=facts, not_run=not_run)
 
@@ -240,10 +240,10 @@ def _point(
         if cell in arm.not_run:
             _forget(repeats, cell)
         else:
-            arm.facts[TIMED_RETRIES][cell] = 0
+            arm.facts["timed_retries"][cell] = 0
     smallest = cell_of(point, min(point.batches))
     stepwise = arm.products != "vllm" and not point.windows and point.new_tokens > 1
-    if stepwise and smallest in arm.facts[TIMED_RETRIES]:
+    if stepwise and smallest in arm.facts["timed_retries"]:
         with arm.fit_or_left_out(f"host_share_{point.name}"):
             time_host_share(point, engine, repeats)
     engine.close()
@@ -275,7 +275,7 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
     return engine
 
 
-def _count(policy: Policy, facts: dict[str, Any]) -> None:
+def _count(policy: Policy, facts: Facts) -> None:
     """Count the model's linear layers, and those that an adapter changes: B is not zero."""
     for kind, count in linears_of(policy).items():
         facts["linears"][kind] = facts["linears"].get(kind, 0) + count

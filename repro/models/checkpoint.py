@@ -61,6 +61,7 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
+from repro.spec.facts import Facts
 from repro.spec.hub import (
     ANSWER_SECONDS,
     PINNED_BYTES,
@@ -426,12 +427,12 @@ def digests_of_read(folder: Path) -> dict[str, str]:
     return {name: sums[name] for name in sorted(names)}
 
 
-def weights_digest(facts: Mapping[str, Any]) -> str:
+def weights_digest(facts: Facts) -> str:
     """Return the digest of a checkpoint's weights, by the facts of having loaded it."""
     return str(facts["checkpoint_sha256"] or _digest(facts["checkpoint_files"], weights=True))
 
 
-def checkpoint_inputs(facts: Mapping[str, Any]) -> dict[str, str]:
+def checkpoint_inputs(facts: Facts) -> dict[str, str]:
     """Return a record's digests of a checkpoint, by the facts of having loaded it.
 
     They are of its weights, of what else was read, such as its template, and of the GGUF file that

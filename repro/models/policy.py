@@ -60,6 +60,7 @@ from repro.models.quantized_linear import QuantizedLinear
 from repro.models.sharding import Shards
 from repro.spec.arm import PlantedRounding, Training, WeightFormat
 from repro.spec.checks import require, require_choice
+from repro.spec.facts import Facts
 from repro.spec.tier import usable_bytes
 
 COMPUTE_DTYPES = {
@@ -101,7 +102,7 @@ class Policy:
     compute_dtype: torch.dtype
     checkpoint: str = ""
     folder: Path | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     shards: Shards | None = None
 
     @property
@@ -220,7 +221,7 @@ def _load_base(
     dtype: torch.dtype,
     device: torch.device,
     recipe: str,
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, Facts]:
     """Return the filled decoder with wrapped norms, all frozen, and the facts so far."""
     model = build_on_meta(description.config)
     if description.end_token_ids is not None:
@@ -236,13 +237,13 @@ def _load_base(
     )
     _require_all_projections(model, filled, weight_format)
     errors = filled.relative_errors
-    facts = {
-        "linears": {name: len(projections) for name, projections in filled.linears.items()},
-        "recipe": recipe if errors else None,
-        "relative_weight_error_mean": sum(errors.values()) / len(errors) if errors else None,
-        "norms_wrapped": len(wrap_norms(model)),
-        "base_bytes": base_bytes(model),
-    }
+    facts = Facts(
+        linears={name: len(projections) for name, projections in filled.linears.items()},
+        recipe=recipe if errors else None,
+        relative_weight_error_mean=sum(errors.values()) / len(errors) if errors else None,
+        norms_wrapped=len(wrap_norms(model)),
+        base_bytes=base_bytes(model),
+    )
     fuse_projections(model, dtype)
     return model, facts
 

@@ -27,6 +27,7 @@ from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.arm import WeightFormat
 from repro.spec.checks import require
 from repro.spec.config import derive_seed
+from repro.spec.facts import Facts
 from repro.spec.shapes import SHAPES
 
 # Spread of a trained projection's weights; also what transformers initialises with.
@@ -112,7 +113,7 @@ def random_policy(
         model.lm_head.weight = model.model.embed_tokens.weight
     model.model.rotary_emb.to(target)
     wrap_norms(model)
-    facts: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
+    facts = Facts(linears={weight_format: linears}, base_bytes=base_bytes(model))
     fuse_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:

@@ -118,7 +118,7 @@ def measure_dose(
             f"{name}_by_prompt": [None if math.isnan(value) else value for value in values]
             for name, values in by_prompt.items()
         },
-        facts=dict(policy.facts)
+        facts=policy.facts
         | {
             "noise_at_start": {
                 "sigma": receipt.sigma,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
@@ -14,7 +13,6 @@ from repro.data.prompts import template_inputs
 from repro.distributed import Ranks
 from repro.evaluate.grades import Answers
 from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
-from repro.evidence.fact_names import SETS_LEFT_OUT
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
@@ -28,6 +26,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.for_policy import FoldedSampler
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale, digest_of
+from repro.spec.facts import Facts
 from repro.spec.hub import resolved_revision
 
 # Names of the values that progress shows.
@@ -124,7 +123,7 @@ class LoadedRun:
     evaluation: ScaleEvaluator
     ranks: Ranks
     tally: RunTally
-    receipts: Mapping[str, Any]
+    receipts: Facts
 
     def hooks(self, progress: Progress, should_stop: Callable[[], bool] | None) -> Hooks:
         """Return the training hooks: evaluation on held-out problems, progress, stopping."""
@@ -179,7 +178,7 @@ class LoadedRun:
             unit="bytes",
             method="peak of the process during the run",
         )
-        facts = {**self.policy.facts, **self.receipts}
+        facts = self.policy.facts | self.receipts
         if self.policy.device.type != "cpu" or run.scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
         if isinstance(self.sampler, FoldedSampler):
@@ -187,7 +186,7 @@ class LoadedRun:
         if isinstance(self.sampler, Engine):
             facts["road"] = self.sampler.road
         facts |= {
-            SETS_LEFT_OUT: [
+            "test_sets_left_out": [
                 item.name for item in run.scale.test_sets if item.name not in problems.further
             ],
             "grades": tally.grades,
@@ -223,7 +222,7 @@ class LoadedRun:
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 
 
-def digests_at_start(facts: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
+def digests_at_start(facts: Facts, problems: ProblemSets) -> dict[str, str]:
     """Return the digests, by name, that must be unchanged when a run resumes from a checkpoint."""
     own = problems.digests | {"train_problems": problems.train_digest}
     return {**facts["checkpoint_files"], **own}

@@ -42,6 +42,7 @@ from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.loading import SUMMARY_FILE
 from repro.spec.config import PretrainScale, RunConfig, derive_seed, digest_of
+from repro.spec.facts import Facts
 from repro.spec.whole_files import appearing, replace_text
 
 # Documents that are sorted by length together, and steps per recorded mean loss.
@@ -136,7 +137,7 @@ def pretrain_policy(
         ),
     }
     kept = ("parameters", "tokens", "weights_sha256")
-    facts = {name: summary[name] for name in kept} | {"checkpoint_folder": str(policy)}
+    facts = Facts({name: summary[name] for name in kept}, checkpoint_folder=str(policy))
     inputs = {"recipe": digest_of(recipe), "tokenizer": digest_of(tokenizer.get_vocab())}
     return Measured(metrics=costs, series={"loss": [*loss]}, facts=facts, inputs=inputs)
 

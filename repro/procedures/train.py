@@ -61,6 +61,7 @@ from repro.rollout.vllm_sampler import VllmSampler
 from repro.runlog.kept_batch import keep_batch
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
+from repro.spec.facts import Facts
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
@@ -258,7 +259,7 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         evaluation=evaluation,
         ranks=ranks,
         tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems), began),
-        receipts=({} if fitting is None else dict(zip(_FITTED, fitting, strict=True)))
+        receipts=Facts({} if fitting is None else zip(_FITTED, fitting, strict=True))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )

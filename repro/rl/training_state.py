@@ -28,6 +28,7 @@ from repro.models.sharding import Shards
 from repro.rl.optimizers import optimizer_tensors, restore_optimizer
 from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
 from repro.spec.config import RunConfig
+from repro.spec.facts import Facts
 
 PARAMETERS = "parameters.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -51,7 +52,7 @@ class TrainResult:
     finished: bool
     step: int
     series: dict[str, list[float | int | None]]
-    facts: dict[str, Any]
+    facts: Facts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,8 +74,11 @@ class TrainState:
     step: int
     draws: int
     series: dict[str, list[float | int | None]]
-    facts: dict[str, Any]
+    facts: Facts
     counts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.facts = Facts(self.facts)  # a checkpoint's are plain JSON values
 
     def count_seconds(self, name: str, started: float) -> None:
         """Add the seconds since `started` to a named total."""
@@ -84,7 +88,7 @@ class TrainState:
 
 def fresh_state(run: RunConfig) -> TrainState:
     """Return the state of a run that has made no step."""
-    return TrainState(digest=run.digest(), step=0, draws=0, series={}, facts={})
+    return TrainState(digest=run.digest(), step=0, draws=0, series={}, facts=Facts())
 
 
 def save_checkpoint(

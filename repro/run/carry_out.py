@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.environment import capture_environment, steady_now
-from repro.evidence.fact_names import DEVICE, NOT_RUN, SOURCES
 from repro.evidence.procedure import Measured, Procedure, Progress
 from repro.evidence.provenance import source_at_start
 from repro.evidence.record import failed_record, record_of
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
+from repro.spec.facts import Facts
 from repro.spec.tier import Tier, cuda_devices
 
 _PROCEDURES = {
@@ -97,7 +97,7 @@ def carry_out(
     environment = capture_environment()
     paths = []
     for run, measurement in zip(runs, measured, strict=True):
-        left_out = measurement.facts.get(NOT_RUN)
+        left_out = measurement.facts.get("not_run")
         if left_out and not measurement.metrics:
             reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
             paths.append(failed_record(run, reason, environment, started).write(records))
@@ -114,7 +114,7 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
         require_clean()
     before = device_state()
     measured = _measure(runs, **how)
-    device = {DEVICE: between(before, device_state())}
+    device = {"device": between(before, device_state())}
     return [dataclasses.replace(item, facts=item.facts | device) for item in measured]
 
 
@@ -129,12 +129,12 @@ def keep(
 
     To the states of the source that its checkpoints carried, those of this process are added.
     """
-    facts = dict(measured.facts)
+    facts = Facts(measured.facts)
     record = record_of(
         run,
         metrics=measured.metrics,
         series=measured.series,
-        sources=facts.pop(SOURCES, ()),
+        sources=facts.pop("sources", ()),
         facts=facts,
         inputs=measured.inputs | plan_inputs(run),
         environment=environment,

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
-from repro.evidence.fact_names import REPEATS_TOGETHER
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record, standing_of
 from repro.evidence.store import blessed_records
@@ -342,7 +341,7 @@ def _device_here(tier: Tier) -> str | None:
 
 def _runs_at_once(record: Record) -> int:
     """Return how many runs shared the record's time: the seeds on one loaded model."""
-    return int(record.facts.get(REPEATS_TOGETHER, 1))
+    return int(record.facts.get("repeats_together", 1))
 
 
 def duration(seconds: float) -> str:

@@ -3,35 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
-import matplotlib
 import pytest
 
 from figures import curves
 from figures.__main__ import draw, main, save
-from repro.judge.check import Checked, device_name
+from repro.judge.check import device_name
 from tests.figures.conftest import EXPECTED
 
 ROOT = EXPECTED.parent
-PICTURES = ROOT / "docs" / "figures"
-Of = Callable[..., list[Checked]]
-
-
-def test_the_pictures_in_docs_are_those_of_the_blessed_records(every_blessed, tmp_path):
-    if not PICTURES.is_dir():
-        pytest.skip("docs/ is not part of an installed package")
-    own = [path for tier in ("systems", "mini") for path in PICTURES.glob(f"{tier}_*.svg")]
-    committed = {path.name: path.read_bytes() for path in own}
-    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
-    draw(every_blessed, EXPECTED, tmp_path, ["svg"])
-    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures --renew"
-    assert committed
-    assert committed.keys() <= drawn.keys(), stale
-    if not all(made_by in text for text in committed.values()):
-        pytest.skip("the pictures were drawn with another matplotlib than this one")
-    assert not [name for name in committed if drawn[name] != committed[name]], stale
 
 
 def test_the_command_draws_png_and_svg_of_the_target_that_is_named(tmp_path):

@@ -127,7 +127,10 @@ def test_the_runs_and_arms_of_panels_exist():
             assert {name for group in panel.runs for name in group.split()} <= targets.keys()
 
 
-def test_the_command_writes_each_kind_and_a_row_for_each_mark(found, tmp_path):
+def test_the_command_writes_each_kind_and_a_row_for_each_mark(
+    every_blessed, found, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: every_blessed)
     line = ["paper", "figure15", "--blessed", "--expected", str(EXPECTED), "figure11"]
     assert main([*line, "--out", str(tmp_path / "a")]) == 0
     assert main(["--kinds", "pdf,csv", "--out", str(tmp_path / "b"), *line]) == 0
@@ -160,6 +163,7 @@ def test_the_command_writes_each_kind_and_a_row_for_each_mark(found, tmp_path):
         ("--kinds csv", "--kinds csv: needs some of png,svg,pdf"),
     ],
 )
-def test_a_bad_line_is_a_sentence(line, words, capsys):
+def test_a_bad_line_is_a_sentence(line, words, capsys, monkeypatch):
+    monkeypatch.setattr("figures.__main__.blessed_checks", lambda expected: [])
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err

@@ -1,26 +1,27 @@
 """Pictures: rows from checks by plain arithmetic, pictures that show them, words with room."""
 
 import math
-from collections.abc import Callable
+import tempfile
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.text import Text
 from scipy import stats
 
 from figures import bars, captions, curves, intervals, paper_pictures, roofline
-from figures.__main__ import SYSTEMS_PICTURES, pictures
+from figures.__main__ import SYSTEMS_PICTURES, pictures, save
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
-from repro.judge.check import Checked
 from repro.targets import find
 from tests.figures.conftest import EXPECTED
 
+DOCS = EXPECTED.parent / "docs" / "figures"
 H100 = "nvidia_h100_80gb_hbm3"
-Of = Callable[..., list[Checked]]
 
 
 def learnt(seeds, steps=12):
@@ -182,12 +183,37 @@ def overlap(one, other):
     return bool(width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1)
 
 
-def test_words_of_every_picture_stay_inside_and_apart(every_blessed):
-    drawn = dict(pictures(every_blessed, EXPECTED))
-    assert {f"systems_{H100}_{name}" for name in SYSTEMS_PICTURES} <= drawn.keys()
+@pytest.fixture(scope="module")
+def drawn(every_blessed):
+    """Return every picture of the blessed records by name, and the text of those in docs/."""
+    figures, texts = dict(pictures(every_blessed, EXPECTED)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in {path.stem for path in DOCS.glob("*.svg")} & figures.keys():
+            (path,) = save(figures[name], Path(folder), name, ["svg"])
+            texts[name] = path.read_bytes()
+    return figures, texts
+
+
+def test_the_pictures_in_docs_are_those_of_the_blessed_records(drawn):
+    if not DOCS.is_dir():
+        pytest.skip("docs/ is not part of an installed package")
+    own = [path for tier in ("systems", "mini") for path in DOCS.glob(f"{tier}_*.svg")]
+    committed = {path.stem: path.read_bytes() for path in own}
+    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
+    stale = "stale: python -m figures --blessed --kinds svg --out docs/figures --renew"
+    assert committed
+    assert committed.keys() <= drawn[1].keys(), stale
+    if not all(made_by in text for text in committed.values()):
+        pytest.skip("the pictures were drawn with another matplotlib than this one")
+    assert not [name for name in committed if drawn[1][name] != committed[name]], stale
+
+
+def test_words_of_every_picture_stay_inside_and_apart(every_blessed, drawn):
+    figures = drawn[0]
+    assert {f"systems_{H100}_{name}" for name in SYSTEMS_PICTURES} <= figures.keys()
     found = paper_pictures.by_target([], every_blessed)
-    drawn |= {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
-    for name, figure in drawn.items():
+    papers = {name: paper_pictures.draw(name, found, EXPECTED)[0] for name in PICTURES}
+    for name, figure in (figures | papers).items():
         # An annotation's own box has its stroke in it, too.
         boxes = [(text.get_text(), Text.get_window_extent(text)) for text in words(figure)]
         for said, box in boxes:

@@ -118,13 +118,13 @@ def test_options_of_another_format_are_refused():
     weight = torch.randn(4, 64)
     with pytest.raises(ValueError, match="global_scale is given; mxfp4"):
         quantize(weight, "mxfp4", global_scale=torch.tensor(1.0))
-    with pytest.raises(ValueError, match="recipe is 'bfloat16'; mxfp4 has float32 only"):
+    with pytest.raises(ValueError, match=r"'bfloat16'.*mxfp4.*float32"):
         quantize(weight, "mxfp4", recipe="bfloat16")
-    with pytest.raises(ValueError, match="recipe is 'float16'; it must be one of"):
+    with pytest.raises(ValueError, match="'float16'"):
         quantize(weight, "nvfp4", recipe="float16")
-    with pytest.raises(ValueError, match="must be one of nvfp4, mxfp4, nf4"):
+    with pytest.raises(ValueError, match="nvfp4, mxfp4, nf4"):
         quantize(weight, "int4")
-    with pytest.raises(ValueError, match="must be positive, finite"):
+    with pytest.raises(ValueError, match="positive"):
         quantize(weight, "nvfp4", global_scale=torch.tensor(0.0))
     with pytest.raises(ValueError, match="floating matrix"):
         quantize(torch.zeros(4, 64, dtype=torch.int32), "nf4")

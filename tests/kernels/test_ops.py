@@ -1,21 +1,15 @@
 """Every row of `kernels.ops.OPS` against its reference: interpreted on a CPU, and on a GPU."""
 
-import importlib.util
 import inspect
-import os
-from importlib.metadata import version
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.ops import OPS
-from tests.interpreted import require_passed
+from tests.interpreted import needs_interpreter
 from tests.kernels.conftest import assert_bitwise, assert_within_twice
 
-NO_TRITON = importlib.util.find_spec("triton") is None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Rows whose kernels have a backward of their own in Triton.
 TRAINED = (
     "rms_norm", "swiglu", "token_logprobs", "projected_plain", "projected_norm", "projected_swiglu",
@@ -55,16 +49,6 @@ def _compare(op, ours, plain, exact):
     assert error <= bound * largest, f"{op.name}: error {error:.3e} of {largest:.3e}"
 
 
-def _interpreter_is_broken():
-    """Tell whether loops fail: before 3.7, bounds are arrays of one, which NumPy 2.4 refuses."""
-    major, minor = (int(part) for part in version("triton").split(".")[:2])
-    try:
-        int(np.zeros(1, dtype=np.int32))
-    except TypeError:
-        return (major, minor) < (3, 7)
-    return False
-
-
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_kernel_loads_without_a_gpu_and_takes_what_its_reference_takes(op):
     kernel = op.load()
@@ -86,22 +70,10 @@ def test_the_dense_form_of_a_row_runs(op):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-@pytest.mark.skipif(NO_TRITON, reason="Triton is not installed")
-def test_interpretable_kernels_agree_with_their_references_on_a_cpu():
-    """In a process of its own: the flag must be set before Triton is first imported."""
-    if INTERPRETED:
-        pytest.skip("already interpreted: the cases below run here")
-    if _interpreter_is_broken():
-        pytest.skip("this Triton's interpreter cannot take loop bounds under this NumPy (>= 2.4)")
-    require_passed(__file__)
-
-
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("op", "shape"), CASES)
 def test_a_kernel_interpreted_agrees_with_its_reference(op, shape):
-    if not INTERPRETED:
-        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     if not op.interpretable:
         pytest.skip(f"{op.name} is CUDA C++: it needs a Hopper GPU")
     arguments = op.inputs(shape, torch.float32, "cpu", 0)
@@ -136,11 +108,10 @@ def _gradients(op, function, arguments):
     return [value.grad for value in own if isinstance(value, Tensor) and value.grad is not None]
 
 
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize(("op", "shape"), DIFFERENTIABLE)
 def test_gradients_interpreted_are_those_of_the_reference(op, shape):
-    if not INTERPRETED:
-        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     arguments = op.inputs(shape, torch.float32, "cpu", 0)
     ours = _gradients(op, op.load(), arguments)
     plain = _gradients(op, op.reference, arguments)

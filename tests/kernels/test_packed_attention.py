@@ -1,7 +1,5 @@
 """Packed attention: what each token sees, its gradients, and that lengths cost nothing."""
 
-import importlib.util
-import os
 import time
 
 import pytest
@@ -10,10 +8,9 @@ import torch
 from kernels import reference_train
 from kernels.ops import named_op
 from kernels.segments import segments
-from tests.interpreted import require_passed
+from tests.interpreted import needs_interpreter
 from tests.kernels.conftest import assert_within_twice
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 QUERY, KEY, D = 6, 2, 16
 SCALE = D**-0.5
 # Tokens of prompts, of completions, and whose they are; a completion without tokens among them.
@@ -77,9 +74,9 @@ def test_a_token_sees_its_prompt_and_its_own_past(lengths):
 
 
 def test_completions_out_of_their_prompts_order_are_refused():
-    with pytest.raises(ValueError, match="in their prompts' order"):
+    with pytest.raises(ValueError, match="order"):
         segments_of(([3, 5], [4, 1, 7], [0, 1, 0]))
-    with pytest.raises(ValueError, match="prompts without any come last"):
+    with pytest.raises(ValueError, match="last"):
         segments_of(([3, 5], [0, 4], [0, 1]))
 
 
@@ -116,19 +113,9 @@ def _scores(q, k, v, ends, causal, scale):
     return scores.masked_fill(~visible, -torch.inf), k, v
 
 
-@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_joined_parts_are_the_whole_forward_and_backward():
-    """In a process of its own: the flag must be set before Triton is first imported."""
-    if INTERPRETED:
-        pytest.skip("already interpreted: the cases below run here")
-    require_passed(__file__)
-
-
+@needs_interpreter
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
 def test_interpreted_parts_joined_are_the_whole(lengths, monkeypatch):
-    if not INTERPRETED:
-        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     from kernels.triton import packed_attention
 
     monkeypatch.setattr(packed_attention, "_flash", plain_flash)

@@ -7,14 +7,13 @@ come close, so going through all of them proves a margin for all.
 """
 
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import reference
 from kernels.formats import RECIPES
-from tests.interpreted import require_equal
+from tests.interpreted import needs_interpreter
 from tests.kernels.conftest import assert_bitwise
 
 # Four times the magnitudes between neighbouring E2M1 values.
@@ -75,29 +74,18 @@ def _hard_weight(dtype):
     return weight.to(dtype)
 
 
-ROOT = Path(__file__).parents[2]
-# The interpreter has to be chosen before Triton is imported, so a process of its own does the work.
-INTERPRETED = """
-import torch
-from kernels import reference
-from kernels.triton import quantize
-from tests.kernels.test_quantize_exact import _hard_weight
+@needs_interpreter
+@pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
+@pytest.mark.parametrize("recipe", ["float32", "bfloat16"])
+def test_the_portable_kernel_interpreted_has_the_references_bits(factor, recipe):
+    from kernels.triton import quantize
 
-weight = _hard_weight(torch.float32)[:64]
-for factor in (1.0, 2.0**-60, 2.0**60, 3e-3):
     for dtype in (torch.bfloat16, torch.float32):
-        one = weight.mul(factor).to(dtype)
-        for recipe in ("float32", "bfloat16"):
-            ours = quantize.quantize(one, "nvfp4", recipe=recipe).tensors()
-            for name, tensor in reference.quantize(one, "nvfp4", recipe=recipe).tensors().items():
-                bits = [x.reshape(-1).view(torch.uint8) for x in (ours[name], tensor)]
-                assert torch.equal(*bits), (name, recipe, dtype, factor)
-print("equal")
-"""
-
-
-def test_the_portable_kernel_has_the_references_bits_in_both_recipes():
-    require_equal(INTERPRETED)
+        weight = _hard_weight(torch.float32)[:64].mul(factor).to(dtype)
+        ours = quantize.quantize(weight, "nvfp4", recipe=recipe).tensors()
+        for name, tensor in reference.quantize(weight, "nvfp4", recipe=recipe).tensors().items():
+            bits = [x.reshape(-1).view(torch.uint8) for x in (ours[name], tensor)]
+            assert torch.equal(*bits), (name, dtype)
 
 
 @pytest.mark.gpu

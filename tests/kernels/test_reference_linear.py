@@ -137,13 +137,13 @@ def test_rotary_is_bit_equal_to_transformers(dtype):
 
 
 def test_shapes_and_types_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="last dimension is 32; it must be 64"):
+    with pytest.raises(ValueError, match=r"dimension is 32.*64"):
         linear(_normal(2, 32, seed=2), quantize(_normal(16, 64, seed=1), "mxfp4"))
     x, gain = torch.randn(2, 8), torch.ones(8)
     for noise in (torch.zeros(4), torch.zeros(8, dtype=torch.bfloat16), torch.tensor(0.0)):
-        with pytest.raises(ValueError, match=r"must be torch.float32 of shape \(8,\)"):
+        with pytest.raises(ValueError, match=r"torch.float32.* \(8,\)"):
             rms_norm(x, gain, 1e-6, noise)
-    with pytest.raises(ValueError, match="last dimension is 8; it must be 4"):
+    with pytest.raises(ValueError, match=r"dimension is 8.*4"):
         rms_norm(x, torch.ones(4), 1e-6)
     with pytest.raises(ValueError, match="must be even"):
         swiglu(torch.zeros(2, 3))

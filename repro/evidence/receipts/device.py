@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from repro.evidence.fact_names import DEVICE, TIMED_RETRIES, TIMED_SLOWED, TIMING
 from repro.evidence.record import Record
 from repro.spec.tier import GIB
 
@@ -23,8 +22,8 @@ TIMING_METHODS = ("device_events", "synchronized_clock")
 
 def timed(record: Record) -> list[str]:
     """Return why what was timed cannot be true."""
-    faults = _timing(record.facts[TIMING]) if TIMING in record.facts else []
-    retried = {name: n for name, n in record.facts.get(TIMED_RETRIES, {}).items() if n}
+    faults = _timing(record.facts["timing"]) if "timing" in record.facts else []
+    retried = {name: n for name, n in record.facts.get("timed_retries", {}).items() if n}
     if retried:
         faults.append(f"the allocator had to retry under the clock: {retried}; needs none")
     return faults
@@ -32,10 +31,10 @@ def timed(record: Record) -> list[str]:
 
 def own_device(record: Record) -> list[str]:
     """Return why a measurement had not the device to itself, as far as the record says."""
-    if DEVICE not in record.facts:
+    if "device" not in record.facts:
         return []
-    device = record.facts[DEVICE]
-    return _device(device) + _slowed(device, record.facts.get(TIMED_SLOWED))
+    device = record.facts["device"]
+    return _device(device) + _slowed(device, record.facts.get("timed_slowed"))
 
 
 def slowed_shares(

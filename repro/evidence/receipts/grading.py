@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from repro.evidence.derived import set_names
-from repro.evidence.fact_names import SETS_LEFT_OUT
 from repro.evidence.record import Record
 
 # Largest share of a set's problems whose gold could not be read or whose grader failed.
@@ -30,7 +29,7 @@ def answers(record: Record) -> Iterator[str]:
 
 def _asked(record: Record) -> list[str]:
     scale = record.config["scale"]
-    left_out = {f"accuracy_{name}" for name in record.facts.get(SETS_LEFT_OUT) or ()}
+    left_out = {f"accuracy_{name}" for name in record.facts.get("test_sets_left_out") or ()}
     # A mean over further sets has no answers of its own.
     names = [] if scale.get("accuracy_over") == "sets" else ["accuracy"]
     names += ["accuracy_greedy", *(["accuracy_greedy_start"] * (record.procedure == "train"))]

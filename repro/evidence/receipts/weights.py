@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from repro.evidence.record import Record
+from repro.spec.facts import FactName
 from repro.spec.shapes import TINY, DecoderShape, shape_by_name
 
 # Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
@@ -61,7 +62,7 @@ def counts(record: Record) -> Iterator[str]:
     linears = sum((record.facts.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     layers = shape.layers if shape is not None else linears // PROJECTIONS
-    needed = {
+    needed: dict[FactName, int] = {
         "norms_wrapped": 2 * layers + 1,
         "norms_trained": 2 * layers * arm["norms_trained"],
         "adapter_modules": PROJECTIONS * layers if arm["training"] == "lora" else 0,

@@ -18,6 +18,7 @@ from repro.evidence.derived import derive
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.evidence.verdicts.verdict import Verdict
 from repro.spec.claim import Claim, Dose, Effect, Metric, slope
+from repro.spec.facts import Facts
 
 # Values of eight seeds, in percent, and what each arm adds to them.
 _SEEDS = (70.0, 71.0, 70.5, 72.5, 71.0, 69.0, 70.2, 71.7)
@@ -104,12 +105,12 @@ _SERIES = {
 _TALLY = {"right": [40, 25, 35], "right_lenient": [38, 26, 36], "format": [10, 20, 70]}
 _TALLY |= {"working": [5, 15, 80], "truncated": [90, 8, 2]}
 _GREEDY = {"right": [55, 45]}
-_FACTS = {
-    "answers": {"accuracy": _TALLY, "accuracy_greedy": _GREEDY, "accuracy_greedy_start": _GREEDY}
+_FACTS = Facts(
+    answers={"accuracy": _TALLY, "accuracy_greedy": _GREEDY, "accuracy_greedy_start": _GREEDY}
     | {"accuracy_explored": _TALLY},
-    "explored": {"entropy_sum": 250.0, "tokens": 1000},
-    "seconds": {"rollout_seconds": 3.0, "update_seconds": 2.0},
-}
+    explored={"entropy_sum": 250.0, "tokens": 1000},
+    seconds={"rollout_seconds": 3.0, "update_seconds": 2.0},
+)
 _SCALE = {"steps": _STEPS, "evaluation": {"threshold": 40.0, "token_budget": 10_000}}
 
 

@@ -179,7 +179,7 @@ def test_edited_foreign_and_repeated_records_count_for_nothing(packed, capsys):
         {"environment": {"gpu": [7]}},
         {"environment": []},
         {"commit": {"a": 1}},
-        {"facts": {"steps": "many"}},
+        {"facts": {"optimizer_steps": "many"}},
         {"facts": []},
         {"inputs": 3},
         {"series": {"reward": ["a", {}]}},

@@ -9,7 +9,6 @@ import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +36,6 @@ POINT = StepPoint(name="step", model="7b", group=4, prompt_tokens=20, completion
 POINT_7B = StepPoint(name="step", model="7b", completion_tokens=256)
 # 16 bits of 7.6 billion parameters beside their NVFP4 form.
 DISK_BYTES, DEVICE_BYTES = 22e9, 20e9
-Found = dict[str, Any]
 
 
 def build(folder, shape, device):

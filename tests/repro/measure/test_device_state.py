@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from repro.measure.device_state import (
     require_clean,
 )
 from repro.spec.tier import GIB
-
-Install = Callable[..., None]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Points that do not fit: one batch that runs out of memory costs itself alone."""
 
 import dataclasses
-from collections.abc import Callable
 
 import bitsandbytes  # noqa: F401 - peft imports it late: under a pretended device that fails
 import pytest
@@ -21,8 +20,6 @@ OTHER = dataclasses.replace(POINT, name="q", shape="b", batches=(1,))
 SCALE = ThroughputScale(points=(POINT, OTHER))
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 NEEDS = "needs 160.0 of 140.0 GiB by the allocator, at least"
-
-Exhausts = Callable[[Callable[..., bool]], None]
 
 
 @pytest.fixture

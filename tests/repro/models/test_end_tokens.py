@@ -45,5 +45,5 @@ def test_a_checkpoint_none_of_whose_end_tokens_is_in_the_vocabulary_is_refused(w
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = json.dumps(config | {"eos_token_id": 7000})
     (folder / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"end tokens are \[5000, 6000, 7000\]; needs"):
+    with pytest.raises(CheckpointError, match=r"\[5000, 6000, 7000\]"):
         load_policy(folder, weight_format="bf16")

@@ -62,7 +62,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch):
     with pytest.raises(ValueError, match="known are kernels"):
         take_products(make("nvfp4").model, "marlin", torch.float32)
     layer = QuantizedLinear(reference.quantize(torch.randn(16, 16), "nvfp4"), None)
-    with pytest.raises(ValueError, match="product of its own"):
+    with pytest.raises(ValueError, match="product"):
         layer.give_up_codes()
 
     def absent(name):
@@ -71,7 +71,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch):
     monkeypatch.setattr(other_products.importlib, "import_module", absent)
     assert missing_library("dequantised") is None
     assert "not installed" in str(missing_library("bitsandbytes"))
-    with pytest.raises(RuntimeError, match="needs the package bitsandbytes"):
+    with pytest.raises(RuntimeError, match="package bitsandbytes"):
         take_products(make("nf4").model, "bitsandbytes", torch.float32)
 
 

@@ -1,7 +1,6 @@
 """Arms of a real checkpoint: doses before training, untrained rows, what training did."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +34,6 @@ MEASURED = {
     "nvfp4_half": (0.38, 13.5),
     "nvfp4_x2": (0.75, 4.0),
 }
-Values = Mapping[str, Sequence[float]]
 
 
 def check(target, metrics, others):

@@ -5,14 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 
 import pytest
 from markupsafe import escape
 
 from repro.__main__ import main
 from repro.judge.blessed import untested_checks
-from repro.judge.check import Checked
 from repro.report.one_page import (
     ABSENT,
     differences_with_code,
@@ -39,7 +37,6 @@ document.title = [document.documentElement.scrollWidth, innerWidth,
   Number(document.getElementById("reported").checkVisibility()),
   ].join(";");
 </script></body>"""
-Of = Callable[..., Checked]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 
 import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdicts.verdict import SHOWN
-from repro.judge.check import Checked
 from repro.report.doses import paper_rises
 from repro.report.numbers import span
 from repro.report.readme import answer_lines, answer_rows, answers, short_word
@@ -19,7 +17,6 @@ from repro.spec.tier import Tier
 from repro.targets import find, paper_effects
 
 EXPECTED = expected_folder(None)
-Of = Callable[..., Checked]
 H100 = "nvidia_h100_80gb_hbm3"
 
 

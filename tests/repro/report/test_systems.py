@@ -1,13 +1,11 @@
 """The systems page: ratios as verdicts have them, the paper's cells, and what is not blessed."""
 
 import re
-from collections.abc import Callable
 from statistics import median
 
 import pytest
 
 from repro.evidence.paper import paper_cells
-from repro.judge.check import Checked
 from repro.report.systems import QUESTIONS, systems_writers
 from repro.report.systems_rates import comparisons, ratio_span
 from repro.report.verdict_words import Kind, of_kind
@@ -16,7 +14,6 @@ from repro.targets import find
 
 EXPECTED = expected_folder(None)
 PAGE = PACKAGE.parent / "docs" / "systems.md"
-Of = Callable[..., Checked]
 H100 = "nvidia_h100_80gb_hbm3"
 
 

@@ -2,20 +2,17 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
 from repro.__main__ import main
 from repro.judge.blessed import blessed_of
-from repro.judge.check import Checked
 from repro.report.tidy import statements, values
 from repro.report.verdict_words import labelled
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)
-Of = Callable[..., Checked]
 
 
 def test_each_claim_and_bar_has_one_row_with_its_verdict(every_blessed):

@@ -9,9 +9,6 @@ from repro.rl import clock
 from repro.spec.arm import LossConfig
 from repro.spec.config import EvaluationConfig
 
-COLUMNS = {"seconds_rollout", "seconds_grading", "seconds_logprobs", "seconds_update",
-           "seconds_other"}  # fmt: skip
-
 
 @pytest.fixture
 def ticks(monkeypatch):

@@ -1,7 +1,5 @@
 """Adapters of any rank, on every road: what the engine's kernels give is what the modules give."""
 
-import importlib.util
-import os
 from typing import cast
 
 import pytest
@@ -14,9 +12,8 @@ from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.gpu.fused_linears import DenseGroup, QuantizedGroup, takes_fused
-from tests.interpreted import require_passed
+from tests.interpreted import needs_interpreter
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CASES = [
     *(("bf16", rank) for rank in (4, 24, 100, 256)),
     *(("nvfp4", rank) for rank in (8, 256)),
@@ -54,21 +51,12 @@ def together(modules, x):
     return torch.cat([module(x) for module in modules], dim=-1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_interpreted_kernels_take_every_rank():
-    """In a process of its own: the flag must be set before Triton is first imported."""
-    if INTERPRETED:
-        pytest.skip("already interpreted: the cases below run here")
-    require_passed(__file__)
-
-
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(("weight_format", "rank"), CASES)
 def test_a_rank_interpreted_gives_what_the_modules_give(
     weight_format, rank, make_policy, monkeypatch
 ):
-    if not INTERPRETED:
-        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
     policy = make_policy("qwen2", weight_format, rank, seed=3)
     qkv = modules_of(policy, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up = modules_of(policy, "mlp.gate_proj", "mlp.up_proj")

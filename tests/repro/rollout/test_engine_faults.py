@@ -34,11 +34,11 @@ def require_usable(engine):
     ("prompts", "seeds", "limits", "message"),
     [
         ([[1], []], [0, 1], None, "prompt 1 is empty"),
-        ([[1] * 97], [0], None, "prompt 0 has 97 tokens; with 32 new ones it exceeds"),
-        ([[1, 97]], [0], None, "prompt 0 holds token 97; the vocabulary has 97"),
+        ([[1] * 97], [0], None, "prompt 0 has 97 .*32"),
+        ([[1, 97]], [0], None, "prompt 0 .*97.*97"),
         ([[1], [2]], [0], None, "1 seeds for 2 prompts"),
-        ([[1]], [0], [0], "limits lie in 0 to 0"),
-        ([], [], None, "there are no prompts"),
+        ([[1]], [0], [0], "limits .*0"),
+        ([], [], None, "no prompts"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_named(engine, prompts, seeds, limits, message):
@@ -49,7 +49,7 @@ def test_a_request_that_cannot_be_served_is_named(engine, prompts, seeds, limits
 
 def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(make_policy):
     engine = Engine(make_policy(), small(cache_blocks=11))
-    with pytest.raises(ValueError, match="row 1 needs 12 blocks of 4 positions at full length; th"):
+    with pytest.raises(ValueError, match="row 1 needs 12 blocks"):
         engine.sample([[1], [5] * 15], SAMPLING, group_size=1, seeds=[0, 1])
     require_usable(engine)
 
@@ -72,7 +72,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(make_policy
         gain[3] = float("nan")
     with pytest.raises(
         FloatingPointError,
-        match=r"row 0 at new token 0 are not finite; the first such output is model.layers.1's",
+        match=r"row 0 at new token 0 .*model.layers.1's",
     ):
         engine.sample([[1, 2, 3]], SAMPLING, group_size=1, seeds=[0])
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy):
     original = embedding.detach().clone()
     with torch.no_grad():
         embedding[50] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"row 1 at new token 0 .* is the embedding's"):
+    with pytest.raises(FloatingPointError, match=r"row 1 at new token 0 .*embedding"):
         engine.sample([[1], [50]], SAMPLING, group_size=1, seeds=[0, 1], limits=[1, 1])
     with torch.no_grad():
         embedding.copy_(original)
@@ -96,5 +96,5 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy):
 
 def test_full_training_and_too_many_positions_are_refused(make_policy):
     policy = make_policy()
-    with pytest.raises(ValueError, match="max_positions is 1024; the policy has 512"):
+    with pytest.raises(ValueError, match=r"max_positions is 1024.*512"):
         Engine(policy, small(max_positions=1024))

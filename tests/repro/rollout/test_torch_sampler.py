@@ -83,7 +83,7 @@ def test_a_fault_that_comes_with_a_token_names_its_place():
     with torch.no_grad():
         policy.decoder.get_parameter("model.embed_tokens.weight")[tokens[place]] = torch.inf
     sampler.refresh()
-    with pytest.raises(FloatingPointError, match=rf"new token {place} are not finite.*embedding"):
+    with pytest.raises(FloatingPointError, match=rf"token {place} .*embedding"):
         sampler.sample([[3, 4]], GREEDY, group_size=1, seeds=[0])
 
 
@@ -144,7 +144,7 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(m
 def test_a_decoder_that_the_pass_does_not_compute_is_refused():
     policy = random_policy()
     policy.decoder.get_submodule("model.layers.0.mlp").act_fn = torch.nn.GELU()
-    with pytest.raises(ValueError, match="activation is GELU; sampling computes SiLU"):
+    with pytest.raises(ValueError, match=r"GELU.*SiLU"):
         policy_weights(policy)
     policy = random_policy()
     next(iter(block_norms(policy.model).values())).variance_epsilon = 1e-3

@@ -192,18 +192,18 @@ def test_noise_that_is_swallowed_is_an_error(sampler):
     sample(sampler)
     for norm in block_norms(sampler.policy.decoder).values():
         norm.noise = torch.full_like(norm.weight, 1e-12)
-    with pytest.raises(ValueError, match="no gain of vLLM's differs"):
+    with pytest.raises(ValueError, match="gain"):
         sample(sampler)
 
 
 def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler):
     sampler.llm.answers["reason"] = "abort"
-    with pytest.raises(RuntimeError, match=r"ended a completion of \d+ tokens for 'abort'"):
+    with pytest.raises(RuntimeError, match=r"\d+ tokens .*'abort'"):
         sample(sampler)
 
 
 def test_a_temperature_that_vllm_would_raise_is_refused(sampler):
-    with pytest.raises(ValueError, match=r"temperature is 0.005; it must be 0, or 0.01 or more"):
+    with pytest.raises(ValueError, match=r"temperature is 0.005.* 0.01"):
         sampler.sample([[1]], SamplingConfig(temperature=0.005), group_size=1, seeds=[3])
     assert sampler.llm.requests == []
 
@@ -216,7 +216,7 @@ def test_an_engine_in_another_process_is_refused(vllm, monkeypatch):
 
 def test_a_cache_that_is_not_reset_is_an_error(sampler, monkeypatch):
     monkeypatch.setattr(sampler.llm, "reset_prefix_cache", lambda: False)
-    with pytest.raises(RuntimeError, match="did not reset its prefix cache"):
+    with pytest.raises(RuntimeError, match="prefix cache"):
         sample(sampler)
 
 
@@ -225,7 +225,7 @@ def test_a_cache_that_is_not_reset_is_an_error(sampler, monkeypatch):
     [
         ("nvfp4_lora", {}, r"importance_cap is None; .* --set arm.loss.importance_cap=2"),
         ("bf16_full", {"arm": CAPPED}, "bf16_full trains the base"),
-        ("nvfp4_lora", {"arm": CAPPED, "permuted": True}, "changes the weights on loading"),
+        ("nvfp4_lora", {"arm": CAPPED, "permuted": True}, "changes the weights"),
     ],
 )
 def test_what_vllm_cannot_serve_is_refused(vllm, arm, settings, reason):
@@ -240,7 +240,7 @@ def test_a_planted_rounding_a_dose_and_a_machine_without_vllm_are_refused(vllm, 
     assert "is a dose" in str(refusal(dataclasses.replace(run, procedure="dose")))
     folded = dataclasses.replace(run.arm, rollout_adapter="folded")
     folding = dataclasses.replace(run, arm=folded)
-    assert "by sampler vllm; rollout_adapter folded needs train and own" in str(refusal(folding))
+    assert "rollout_adapter folded" in str(refusal(folding))
     folding = dataclasses.replace(folding, scale=dataclasses.replace(run.scale, sampler="own"))
     assert refusal(folding) is None
     assert "in procedure dose" in str(refusal(dataclasses.replace(folding, procedure="dose")))

@@ -268,15 +268,15 @@ def test_of_three_the_one_that_is_missing_is_named(tmp_path, monkeypatch, place,
 
 @pytest.mark.parametrize(
     ("arm", "fault", "sentence"),
-    [("nvfp4_lora_aqn", "gradient", "rank 1: the gradient of .* not finite at step 2"),
-     ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities of rows .* not finite"),
-     ("nvfp4_lora_aqn", "weight", "rank 1: log-probabilities of rows .* not finite"),
-     ("nvfp4_lora_aqn", "next rollout", "rank 1: logits after .* not finite"),
-     ("nvfp4_lora_aqn", "reward", "rank 1: reward planted returned nan"),
+    [("nvfp4_lora_aqn", "gradient", "rank 1: .*gradient.* step 2"),
+     ("nvfp4_lora_aqn", "idle", "rank 1: log-probabilities"),
+     ("nvfp4_lora_aqn", "weight", "rank 1: log-probabilities"),
+     ("nvfp4_lora_aqn", "next rollout", "rank 1: logits"),
+     ("nvfp4_lora_aqn", "reward", "rank 1: .*planted.* nan"),
      ("nvfp4_lora_aqn", "drift", "rank 1 differs"),
-     ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*\): ValueError: planted here"),
-     ("bf16_full", "gradient", "rank 1: the gradient of .* not finite at step 2"),
-     ("bf16_full", "idle", "rank 1: log-probabilities of rows .* not finite"),
+     ("nvfp4_lora_aqn", "raise", r"rank 1 \(.*ValueError: planted"),
+     ("bf16_full", "gradient", "rank 1: .*gradient.* step 2"),
+     ("bf16_full", "idle", "rank 1: log-probabilities"),
      # The other waits in the middle of a pass: nothing can begin again.
      ("bf16_full", "memory", "rank 1 .*OutOfMemoryError: planted")],
 )  # fmt: skip
@@ -303,7 +303,7 @@ def test_what_is_wrong_on_one_rank_is_named_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("fault", "kind", "sentence"),
     [("kill", "lost", "rank 1 .*SIGKILL"), ("stall", "lost", "[Rr]ank.* 1 failed to pass"),
-     ("idle", "failed", "rank 1: log-probabilities of rows .* not finite"),
+     ("idle", "failed", "rank 1: log-probabilities"),
      ("memory", None, "")],
 )  # fmt: skip
 def test_on_two_devices_a_lost_rank_is_named_and_memory_is_tried_again(
@@ -596,7 +596,7 @@ def test_torchrun_and_ranks_do_not_go_together(monkeypatch):
 def test_ranks_of_unlike_sources_are_refused():
     own = {"place": "rank 0 (a)", "source": "1", "torch": "2.9"}
     require_alike([own, {**own, "place": "rank 1 (b)"}])
-    with pytest.raises(ValueError, match=r"torch is 2.8 on rank 1 \(b\) and 2.9 on rank 0"):
+    with pytest.raises(ValueError, match=r"torch .*2\.8.*rank 1.*2\.9.*rank 0"):
         require_alike([own, {**own, "place": "rank 1 (b)", "torch": "2.8"}])
 
 

@@ -23,7 +23,6 @@ from repro.targets import TARGETS, find, runs_of
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
-TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
 
 
 @pytest.mark.parametrize(
