@@ -26,6 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from repro.spec.checks import shown
+
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _LOWERED = re.compile(r"(?<=[a-z])_(?=[0-9])")
 _LOOKALIKES = {
@@ -335,9 +337,3 @@ def _plain_sign(match: re.Match[str]) -> str:
             return plain
     mark = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(written.partition(" ")[0], "")
     return "-" if kind == "Pd" else mark + sign
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """Return a value's repr, cut to `limit` characters, for an error message."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -165,7 +165,7 @@ def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in rows_by_datasets(_fetched(name, public, filename))]
+    rows = rows_by_datasets(_fetched(name, public, filename))
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]

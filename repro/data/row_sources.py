@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from repro.data.problem import DataError, shown
+from repro.data.problem import DataError
+from repro.spec.checks import shown
 from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # A decoded row, and the file and line that it was read from.

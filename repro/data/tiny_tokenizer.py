@@ -74,7 +74,7 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=[],  # type: ignore[arg-type]
+        merges=[],
         # Bytes cover all text; the class would add an unknown token that cannot occur.
         unk_token=None,  # type: ignore[arg-type]
         eos_token=END_TOKEN,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -142,11 +141,6 @@ class ScaleEvaluator:
             opening=opening,
         )
         return self.evaluator.ask(asked, sampling, samples=samples)
-
-
-def final_tallies(answers: Mapping[str, Answers]) -> dict[str, dict[str, Any]]:
-    """Return the tallies of a run's final answers; see `Answers.tallies`."""
-    return {name: own.tallies() for name, own in answers.items()}
 
 
 def mean_tokens(answers: Mapping[str, Answers]) -> dict[str, Estimate]:

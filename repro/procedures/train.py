@@ -34,7 +34,6 @@ from repro.models.policy import Policy, device_bytes, load_policy, trainable_par
 from repro.procedures.loaded_run import (
     LoadedRun,
     ProblemSets,
-    TrainingOutcome,
     digests_at_start,
 )
 from repro.procedures.tally import RunTally
@@ -51,10 +50,8 @@ from repro.rl.collect import (
 )
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
-from repro.rl.loop import Hooks
 from repro.rl.rows import mean_of
 from repro.rl.trainer import train
-from repro.rl.training_state import TrainResult
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
@@ -63,21 +60,6 @@ from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.facts import Facts
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
-
-
-def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainResult:
-    """Train a run on rewards, resuming from a checkpoint in `folder` if there is one.
-
-    Raises `Stopped` if it was stopped before its last step.
-    """
-    evaluation, ranks = loaded_run.evaluation, loaded_run.ranks
-    source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
-    score = _alike_on_ranks(evaluation.score, ranks)
-    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
-    result = train(learner, source, score, hooks, folder=folder, within=ranks.spent)
-    if not result.finished:
-        raise Stopped
-    return result
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
@@ -125,18 +107,28 @@ def train_and_evaluate(
         # On the CPU: in full training they need as much memory as the master weights.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        start = loaded_run.evaluation.greedy(loaded_run.problems.test)
+        evaluation, problems = loaded_run.evaluation, loaded_run.problems
+        tokenizer = evaluation.evaluator.tokenizer
+        start = evaluation.greedy(problems.test)
         learner = learner_of_run(loaded_run)
         hooks = loaded_run.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
-            hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
+            hooks = logger.around(hooks, tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
-        result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
+        source = PromptSource(problems.train, tokenizer, run)
+        score = _alike_on_ranks(evaluation.score, ranks)
+        hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder, ranks))
+        checkpoint = folder / "checkpoint"
+        result = train(learner, source, score, hooks, folder=checkpoint, within=ranks.spent)
+        if not result.finished:
+            raise Stopped
         learner.refresh()
         progress("evaluating", {})
-        final = loaded_run.final()
-        trained = TrainingOutcome(start=start, result=result, change_l2=_distance(policy, copies))
-        measured = loaded_run.outcome(final, trained)
+        measured = loaded_run.outcome(result.series)
+        facts = measured.facts
+        facts["answers"]["accuracy_greedy_start"] = start.tallies()
+        facts.update(result.facts, trained_change_l2=_distance(policy, copies))
+        facts["optimizer_steps"] = result.step
         if ranks.first:
             sampler = cast(CopySampler, loaded_run.sampler)
             keep_policy(policy if policy.shards is None else sampler.of_trained(), folder)
@@ -164,7 +156,7 @@ def evaluate_untrained(
         on_part(0.0)
         loaded_run.evaluation.evaluator.on_part = on_part
         series = _sampled_prompts(loaded_run, on_part)
-        return loaded_run.outcome(loaded_run.final(), series=series)
+        return loaded_run.outcome(series)
 
 
 def _sampled_prompts(
