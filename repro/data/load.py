@@ -123,7 +123,6 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
 
 
 def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:
-    """Return generated problems, as many as asked for."""
     require(
         count <= _MOST_GENERATED,
         f"{split}_problems is {count}; of generated problems it must be {_MOST_GENERATED} or less",

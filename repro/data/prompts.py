@@ -184,7 +184,6 @@ def template_source(named: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _own_template(text: str) -> PromptTemplate:
-    """Return the template of a user's text."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

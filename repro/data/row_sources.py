@@ -251,7 +251,6 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _decoded(raw: bytes, where: str, needed: str) -> Any:
-    """Return the JSON value of bytes."""
     try:
         value: Any = json.loads(raw)
         json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text

@@ -240,7 +240,6 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         release()  # the whole masters
     sampler = _sampler(policy, run)
     evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
-    fitting = fitting_update(run, policy.device, ranks)
     rewarded = run.arm.reward_function is not None
     problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
     return LoadedRun(
@@ -251,7 +250,7 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         evaluation=evaluation,
         ranks=ranks,
         tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems), began),
-        receipts=Facts({} if fitting is None else zip(_FITTED, fitting, strict=True))
+        receipts=Facts(fitting_update(run, policy.device, ranks))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )
@@ -261,39 +260,32 @@ def learner_of_run(loaded_run: LoadedRun) -> Learner:
     """Return a loaded run in the form that the trainer takes."""
     run, policy = loaded_run.run, loaded_run.policy
     # There is no memory plan for a CPU; it keeps all activations.
-    unplanned = (None, None if policy.device.type == "cpu" else 0)
-    ranks = loaded_run.ranks
-    micro_tokens, kept = fitting_update(run, policy.device, ranks) or unplanned
+    unplanned = None if policy.device.type == "cpu" else 0
+    fitting = fitting_update(run, policy.device, loaded_run.ranks)
     return learner_of(
         run,
         policy,
         loaded_run.sampler,
-        micro_tokens=micro_tokens,
-        kept_blocks=kept,
-        ranks=ranks,
+        micro_tokens=fitting.get("micro_tokens"),
+        kept_blocks=fitting.get("kept_blocks", unplanned),
+        ranks=loaded_run.ranks,
     )
 
 
-# Names of what `fitting_update` returns, in a record.
-_FITTED = ("micro_tokens", "kept_blocks")
+def fitting_update(run: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> dict[str, int]:
+    """Return the `micro_tokens` of a micro-batch and `kept_blocks`, whose activations are kept.
 
-
-def fitting_update(
-    run: RunConfig, device: torch.device, ranks: Ranks = ALONE
-) -> tuple[int, int] | None:
-    """Return the tokens of a micro-batch, and of how many blocks the device can keep activations.
-
-    None where memory is not planned: the scale then sets the rows, and no activations are kept.
+    Empty where memory is not planned: the scale then sets the rows, and no activations are kept.
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
-        return None
+        return {}
     memory = training_memory(run.arm, run.scale, ranks.world)
     if memory is None:
-        return None
+        return {}
     # With different cards, the smallest one decides for all ranks.
     room = ranks.least(device_bytes(device))
     step = memory.fitting(room)
-    return step.micro_tokens, step.kept_blocks
+    return {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
 
 
 def _sampler(policy: Policy, run: RunConfig) -> Sampler:

@@ -65,22 +65,17 @@ def status_of(gold: str, answer: str) -> str:
     if not readings or isinstance(readings[0], str):
         return "unparsable_gold"
     try:
-        equal = _is_paid(list(readings), answer)
+        answers = _CONTEXT["parsed"](answer)
+        # What costs nothing first: it bounds the powers that the algebra would multiply out.
+        equal = bool(answers) and _CONTEXT["as_finished"](readings[0], answers[0])
+        if equal:
+            equal = _CONTEXT["verify"](list(readings), list(answers), timeout_seconds=None)
     except Exception:
         if gold == answer:
             raise
         # An answer that breaks the algebra is wrong; dropping its item would reward it.
         return "wrong"
     return "ok" if equal else "wrong"
-
-
-def _is_paid(readings: list[Any], answer: str) -> bool:
-    """Say whether an answer equals a gold's readings and is as finished as they are."""
-    answers = _CONTEXT["parsed"](answer)
-    # What costs nothing first: it bounds the powers that the algebra would multiply out.
-    if not answers or not _CONTEXT["as_finished"](readings[0], answers[0]):
-        return False
-    return bool(_CONTEXT["verify"](readings, list(answers), timeout_seconds=None))
 
 
 def main() -> None:
