@@ -34,6 +34,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -56,7 +57,7 @@ from repro.models.divergence import SLICE, compared, logprobs
 from repro.models.policy import Policy
 from repro.procedures.train import device_of, load_arm
 from repro.reward.grader import GraderPool
-from repro.rl.noise import perturbed
+from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.packed import packed_hidden
 from repro.rl.rows import Rows
 from repro.spec.arm import Arm
@@ -95,11 +96,7 @@ def measure_dose(
     progress("loading", {})
     policy = load_arm(run, device_of(run))
     temperature = run.rollout.temperature
-    # The added noise of the first noisy stage, if any.
-    noise, steps = run.arm.noise, scale.steps
-    first = 0 if noise is None else max(steps // noise.num_stages, 1)
-    noisy = perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
-    with torch.no_grad(), noisy as receipt, GraderPool(workers=1) as pool:
+    with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
         progress("sampling its own", {})
         own = _sampled(policy, common.asked, scale, run.seed, temperature)
         if should_stop():
@@ -246,6 +243,13 @@ def _of_answers(answers: Answers, texts: Sequence[str]) -> dict[str, list[float]
             100 * fmean(programs[first : first + group]) for first in range(0, len(programs), group)
         ],
     }
+
+
+def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceipt]:
+    """Return the added noise of the first noisy stage, or none."""
+    noise, steps = run.arm.noise, run.scale.steps
+    first = 0 if noise is None else max(steps // noise.num_stages, 1)
+    return perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
 
 
 def _mean(values: Sequence[float], unit: str) -> Estimate:

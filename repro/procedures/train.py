@@ -31,11 +31,7 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
-from repro.procedures.loaded_run import (
-    LoadedRun,
-    ProblemSets,
-    digests_at_start,
-)
+from repro.procedures.loaded_run import LoadedRun, ProblemSets
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -242,6 +238,9 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
     evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
     rewarded = run.arm.reward_function is not None
     problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
+    # What must be the same when the run resumes from a checkpoint.
+    unchanging = policy.facts["checkpoint_files"] | problems.digests
+    unchanging["train_problems"] = problems.train_digest
     return LoadedRun(
         run=run,
         policy=policy,
@@ -249,7 +248,7 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         problems=problems,
         evaluation=evaluation,
         ranks=ranks,
-        tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems), began),
+        tally=RunTally(evaluation, pool, unchanging, began),
         receipts=Facts(fitting_update(run, policy.device, ranks))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
