@@ -31,13 +31,7 @@ from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import read_stored, stored_line, stored_text
-from repro.evidence.verdicts.statistics import (
-    false_discovery,
-    holm,
-    paired,
-    power,
-    wilson_interval,
-)
+from repro.evidence.verdicts.statistics import false_discovery, holm, paired, power, wilson_interval
 from repro.evidence.verdicts.two_samples import difference
 from repro.judge.bundle import judge_bundle
 from repro.models.checkpoint import TINY_FOLDER
@@ -449,7 +443,7 @@ def test_a_broken_adapter_config_is_refused_or_read(tmp_path, data):
     assert said is None or (str(path) in said and "\n" not in said)
 
 
-@settings(fuzzed, max_examples=CASES // 200)
+@settings(fuzzed, max_examples=CASES // 400)
 @given(st.data())
 def test_what_is_refused_leaves_nothing_and_ends_with_status_2(tmp_path, data):
     source, out = tmp_path / "source", tmp_path / "out"

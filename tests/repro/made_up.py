@@ -209,10 +209,7 @@ def _training_facts(run: RunConfig, norms: int, channels: int) -> dict[str, Any]
         "optimizer_steps": scale.steps,
         "advantage_group_mean_max": 2e-7,
         "seconds": {"rollout_seconds": 0.25, "update_seconds": 0.5},
-        "rows": {
-            "trained_on": rows,
-            "without_reward": 0,
-        },
+        "rows": {"trained_on": rows, "without_reward": 0},
         "noise": {
             "form": form,
             "modules": touched,

@@ -26,11 +26,7 @@ def small_table1() -> Target:
     scale = target.scales[Tier.SMOKE]
     data = dataclasses.replace(scale.data, test_problems=24)
     evaluation = dataclasses.replace(
-        scale.evaluation,
-        samples=3,
-        at=(1, 2),
-        token_budget=3000,
-        threshold=20.0,
+        scale.evaluation, samples=3, at=(1, 2), token_budget=3000, threshold=20.0
     )
     scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4, evaluation=evaluation)
     return dataclasses.replace(target, scales=dict(target.scales) | {Tier.SMOKE: scale})

@@ -18,13 +18,7 @@ from tests.repro.made_up import at_commit
 # Noise of a few thousandths, as of timings on one device.
 NOISE = (1.0, 1.002, 0.998)
 COMMIT = "0" * 40
-_BASE = {
-    "seconds": 10.0,
-    "bytes": 2.0e10,
-    "tokens per second": 900.0,
-    "percent": 1.0,
-    "ratio": 2.0,
-}
+_BASE = {"seconds": 10.0, "bytes": 2.0e10, "tokens per second": 900.0, "percent": 1.0, "ratio": 2.0}
 
 # (arm, metric, values) -> values.
 Change = Callable[[str, Metric, list[float]], list[float]]

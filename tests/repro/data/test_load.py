@@ -87,7 +87,7 @@ def test_levels_are_kept_and_a_level_that_nobody_has_is_an_error(folder):
 def test_a_test_file_alone_is_only_a_test_set(tmp_path):
     write_problems(tmp_path / "test.jsonl", _problems("all", 50))
     assert len(load_problems(_config(tmp_path), "test")) == 50
-    with pytest.raises(DataError, match=r"no train problems; put them into train\.jsonl"):
+    with pytest.raises(DataError, match=r"train\.jsonl"):
         load_problems(_config(tmp_path), "train")
 
 
@@ -121,7 +121,7 @@ def test_twins_but_for_unicodes_form_are_one_question(tmp_path, trained, asked):
     twin = dataclasses.replace(problems[1], question=asked)
     write_problems(tmp_path / "train.jsonl", [first, *problems[2:]])
     write_problems(tmp_path / "test.jsonl", [twin])
-    with pytest.raises(DataError, match=r"question of 'train/1' is also that of 'train/0'"):
+    with pytest.raises(DataError, match=r"'train/1' .*'train/0'"):
         load_problems(_config(tmp_path), "train")
     (tmp_path / "test.jsonl").unlink()
     write_problems(tmp_path / "train.jsonl", [first, twin, *problems[2:]])
@@ -142,25 +142,22 @@ def test_questions_of_other_numbers_are_not_twins(one, other):
 def test_a_test_question_that_is_trained_on_is_refused(folder):
     leaked = dataclasses.replace(_problems("train", 1)[0], id="other", question=" TRAIN  0? ")
     write_problems(folder / "test.jsonl", [leaked])
-    with pytest.raises(DataError, match=r"question of 'other' is also that of 'train/0'"):
+    with pytest.raises(DataError, match=r"'other' .*'train/0'"):
         load_problems(_config(folder), "test")
 
 
 def test_a_missing_or_empty_folder_says_what_is_needed(tmp_path):
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(DataError, match="no such file"):
         load_problems(_config(tmp_path / "nowhere"), "train")
-    with pytest.raises(DataError, match=r"found no file of problems; needed are files"):
+    with pytest.raises(DataError, match=r"no file of problems"):
         load_problems(_config(tmp_path), "train")
     write_problems(tmp_path / "a.jsonl", _problems("a", 5))
-    with pytest.raises(DataError, match=r"found a\.jsonl; needed are files .*train\.jsonl"):
+    with pytest.raises(DataError, match=r"a\.jsonl; .*train\.jsonl"):
         load_problems(_config(tmp_path), "train")
 
 
 def test_an_unknown_source_or_split_names_the_known_ones(folder):
-    with pytest.raises(
-        ValueError,
-        match=r"there is no data source 'gsm9k' \(did you mean gsm8k\?\); the data sources are",
-    ):
+    with pytest.raises(ValueError, match=r"'gsm9k' \(.*gsm8k"):
         load_problems(DataConfig(source="gsm9k"), "train")
     with pytest.raises(ValueError, match="split is 'validation'"):
         load_problems(_config(folder), "validation")
@@ -173,7 +170,7 @@ def test_generated_problems_come_in_disjoint_splits_and_need_a_count():
     )
     assert (len(train), len(development), len(test)) == (40, 20, 20)
     assert len({problem.question for problem in train + development + test}) == 80
-    with pytest.raises(ValueError, match="generated problems have no end"):
+    with pytest.raises(ValueError, match="no end"):
         load_problems(DataConfig(), "train")
 
 
@@ -249,9 +246,9 @@ def test_bigmath_takes_the_papers_levels_and_drops_long_problems(fetched):
     assert len(load_problems(DataConfig(source="bigmath", levels=(4, 5)), "train")) == 1
     [problem] = load_problems(DataConfig(source="bigmath", levels=(5,)), "train")
     assert problem.level == 5
-    with pytest.raises(DataError, match=r"no folder for levels \(1, 5\)"):
+    with pytest.raises(DataError, match=r"levels \(1, 5\)"):
         load_problems(DataConfig(source="bigmath", levels=(1, 5)), "train")
-    with pytest.raises(DataError, match="no test split, only train"):
+    with pytest.raises(DataError, match="no test split"):
         load_problems(DataConfig(source="bigmath"), "test")
 
 

@@ -116,7 +116,7 @@ def test_a_system_prompt_of_a_row_is_rendered_and_refused_where_there_is_no_chat
     text = tokenizer.decode(render(problem, "boxed", tokenizer))
     assert text.index("You are terse.") < text.index("1 + 1?") < text.index("3 + 4?")
     assert "Alibaba" not in text
-    with pytest.raises(DataError, match="messages before its question"):
+    with pytest.raises(DataError, match="before its question"):
         render(problem, "tiny", tokenizer)
 
 
@@ -146,21 +146,21 @@ def broken(name, content):
 @pytest.mark.parametrize(
     ("write", "columns", "said"),
     [
-        (broken("a.csv", b"question,answer\nq\n"), "", "line 2: found 1 cells; needed are 2"),
+        (broken("a.csv", b"question,answer\nq\n"), "", "line 2: .*1 .* 2"),
         (broken("a.csv", b"question,answer\nq,1,2\n"), "", "line 2: found 3 cells"),
         (broken("a.csv", b"question,answer\nq,\n"), "", "line 2: `answer` is None"),
         (broken("a.csv", b"question,answer\n\xe9,1\n"), "", "in UTF-8"),
-        (broken("a.csv", b'question,answer\n"q,1\n'), "", "line 2: unexpected end of data"),
+        (broken("a.csv", b'question,answer\n"q,1\n'), "", "line 2: "),
         (broken("a.csv", b"question,answer\nq,1\n"), "answer=gold", "line 2: `gold` is missing"),
         (broken("a.csv", b"x,y\nq,1\n"), "", "`question` is missing .columns found: 'x', 'y'"),
         (broken("a.csv", b"question,answer\n"), "", "no problems found"),
         (broken("a.json", b'[{"question": "q"}]'), "", "row 0: `answer` is missing"),
-        (broken("a.json", b'[{"question": "q"'), "", "needed is an array of objects"),
+        (broken("a.json", b'[{"question": "q"'), "", "array of objects"),
         (broken("a.jsonl", b'{"messages": [], "answer": "1"}'), "", "the roles none"),
         (broken("a.jsonl", b'{"messages": ["q"], "answer": "1"}'), "", "a message needs a `role`"),
-        (broken("a.parquet", b"PAR1"), "", "no whole Parquet file"),
-        (broken("a.xlsx", b"PK"), "", "files that end in .xlsx are not read; needed is one of"),
-        (lambda folder: folder / "nothing.csv", "", "there is no such file or folder"),
+        (broken("a.parquet", b"PAR1"), "", "Parquet"),
+        (broken("a.xlsx", b"PK"), "", ".xlsx"),
+        (lambda folder: folder / "nothing.csv", "", "no such file"),
     ],
 )
 def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said, tmp_path):
@@ -174,7 +174,7 @@ def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said,
 def test_two_files_of_one_split_are_refused(tmp_path):
     for suffix in (".csv", ".jsonl"):
         table(tmp_path / f"train{suffix}", ROWS)
-    with pytest.raises(DataError, match=r"found train.csv, train.jsonl; needed is one train file"):
+    with pytest.raises(DataError, match=r"train.csv, train.jsonl"):
         read_splits(tmp_path)
 
 
@@ -182,8 +182,8 @@ def test_two_files_of_one_split_are_refused(tmp_path):
     ("text", "said"),
     [
         ("prompt", "needs ROLE=NAME"),
-        ("qestion=prompt", "did you mean question"),
-        ("answer=a,answer=b", "answer is named twice"),
+        ("qestion=prompt", "mean question"),
+        ("answer=a,answer=b", "answer .*twice"),
     ],
 )
 def test_columns_that_name_no_role_are_refused(text, said):
@@ -194,8 +194,8 @@ def test_columns_that_name_no_role_are_refused(text, said):
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("data/none.jsonl", "there is no such file"),
-        ("./nowhere", "there is no such file"),
+        ("data/none.jsonl", "no such file"),
+        ("./nowhere", "no such file"),
         ("gsm9k", "did you mean gsm8k"),
         ("", "names no problems"),
     ],

@@ -1,6 +1,5 @@
 """Templates for answers in a box or after `####`, and those of a user's own."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -89,20 +88,20 @@ def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is():
     problem = Problem(id="p", question="2+2", answer="4")
     ids = render(problem, f"{OWN}{{question}}=", tokenizer)
     assert ids == list(tokenizer("2+2=", add_special_tokens=False)["input_ids"])
-    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
+    with pytest.raises(ValueError, match="chat template"):
         render(problem, "boxed", tokenizer)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"Solve it.", r"does not hold \{question\}"),
-        (b"{{ 1 }}", r"does not hold \{question\}"),
-        (b"{{ question | upper }}", r"does not hold \{question\}"),
-        (b"{{ questoin }}", "the template fails with UndefinedError"),
-        (b"{{ question", "the template fails with TemplateSyntaxError"),
-        (b"{{ question.__class__ }}", "the template fails with SecurityError"),
-        (b"{question} caf\xe9", "own.txt is no text in UTF-8"),
+        (b"Solve it.", r"\{question\}"),
+        (b"{{ 1 }}", r"\{question\}"),
+        (b"{{ question | upper }}", r"\{question\}"),
+        (b"{{ questoin }}", "UndefinedError"),
+        (b"{{ question", "TemplateSyntaxError"),
+        (b"{{ question.__class__ }}", "SecurityError"),
+        (b"{question} caf\xe9", "own.txt .*UTF-8"),
     ],
 )
 def test_a_file_that_is_no_template_is_a_sentence(text, sentence, tmp_path):
@@ -113,7 +112,7 @@ def test_a_file_that_is_no_template_is_a_sentence(text, sentence, tmp_path):
 
 
 def test_a_name_that_is_neither_is_a_sentence():
-    with pytest.raises(ValueError, match=re.escape("'boxd' is unknown; it must be one of paper")):
+    with pytest.raises(ValueError, match=r"'boxd'.*paper"):
         template_source("boxd")
 
 

@@ -111,22 +111,22 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template, begins)
     assert token_ids[:2].count(0) == begins
     assert token_ids.count(0) > 1
     doubled = _tokenizer("<|bos|> <|bos|> {{ messages[0].content }}", bos=True)
-    with pytest.raises(ValueError, match="begins with the beginning-of-sequence token twice"):
+    with pytest.raises(ValueError, match="twice"):
         render(PROBLEM, "paper", doubled)
 
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ("{{ raise_exception('no system role') }}", "TemplateError: no system role"),
-        ("{% if %}", "TemplateSyntaxError: Expected an expression"),
-        ("{{ messages[0].tool.name }}", "UndefinedError: .*has no attribute"),
+        ("{{ raise_exception('no system role') }}", "TemplateError: "),
+        ("{% if %}", "TemplateSyntaxError: "),
+        ("{{ messages[0].tool.name }}", "UndefinedError: "),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
-        ("{{ 'a' * 2 * 10 ** 6 }}", "makes 2000000 letters of a question"),
-        ("<|im_start|> {{ messages[0].text }}", "leaves the user's message out: .*im_start"),
+        ("{{ 'a' * 2 * 10 ** 6 }}", "2000000 letters"),
+        ("<|im_start|> {{ messages[0].text }}", "message .*im_start"),
     ],
 )
 def test_a_chat_template_that_fails_is_one_sentence(template, sentence):
@@ -146,7 +146,7 @@ def test_a_chat_template_that_fails_is_one_sentence(template, sentence):
 )
 def test_a_chat_template_without_an_end_is_given_up(template, monkeypatch):
     monkeypatch.setattr(prompts, "_MOST_SECONDS", 0.3)
-    with pytest.raises(ValueError, match="the tokenizer's chat template has come to no end"):
+    with pytest.raises(ValueError, match="no end"):
         render(PROBLEM, "paper", _tokenizer(template, bos=False))
 
 
@@ -174,8 +174,8 @@ def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_nam
         ("{{ ['a', 'b'] | random }}", "draws at random"),
         ("{{ [['a', 'b']] | map('random') | first }}", "draws at random"),
         ("{{ lipsum(n=1, html=false) }}", "draws at random"),
-        ("{{ joiner() }}", "writes a place in memory"),
-        ("{{ 'ab' | map('upper') }}", "writes a place in memory"),
+        ("{{ joiner() }}", "place in memory"),
+        ("{{ 'ab' | map('upper') }}", "place in memory"),
         ("{% set f = '%H' %}{{ strftime_now(f) }}", "reads the clock"),
         ("{% set now = strftime_now %}{{ now('%H') }}", "reads the clock"),
     ],
@@ -222,7 +222,7 @@ def test_a_chat_template_must_open_the_assistants_turn(template, opens):
     if opens:
         assert render(PROBLEM, "released", tokenizer)
         return
-    with pytest.raises(ValueError, match=r"does not open the assistant's turn: .* still ends in"):
+    with pytest.raises(ValueError, match=r"assistant's turn: "):
         render(PROBLEM, "released", tokenizer)
 
 
@@ -247,7 +247,7 @@ def test_marks_of_an_answer_that_are_control_tokens_are_read(template, marks):
 
 def test_a_tokenizer_that_loses_an_answers_marks_is_refused():
     tokenizer = _tokenizer(QWEN_LIKE, bos=False)
-    with pytest.raises(ValueError, match="whose answer is lost; a template that reads boxed needs"):
+    with pytest.raises(ValueError, match="answer is lost"):
         require_readable("boxed", lambda text: respelled(text, tokenizer))
 
 

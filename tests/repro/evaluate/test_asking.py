@@ -84,7 +84,7 @@ def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer, pool):
 
 
 def test_a_prompt_that_is_too_long_is_named(tokenizer):
-    with pytest.raises(ValueError, match=r"problem 1\+2\?: its prompt has \d+ tokens; .* most 2"):
+    with pytest.raises(ValueError, match=r"problem 1\+2\?: .*\d+ tokens; .* 2"):
         questions(SUMS, "tiny", tokenizer, max_prompt_tokens=2)
 
 

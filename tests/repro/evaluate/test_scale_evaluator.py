@@ -96,12 +96,12 @@ def test_rewards_are_by_the_arm_s_reward_and_counted(tokenizer, pool):
 
 
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer, pool):
-    with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
+    with pytest.raises(ValueError, match=r"tiny .*tokenizer"):
         ScaleEvaluator(small_run(SCALE), Writer(tokenizer, TEXTS), None, pool)
 
 
 def test_an_evaluation_names_no_k_beyond_its_samples():
-    with pytest.raises(ValueError, match="names k = 4; with 2 samples per problem"):
+    with pytest.raises(ValueError, match=r"k = 4; .*2"):
         EvaluationConfig(samples=2, at=(1, 4))
 
 

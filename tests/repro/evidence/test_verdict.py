@@ -5,11 +5,7 @@ import dataclasses
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
-from repro.evidence.verdicts.verdict import (
-    Verdict,
-    judge_expectation,
-    with_discovery_rate,
-)
+from repro.evidence.verdicts.verdict import Verdict, judge_expectation, with_discovery_rate
 from repro.spec.target import Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")

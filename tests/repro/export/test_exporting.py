@@ -209,7 +209,7 @@ def test_an_adapter_that_training_left_at_nothing_has_nothing_to_merge(run_of, t
     ("weight_format", "order", "rounding", "word"),
     [
         ("nvfp4", 3, None, "another order than"),
-        ("bf16", 3, PlantedRounding(format="nvfp4", factor=2.0), "another order and rounding than"),
+        ("bf16", 3, PlantedRounding(format="nvfp4", factor=2.0), "another order and rounding"),
     ],
 )
 def test_an_adapter_on_channels_of_another_order_is_itself_again_and_leaves_merged_alone(

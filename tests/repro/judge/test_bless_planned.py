@@ -70,11 +70,11 @@ def test_seeds_that_there_are_can_be_kept_before_the_rest_is_run(
     later.mkdir(parents=True)
     for path in sorted(arm.glob("seed-*.json"))[2:]:
         path.rename(later / path.name)
-    with pytest.raises(BlessError, match="planned seeds of nvfp4_lora have no record"):
+    with pytest.raises(BlessError, match="nvfp4_lora"):
         go("study", runs, expected)
     go("study", runs, expected, "--unfinished")
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "study"]
-    touched = [v for v in checked.verdicts if "of nvfp4_lora have no record" in v.sentence]
+    touched = [v for v in checked.verdicts if "of nvfp4_lora" in v.sentence]
     assert touched
     assert {v.status for v in touched} == {"inconclusive"}
     go("study", rest, expected, "--add")
@@ -154,7 +154,7 @@ def test_a_plan_that_was_edited_is_refused(tmp_path, expected, planned_record):
     ):
         assert line != first
         rewrite(line + second)
-        with pytest.raises(PlanError, match="has another digest than its line says"):
+        with pytest.raises(PlanError, match="another digest"):
             read_plans(tmp_path)
     for content in ("no plan", "[]", '{"target": "study"}'):
         rewrite(content)
@@ -178,7 +178,7 @@ def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
         if digest == source_of("0" * 40):
             go("study_sweep", runs, expected)
             continue
-        with pytest.raises(ValueError, match="source tree with changes, or whose state"):
+        with pytest.raises(ValueError, match="with changes"):
             go("study_sweep", runs, expected)
 
 

@@ -117,11 +117,7 @@ def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point():
     run = plan(TABLE3, Tier.SYSTEMS)[0]
     lines = ["7b_b2 bf16: the weights alone do not fit", "7b_b2 nvfp4: does not fit with [2] rows"]
     record = record_of(
-        run,
-        metrics={},
-        facts={"out_of_memory": lines},
-        environment={},
-        started=datetime.now(UTC),
+        run, metrics={}, facts={"out_of_memory": lines}, environment={}, started=datetime.now(UTC)
     )
     assert reason(record, "step_seconds_7b_b2") == "; ".join(lines)
     assert reason(record, "step_seconds_7b_b8") is None

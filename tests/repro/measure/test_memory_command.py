@@ -28,10 +28,10 @@ def test_a_budget_too_small_fails(capsys):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("plan table1 --rank 3 --group 4", "--rank, --group: only with plan memory --model SIZE"),
-        ("plan memory --model 7b --seeds 3", "plan memory --model takes no --seeds"),
-        ("plan memory --model 7b --limit 0", "plan memory --model takes no --limit"),
-        ("run memory --model 7b --rank 8", "run: there is no argument --rank"),
+        ("plan table1 --rank 3 --group 4", "--rank, --group: "),
+        ("plan memory --model 7b --seeds 3", "no --seeds"),
+        ("plan memory --model 7b --limit 0", "no --limit"),
+        ("run memory --model 7b --rank 8", "no argument --rank"),
     ],
 )
 def test_flags_of_a_step_and_of_a_targets_runs_are_not_mixed(line, words, capsys):

@@ -126,7 +126,7 @@ def test_measurements_do_not_go_side_by_side(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("repro.run.execute.require_ready", lambda *a, **m: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
-    assert "--workers 2: measurements on one device run one at a time" in capsys.readouterr().err
+    assert "--workers 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

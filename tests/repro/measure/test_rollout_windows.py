@@ -11,12 +11,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
-from tests.repro.measure.test_throughput_repeats import (
-    HOW,
-    loaded,
-    runs_of,
-    small_policy,
-)
+from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of, small_policy
 
 __all__ = ["loaded"]  # a fixture
 
@@ -122,7 +117,7 @@ def test_rows_that_stop_within_timed_steps_are_named():
     engine = engine_for()
     fill_cache(engine, 0)
     engine.forward.blocks[0].cache.values[1] = torch.nan  # row 0's first block
-    with pytest.raises(FloatingPointError, match=r"rows \[0\] stopped within 4 timed steps"):
+    with pytest.raises(FloatingPointError, match=r"rows \[0\] .*4 timed"):
         time_steps(engine, 2, 20, 4)
     fill_cache(engine, 0)
     assert time_steps(engine, 2, 20, 4) > 0
@@ -130,7 +125,7 @@ def test_rows_that_stop_within_timed_steps_are_named():
 
 @pytest.mark.usefixtures("host_clock")
 def test_rows_that_would_share_blocks_are_refused():
-    with pytest.raises(ValueError, match="3 rows at position 60 need 9 blocks of their own"):
+    with pytest.raises(ValueError, match=r"3 rows at position 60 .*9 blocks"):
         time_steps(engine_for(), 3, 60, 4)
 
 

@@ -7,12 +7,7 @@ import torch
 
 from repro.measure import step_measure, step_time
 from repro.measure.step_metrics import PointResult, metrics_of, series_of, way_of
-from repro.measure.step_training import (
-    RandomPrompts,
-    parameter_image,
-    timed_step,
-    warm_up,
-)
+from repro.measure.step_training import RandomPrompts, parameter_image, timed_step, warm_up
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import trainable_parameters
 from repro.rl import learner as learner_module
@@ -20,22 +15,8 @@ from repro.rl.clock import PHASES
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.step_scale import StepPoint, StepScale, alone_twin, equal_twin
-from repro.targets.memory import (
-    MEMORY,
-    MEMORY_BUDGETS,
-    MEMORY_CARDS,
-    MEMORY_DENSE,
-    MEMORY_FORMATS,
-)
-from repro.targets.steps import (
-    BF16,
-    FULL,
-    NVFP4,
-    POINTS_14B,
-    RELEASED,
-    STEP_TARGETS,
-    TABLE3_POINTS,
-)
+from repro.targets.memory import MEMORY, MEMORY_BUDGETS, MEMORY_CARDS, MEMORY_DENSE, MEMORY_FORMATS
+from repro.targets.steps import BF16, FULL, NVFP4, POINTS_14B, RELEASED, STEP_TARGETS, TABLE3_POINTS
 from tests.repro.measure.conftest import prepared
 
 POINT = StepPoint(

@@ -24,7 +24,7 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name, tmp_path):
     assert reason is not None
     assert "CUDA device" in reason
     run = plan(target, Tier.SYSTEMS, seeds=1)[0]
-    with pytest.raises(RuntimeError, match="measured on a CUDA device of compute capability"):
+    with pytest.raises(RuntimeError, match="CUDA device"):
         procedure_named(run.procedure)(
             run,
             folder=tmp_path,
@@ -37,10 +37,10 @@ def test_without_a_gpu_a_sentence_says_what_is_missing(name, tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"batches": ()}, "throughput point 7b: it needs batches"),
-        ({"windows": -1}, "windows is -1; it must be 0 or more"),
-        ({"windows": 2, "window_steps": 0}, "window_steps is 0; it must be 1 or more"),
-        ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
+        ({"batches": ()}, "point 7b: .*batches"),
+        ({"windows": -1}, "windows is -1"),
+        ({"windows": 2, "window_steps": 0}, "window_steps is 0"),
+        ({"windows": 4, "new_tokens": 64}, "63 steps"),
     ],
 )
 def test_a_point_that_cannot_be_is_refused(values, words):
@@ -51,7 +51,7 @@ def test_a_point_that_cannot_be_is_refused(values, words):
 @pytest.mark.parametrize("windows", [0, 4])
 def test_a_cell_that_is_not_timed_by_windows_is_not_compared_with_a_whole_one(windows):
     point = ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=(1,), windows=windows)
-    with pytest.raises(ValueError, match="there is no such cell timed by windows"):
+    with pytest.raises(ValueError, match="windows"):
         ThroughputScale(points=(point,), whole=(("nvfp4_lora", "7b", 1 + windows),))
 
 

@@ -165,11 +165,7 @@ def test_what_training_wrote_beside_an_adapter_is_refused_by_its_field(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_modules": ["q_proj", "v_proj"]},
-        {"target_modules": [*ALL, "lm_head"]},
-    ],
+    "settings", [{"target_modules": ["q_proj", "v_proj"]}, {"target_modules": [*ALL, "lm_head"]}]
 )
 def test_an_adapter_on_other_modules_is_refused_by_its_tensors(make_checkpoint, tmp_path, settings):
     base = make_checkpoint("llama")

@@ -239,10 +239,7 @@ GLOBAL = "model.layers.1.mlp.up_proj.weight_global_scale"
         (lambda t: t.pop(DENSE), f"{DENSE} is missing"),
         (lambda t: t.update({DENSE: t[DENSE][:-1].clone()}), f"{DENSE} has shape .191, 128."),
         (lambda t: t.update({DENSE: t[DENSE].to(torch.int8)}), f"{DENSE} has dtype torch.int8"),
-        (
-            lambda t: t.update({"model.layers.2.x": t[DENSE].clone()}),
-            "layers.2.x",
-        ),
+        (lambda t: t.update({"model.layers.2.x": t[DENSE].clone()}), "layers.2.x"),
         (lambda t: t.pop("model.layers.0.self_attn.q_proj.bias"), "q_proj.bias is missing"),
         (lambda t: t[SCALE].view(torch.uint8)[2, 1].fill_(0x7F), f"{SCALE}.*holds NaN"),
         (lambda t: t.pop(SCALE), f"{SCALE} is missing"),

@@ -7,12 +7,7 @@ import pytest
 
 from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Stopped
-from repro.models.checkpoint import (
-    TINY_FOLDER,
-    checkpoint_inputs,
-    digest_of_files,
-    weights_digest,
-)
+from repro.models.checkpoint import TINY_FOLDER, checkpoint_inputs, digest_of_files, weights_digest
 from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_run import ProblemSets
@@ -74,7 +69,7 @@ def test_a_run_goes_on_with_the_same_files_and_problems_alone(
     else:
         fewer = property(lambda own: digest_of_problems(own.train[1:]))
         monkeypatch.setattr(ProblemSets, "train_digest", fewer)
-    with pytest.raises(ValueError, match=rf"^{name} has SHA-256 .* when the run's checkpoint was"):
+    with pytest.raises(ValueError, match=rf"^{name} has SHA-256 "):
         start(run, tmp_path / "run")
     assert all(path.read_bytes() == content for path, content in kept.items())
 

@@ -45,8 +45,7 @@ def test_claims_are_counted_in_plain_words(blessed_of, statuses, said):
 
 
 @pytest.mark.parametrize(
-    ("before", "status"),
-    [("contradicted", 0), ("inconclusive", 0), (None, 0), ("reproduced", 1)],
+    ("before", "status"), [("contradicted", 0), ("inconclusive", 0), (None, 0), ("reproduced", 1)]
 )
 def test_a_missed_target_says_how_it_stood_before(blessed_of, before, status):
     missed = with_statuses(blessed_of("memory"), Kind.BAR, "contradicted", before=before)

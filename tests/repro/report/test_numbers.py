@@ -3,14 +3,7 @@
 import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
-from repro.report.numbers import (
-    bar_text,
-    cell_text,
-    device_heads,
-    device_title,
-    quantity,
-    span,
-)
+from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity, span
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,7 @@ import time
 
 import pytest
 
-from repro.reward.answers import (
-    extract_answer,
-    format_ok,
-    lenient_answer,
-)
+from repro.reward.answers import extract_answer, format_ok, lenient_answer
 
 
 def test_every_reading_takes_linear_time_on_repeated_tags():

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from repro.rl.loss import (
-    SUMS,
-    StepCounts,
-    policy_loss,
-)
+from repro.rl.loss import SUMS, StepCounts, policy_loss
 from repro.rl.micro_batches import plan_step
 from repro.rl.rows import make_rows
 from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig
 
 LENGTHS = (2, 5, 9)
+AGGREGATIONS = ("sequence_mean", "token_mean", "token_mean_local", "constant")
 
 
 def batch(seed=0, lengths=LENGTHS):
@@ -47,9 +44,7 @@ def counts_of(mask, **changes):
     return dataclasses.replace(base, **changes)
 
 
-@pytest.mark.parametrize(
-    "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
-)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation):
     logprobs, mask = batch()
     advantages = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
@@ -73,9 +68,7 @@ def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation):
     assert float(result.loss) == pytest.approx(total, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
-)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_leaving_idle_rows_out_is_exact(aggregation):
     lengths = (3, 6, 2, 5, 7, 1, 4, 6)
     logprobs, mask = batch(5, lengths)

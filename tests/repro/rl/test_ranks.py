@@ -24,7 +24,7 @@ from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import DataConfig, RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.rl.uneven_rows import exact_head, exact_norm
+from tests.repro.rl.uneven_rows import exact_head, exact_norm, trained_of_any_type
 from tests.repro.small_runs import fresh_policy
 
 WORLDS = (2, 3, 4)
@@ -46,11 +46,6 @@ def test_every_item_is_one_ranks_and_the_largest_are_spread():
         loads = [sum(sizes[item] for item in share) for share in shares]
         assert max(loads) <= 4 / 3 * max(*sizes, sum(sizes) / world)  # as largest-first gives
     assert Played(2, 3).mine([4, 4]) == []
-
-
-def trained(policy):
-    """Return what is trained, of any type of float."""
-    return {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
 def tiny(weight_format):
@@ -93,7 +88,7 @@ def rollout_step():
         accuracy=accuracy, format=[0.0] * 15, total=values.tolist(), lenient_accuracy=accuracy,
         statuses=["ok"] * 15))  # fmt: skip
     policy.model.double()
-    for parameter in trained(policy).values():
+    for parameter in trained_of_any_type(policy).values():
         # B starts at zero: A gets a gradient, too.
         extra = torch.randn(parameter.shape, generator=noise, dtype=torch.float64)
         parameter.data += 0.02 * extra
@@ -109,7 +104,7 @@ def in_float64(monkeypatch):
 def passed(step, ranks, index, old, tokens):
     """Return a rank's share of a step's gradient, and its output."""
     policy, rollout, run = step
-    parameters = trained(policy)
+    parameters = trained_of_any_type(policy)
     for parameter in parameters.values():
         parameter.grad = None
     output, _ = accumulate_step(
@@ -136,10 +131,11 @@ def test_shares_of_a_gradient_add_up_to_that_of_one_process(
     own = policy, rollout, dataclasses.replace(run, arm=dataclasses.replace(run.arm, loss=loss))
     behind = torch.where(rollout.rows.mask, rollout.rows.sampled_logprobs - 0.1, 0)
     old = behind if off else None
-    for index in (torch.arange(15), torch.tensor([7, 2, 13])):
+    # Of four ranks one has none of three rows.
+    for index, worlds in ((torch.arange(15), (2, 3)), (torch.tensor([7, 2, 13]), (4,))):
         alone, whole = passed(own, ALONE, index, old, 400)
         largest = max(float(g.abs().max()) for g in alone.values())
-        for world in WORLDS:
+        for world in worlds:
             shares = [passed(own, Played(rank, world), index, old, 150) for rank in range(world)]
             for name, gradient in alone.items():
                 added = sum(gradients[name] for gradients, _ in shares)
@@ -232,7 +228,7 @@ def test_rewards_that_differ_between_ranks_are_refused():
     same = True
     assert _alike_on_ranks(score, OtherPays(0, 2))(request) == score(request)
     same = False
-    with pytest.raises(ValueError, match="rank 1 rewards the same completions otherwise"):
+    with pytest.raises(ValueError, match="rank 1 rewards"):
         _alike_on_ranks(score, OtherPays(0, 2))(request)
 
 
@@ -249,13 +245,9 @@ def test_memory_that_runs_out_on_one_rank_halves_the_passes_of_all():
             asked.append(None)
             return len(asked) == 1
 
-    asked = []
-    forgotten = []
+    asked, forgotten = [], []
     result = within_memory(
-        lambda size: size,
-        64,
-        smallest=lambda size: size == 1,
-        forget=lambda: forgotten.append(None),
-        ranks=OtherLacks(0, 2),
-    )
+        lambda size: size, 64, smallest=lambda size: size == 1,
+        forget=lambda: forgotten.append(None), ranks=OtherLacks(0, 2),
+    )  # fmt: skip
     assert (result, len(forgotten)) == ((32, 32), 1)

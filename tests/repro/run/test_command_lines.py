@@ -12,6 +12,7 @@ from repro.run.several_ranks.room import devices_to_fill, planned_workers, requi
 from repro.spec.settings import parse_settings, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.said import unsaid
 
 SMOKE = find("table1").scales[Tier.SMOKE]
 
@@ -33,53 +34,50 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--workers 0", "--workers 0: needs 1 or more"),
-        ("--limit 0", "--limit 0: needs 1 or more"),
-        ("--stall-timeout 0", "--stall-timeout 0: needs more than 0"),
-        ("--revision main", "--revision main: needs a hub name (owner/model) as --model"),
-        ("--model . --revision main", "--revision main: needs a hub name"),
-        ("--stop-idle 0", "--stop-idle 0: needs 1 or more"),
-        ("--tir smoke", "run: there is no argument --tir (did you mean --tier?)"),
-        ("--seeds=-1,3", "seed -1 is negative; needs 0 or more"),
+        ("--workers 0", "--workers 0|1"),
+        ("--limit 0", "--limit 0|1"),
+        ("--stall-timeout 0", "--stall-timeout 0"),
+        ("--revision main", "--revision main|owner/model|--model"),
+        ("--model . --revision main", "--revision main|hub"),
+        ("--stop-idle 0", "--stop-idle 0|1"),
+        ("--tir smoke", "--tir|mean --tier?"),
+        ("--seeds=-1,3", "seed -1|0"),
         ("--seeds 3,3", "seeds repeat 3"),
-        ("--seeds all", "needs a number such as 5, or 0,3,4"),
-        ("--arms bf16,bf16", "bf16 is named twice"),
-        ("--model=", "--model '' names no checkpoint"),
-        ("--data=", "--data '' names no problems"),
-        ("--set steps=0", "steps is 0; it must be 1 or more"),
-        ("--set data.source=gsm8", "did you mean gsm8k?"),
+        ("--seeds all", "--seeds all|5|0,3,4"),
+        ("--arms bf16,bf16", "bf16 |twice"),
+        ("--model=", "--model ''"),
+        ("--data=", "--data ''"),
+        ("--set steps=0", "steps is 0|1"),
+        ("--set data.source=gsm8", "mean gsm8k?"),
         ("--set data.levels=[99]", "99"),
-        ("--set arm.noise=nonsense", "arm.noise is 'nonsense'; it must be a table of values"),
-        ("--set arm.noise.sigma_start=0.0001", "needs sigma_end <= sigma_start"),
-        ("--set optimizer.max_grad_norm=Infinity", "optimizer.max_grad_norm is inf; it must be"),
-        ("--set group_size=1", "group_size is 1; a reward is compared with the others"),
-        ("--set max_prompt_tokens=50", "max_prompt_tokens there is 50"),
-        ("--set rollout.max_new_tokens=3000", "2048 positions, so it must be 1973 or less"),
-        (
-            "--set prompts_per_rollout=3000",
-            "there are 2000 training problems",
-        ),
-        ("--set checkpoint=nowhere", "checkpoint is 'nowhere'; it must be a folder that is here"),
-        ("--set prompt_template=papers", "prompt template 'papers' is unknown"),
-        ("--set optimizer.name=adamw_8bit --arms bf16_lora", "the smoke tier needs adamw"),
-        ("--set data.train_problems=99999999999", "it must be 1000000 or less"),
-        ("--set arm.noise.form=as_describd", "it must be one of as_described"),
-        ("--reward nomodule:f", "reward module nomodule cannot be imported"),
-        ("--log tensorbord", "did you mean tensorboard?"),
-        ("--data nosuch", "there is no data source 'nosuch'"),
-        ("--devices 8", "runs of the smoke tier do not spread over devices; needs 1"),
-        ("--arms=", "--arms '' names no arm"),
-        ("--arms bf16_lra", "did you mean bf16_lora?"),
-        ("--tier papper", "did you mean paper?"),
-        ("--set stepz=3", "did you mean steps?"),
-        ("--set lora_rank=16", "there is no setting 'lora_rank' of the scale; arm.lora_rank is"),
-        ("--set steps=few", "steps is 'few'; it must be a whole number"),
-        ("--set optimizer.name=sgd", "it must be one of adamw, adamw_8bit"),
-        ("--set steps", "needs key=value"),
-        ("--set evaluation.every=5", "needs 1 or more problems held out"),
-        ("--model ./nowhere", "there is no such folder or file, and a hub name is owner/model"),
+        ("--set arm.noise=nonsense", "arm.noise is 'nonsense'|table"),
+        ("--set arm.noise.sigma_start=0.0001", "sigma_end <= sigma_start"),
+        ("--set optimizer.max_grad_norm=Infinity", "optimizer.max_grad_norm is inf"),
+        ("--set group_size=1", "group_size is 1"),
+        ("--set max_prompt_tokens=50", "max_prompt_tokens|50"),
+        ("--set rollout.max_new_tokens=3000", "2048 positions|1973"),
+        ("--set prompts_per_rollout=3000", "2000 training problems"),
+        ("--set checkpoint=nowhere", "checkpoint is 'nowhere'|folder"),
+        ("--set prompt_template=papers", "template 'papers'"),
+        ("--set optimizer.name=adamw_8bit --arms bf16_lora", "smoke tier|adamw"),
+        ("--set data.train_problems=99999999999", "1000000"),
+        ("--set arm.noise.form=as_describd", "arm.noise.form|as_described"),
+        ("--reward nomodule:f", "module nomodule"),
+        ("--log tensorbord", "mean tensorboard?"),
+        ("--data nosuch", "data source 'nosuch'"),
+        ("--devices 8", "smoke tier|devices|1"),
+        ("--arms=", "--arms ''"),
+        ("--arms bf16_lra", "mean bf16_lora?"),
+        ("--tier papper", "mean paper?"),
+        ("--set stepz=3", "mean steps?"),
+        ("--set lora_rank=16", "'lora_rank'|arm.lora_rank"),
+        ("--set steps=few", "steps is 'few'|whole number"),
+        ("--set optimizer.name=sgd", "'sgd'|adamw, adamw_8bit"),
+        ("--set steps", "steps|key=value"),
+        ("--set evaluation.every=5", "evaluation.every|held out"),
+        ("--model ./nowhere", "./nowhere|owner/model"),
         ("--config nothing.toml", "--config nothing.toml"),
-        ("--config settings.yaml", "needs a .toml or .json file"),
+        ("--config settings.yaml", "settings.yaml|.toml|.json"),
     ],
 )
 def test_a_bad_command_line_is_a_sentence_and_starts_nothing(line, words, tmp_path, capsys):
@@ -87,7 +85,7 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(line, words, tmp_pa
     runs = tmp_path / "runs"
     assert main(["run", "table1", *tier, *line.split(), "--runs", str(runs)]) == 2
     said = capsys.readouterr()
-    assert words in said.err
+    assert unsaid(said.err, words) == []
     assert len(said.err.splitlines()) == 1
     assert not runs.exists()
     if "--set" in line or "--arms" in line:
@@ -127,51 +125,48 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "False\n")
-    assert [word for word in words.split("|") if word not in ended.stderr] == []
+    assert unsaid(ended.stderr, words) == []
 
 
 def test_an_unknown_target_gets_the_nearest_name(capsys):
     assert main(["run", "tabel1"]) == 2
-    assert "did you mean table1?" in capsys.readouterr().err
+    assert "mean table1?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, train, plan, run"),
-        ("run", "run: the following arguments are required: TARGET"),
-        ("run figure1", "figure1: nothing of its own"),
-        ("check --jsn", "check: there is no argument --jsn (did you mean --json?)"),
-        ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
-        ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
-        ("bless", "name the targets to bless"),
-        ("report --readme {file} table1", "--readme writes the blocks of one file from blessed"),
-        ("report --readme {file} table1 table3 --tier smoke", "; leave out table1, table3, --tier"),
-        ("report --readme {file} --runs {folder}", "from blessed records; leave out --runs"),
-        ("report --set steps=3 --limit 5", "--set, --limit: name the targets that change"),
-        ("report --html {folder}", "{folder} cannot be used: Is a directory"),
-        ("plan memory --model 33b", "there is no model size '33b'"),
-        ("quantize tiny {folder}/out --format nvfp", "did you mean nvfp4?"),
-        ("quantize {folder}/nothing {folder}/out", "it is neither a folder"),
-        ("quantize tiny {file}", "exists; a checkpoint is never written over another"),
+        ("rnu table1", "'rnu'|mean run?|list, train, plan, run"),
+        ("run", "run: |required: TARGET"),
+        ("run figure1", "figure1: "),
+        ("check --jsn", "--jsn|mean --json?"),
+        ("check table1 --runs {file}", "{file} is a file|folder"),
+        ("compare blessed {file}", "{file} is a file|folder"),
+        ("bless", "targets"),
+        ("report --readme {file} table1", "--readme|blessed"),
+        ("report --readme {file} table1 table3 --tier smoke", "leave out table1, table3, --tier"),
+        ("report --readme {file} --runs {folder}", "blessed|leave out --runs"),
+        ("report --set steps=3 --limit 5", "--set, --limit: |targets"),
+        ("report --html {folder}", "{folder} |Is a directory"),
+        ("plan memory --model 33b", "size '33b'"),
+        ("quantize tiny {folder}/out --format nvfp", "mean nvfp4?"),
+        ("quantize {folder}/nothing {folder}/out", "{folder}/nothing"),
+        ("quantize tiny {file}", "{file} exists"),
         ("export {folder} {folder}/out", "holds no adapter_config.json"),
-        ("evaluate tiny", "evaluate: the following arguments are required: --data"),
-        ("evaluate tiny --data generatd", "did you mean generated?"),
-        ("evaluate --data generated", "name a checkpoint, or an adapter"),
-        ("evaluate tiny --data generated --samples 0", "--samples 0: needs 1 or more"),
+        ("evaluate tiny", "evaluate: |required: --data"),
+        ("evaluate tiny --data generatd", "mean generated?"),
+        ("evaluate --data generated", "checkpoint|adapter"),
+        ("evaluate tiny --data generated --samples 0", "--samples 0|1"),
         ("evaluate {folder} --data generated --limit 2", "holds no config.json"),
-        ("evaluate tiny --data generated", "generated problems have no end; give --limit N"),
-        ("dose --model {folder}/nothing", "it is neither a folder"),
+        ("evaluate tiny --data generated", "generated|--limit N"),
+        ("dose --model {folder}/nothing", "{folder}/nothing"),
         ("dose --model {folder}", "holds no config.json"),
-        ("dose --model tiny --formats ,", "--formats ,: needs nvfp4"),
-        ("dose --model tiny --sigmas inf", "--sigmas inf: needs numbers above 0"),
-        ("dose --model tiny --prompts -3", "--prompts -3: needs 0 or more"),
-        (
-            "dose --model tiny --device gpu",
-            "--device 'gpu' (did you mean cpu?): needs one of cpu, cuda",
-        ),
-        ("dose --model tiny --device cuda", "torch finds no CUDA device"),
-        ("quantize tiny {folder}/out --device cuda", "torch finds no CUDA device"),
+        ("dose --model tiny --formats ,", "--formats ,|nvfp4"),
+        ("dose --model tiny --sigmas inf", "--sigmas inf|0"),
+        ("dose --model tiny --prompts -3", "--prompts -3|0"),
+        ("dose --model tiny --device gpu", "--device 'gpu'|mean cpu?|cpu, cuda"),
+        ("dose --model tiny --device cuda", "no CUDA device"),
+        ("quantize tiny {folder}/out --device cuda", "no CUDA device"),
     ],
 )
 def test_other_commands_refuse_in_a_sentence_too(line, words, tmp_path, capsys, monkeypatch):
@@ -182,16 +177,16 @@ def test_other_commands_refuse_in_a_sentence_too(line, words, tmp_path, capsys, 
     places = {"file": str(file), "folder": str(folder)}
     assert main([word.format(**places) for word in line.split()]) == 2
     said = capsys.readouterr()
-    assert words.format(**places) in said.err + said.out.replace("\n", " ")
+    assert unsaid(said.err + said.out.replace("\n", " "), words.format(**places)) == []
     assert "Traceback" not in said.err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a file", "a folder"]
 
 
 def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself():
     require_workers(Tier.PAPER, 2, 2)
-    with pytest.raises(ValueError, match="takes a device for itself, out of 1; needs at most 1"):
+    with pytest.raises(ValueError, match=r"device .*1"):
         require_workers(Tier.PAPER, 8, 1)
-    with pytest.raises(ValueError, match="this machine shows 0 devices"):
+    with pytest.raises(ValueError, match="0 devices"):
         devices_to_fill(Tier.MINI, "8")
 
 
@@ -200,25 +195,25 @@ def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere():
     assert planned == [2, 3, 1]
     assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
     for named in ("0", ","):
-        with pytest.raises(ValueError, match="needs a number such as 2, or 0,1"):
+        with pytest.raises(ValueError, match="2, or 0,1"):
             planned_workers(Tier.MINI, named)
-    with pytest.raises(ValueError, match="do not spread over devices"):
+    with pytest.raises(ValueError, match="devices"):
         planned_workers(Tier.SYSTEMS, "2")
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("table6 --tier systems --workers 2", "--workers 2: measurements on one device run one at"),
-        ("table6 --tier systems --workers 1 --devices 2", "do not spread over devices; needs 1"),
-        ("table1 --tier paper --devices 2 --workers 3", "takes a device for itself, out of 2;"),
+        ("table6 --tier systems --workers 2", "--workers 2"),
+        ("table6 --tier systems --workers 1 --devices 2", "devices|1"),
+        ("table1 --tier paper --devices 2 --workers 3", "device|2"),
     ],
 )
 @pytest.mark.parametrize("flags", [[], ["--show-config"]])
 def test_a_plan_refuses_the_workers_that_its_runs_would(line, words, flags, tmp_path, capsys):
     assert main(["plan", *line.split(), *flags, "--runs", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr()
-    assert words in said.err
+    assert unsaid(said.err, words) == []
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
     assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
@@ -311,7 +306,7 @@ def test_values_are_read_by_the_type_of_their_field():
     assert changed.optimizer.learning_rates.full == 1.0
     assert changed.data.levels == (1,)
     assert changed.test_sets[0].data.source == "gsm8k"
-    with pytest.raises(ValueError, match="seeds is 3; it must be a list"):
+    with pytest.raises(ValueError, match="seeds is 3"):
         with_settings(SMOKE, parse_settings(["seeds=3"]))
 
 

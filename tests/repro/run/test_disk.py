@@ -19,6 +19,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 from tests.planted import planted
 from tests.repro.run.test_shared_work import runs_of
+from tests.said import unsaid
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
 
@@ -39,7 +40,7 @@ def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys,
     if command == "environment":
         line = ["environment", "--out", str(file / below / "environment.json")]
     assert main(line) == 2
-    assert capsys.readouterr().err == f"repro: {file} is a file; a folder is needed there\n"
+    assert unsaid(capsys.readouterr().err, f"{file} is a file|folder") == []
     assert file.read_text() == "not a folder"
 
 
@@ -50,7 +51,7 @@ def test_a_disk_that_takes_nothing_is_told_before_anything_runs(
     monkeypatch.setattr(tempfile, "TemporaryFile", failing(code))
     folder = tmp_path / "runs"
     assert main([*RUN, "--runs", str(folder)]) == 2
-    assert capsys.readouterr().err == f"repro: {folder} cannot be used: {os.strerror(code)}\n"
+    assert unsaid(capsys.readouterr().err, f"{folder} |{os.strerror(code)}") == []
     assert list(folder.iterdir()) == []
 
 
@@ -122,7 +123,7 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(tmp_path, monkeypatch
     smoke = find("table1")
     needed = planning.size(disk_bytes(plan(smoke, Tier.SMOKE), smoke.needs_at(Tier.SMOKE), 1))
     assert f"{needed} of 1 MB free" in printed
-    assert "It does not fit: the disk lacks " in printed
+    assert "does not fit" in printed
     monkeypatch.setattr(planning, "free_bytes", lambda folder: None)
     assert main(line) == 0
     assert f"  disk      {needed}\n" in capsys.readouterr().out
@@ -135,8 +136,7 @@ def test_runs_that_do_not_fit_their_disk_are_refused_and_leave_nothing(
     line = ["run", "table1", "--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path / "runs")]
     assert main([*line, "--arms", "bf16_full"]) == 2
     said = capsys.readouterr().err
-    assert "the records and checkpoints need" in said
-    assert "10 MB are free" in said
+    assert "10 MB" in said
     assert not (tmp_path / "runs").exists()
 
 
@@ -158,8 +158,8 @@ def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path):
     assert is_disk_fault(gone, tmp_path)
     assert not is_disk_fault(other, tmp_path)
     assert not is_disk_fault(FileExistsError("seed-0.json exists"), tmp_path)
-    assert not is_disk_fault(ConnectionError("the hub does not answer"), tmp_path)
-    assert sentence_of(full, tmp_path) == f"{tmp_path} cannot be used: No space left on device"
-    assert sentence_of(gone, None) == f"{tmp_path}/a/b cannot be used: No such file or directory"
-    assert sentence_of(ConnectionError("the hub does not answer")) == "the hub does not answer"
+    assert not is_disk_fault(ConnectionError("no answer"), tmp_path)
+    assert unsaid(sentence_of(full, tmp_path), f"{tmp_path} |No space left") == []
+    assert unsaid(sentence_of(gone, None), f"{tmp_path}/a/b |No such file") == []
+    assert sentence_of(ConnectionError("no answer")) == "no answer"
     assert sentence_of(TimeoutError()) == "TimeoutError"

@@ -32,6 +32,7 @@ from repro.spec.needs import DATA_DOWNLOADS
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
 from tests.repro.qwen_checkpoint import SMALL, write_full, write_hub, write_small
+from tests.said import unsaid
 
 PUBLISHED = [
     (target.name, tier) for target in TARGETS for tier in REAL_CHECKPOINTS if tier in target.scales
@@ -173,8 +174,8 @@ def test_one_command_plans_runs_checks_and_reports(checkpoint, tmp_path, monkeyp
     assert main(["run", *line, *chosen, "--workers", "1", "--threads", "1"]) == 0
     assert main(["check", *line]) == 0
     assert main(["report", *line, "--out", str(tmp_path / "report.md")]) == 0
-    assert "1 runs (0 recorded, 1 to do)" in capsys.readouterr().out
-    assert "accuracy, any form of answer" in (tmp_path / "report.md").read_text()
+    assert "(0 recorded, 1 to do)" in capsys.readouterr().out
+    assert "| NVFP4, LoRA + AQN (QeRL) |" in (tmp_path / "report.md").read_text()
 
 
 def names_refused(name, tier, device):
@@ -210,9 +211,7 @@ def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loade
     monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
     selection = small("table1", Tier.PAPER, checkpoint, max_prompt_tokens=100)
     said = files_refusal(selection.plan(1, ["bf16"])[0])
-    assert said is not None
-    assert "the longest prompt has" in said
-    assert "max_prompt_tokens there is 100" in said
+    assert unsaid(said or "", "max_prompt_tokens|100") == []
 
 
 @pytest.mark.parametrize(
@@ -230,7 +229,7 @@ def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made
     assert plain is None
     assert (noisy is None) == perturbed
     if noisy is not None:
-        assert "nvfp4_lora_aqn would add no noise" in noisy
+        assert unsaid(noisy, "nvfp4_lora_aqn|no noise") == []
         assert ("--set updates_per_rollout=1" in noisy) == (updates > 1)
 
 
@@ -254,10 +253,9 @@ def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     run = select(["table1"], tier="paper")[0].plan(1, ["nvfp4_lora"])[0]
     said = files_refusal(run)
-    assert said is not None
-    assert "HF_HUB_OFFLINE is set" in said
+    assert "HF_HUB_OFFLINE" in (said or "")
     monkeypatch.setattr(preflights.importlib.util, "find_spec", lambda name: None)
-    assert "needs bitsandbytes, which is not installed" in (refusal(run) or "")
+    assert "bitsandbytes" in (refusal(run) or "")
 
 
 def test_a_silent_hub_costs_seconds_for_models(tmp_path, monkeypatch):
@@ -283,7 +281,7 @@ def test_a_download_that_was_cut_short_is_not_taken_for_a_checkpoint(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert resolve("owner/model", "main") == folder
     next(folder.glob("model-00002*")).unlink()
-    with pytest.raises(CheckpointError, match="is not whole in the local hub cache"):
+    with pytest.raises(CheckpointError, match="local hub cache"):
         resolve("owner/model", "main")
     assert resolve("owner/model", "main", weights=False) == folder
 

@@ -81,7 +81,7 @@ def test_an_adapters_memory_is_of_the_smallest_card_here(monkeypatch):
     ]
     monkeypatch.setattr(preflight, "cuda_devices", lambda: cards)
     text = text_of("table1", [1])
-    assert "A card of 24 GB (smallest of 2 cards" in text
+    assert "24 GB (smallest of 2" in text
     assert planned(text)[0] < 24
 
 
@@ -106,5 +106,5 @@ def test_full_training_of_7b_fits_two_cards_with_moments_in_eight_bits_and_four_
 
 @pytest.mark.parametrize("text", ["two", "0,1", "", "1,,2"])
 def test_numbers_of_ranks_that_are_none_are_named(text):
-    with pytest.raises(ValueError, match="needs numbers such as"):
+    with pytest.raises(ValueError, match="numbers"):
         parse_ranks(text)

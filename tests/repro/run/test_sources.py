@@ -49,11 +49,7 @@ class Checkout:
 
 def forget():
     """Do as a fresh process would: nothing is known of the source yet."""
-    asked_once = (
-        provenance.source_commit,
-        provenance.source_digest,
-        origins._committed,
-    )
+    asked_once = (provenance.source_commit, provenance.source_digest, origins._committed)
     for asked in asked_once:
         getattr(asked, "cache_clear", lambda: None)()
 

@@ -170,9 +170,9 @@ def test_a_tracker_that_fails_at_its_end_is_a_warning(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--log", "wanbd"], "did you mean wandb?"),
-        (["--log", "no_such_package"], "not installed; pip install no_such_package"),
-        (["--log", ","], "--log names no tracker"),
+        (["--log", "wanbd"], "mean wandb?"),
+        (["--log", "no_such_package"], "pip install no_such_package"),
+        (["--log", ","], "--log "),
     ],
 )
 def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(

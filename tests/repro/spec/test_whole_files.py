@@ -62,7 +62,7 @@ def test_a_folder_appears_when_it_is_complete_and_never_over_another(tmp_path):
         (folder / "a").write_text("first")
         assert not out.exists()
     assert (out / "a").read_text() == "first"
-    with pytest.raises(FileExistsError, match="never written over another"), appearing(out):
+    with pytest.raises(FileExistsError, match="never written over"), appearing(out):
         pytest.fail("the block was entered")
     assert list(out.parent.iterdir()) == [out]
 

@@ -54,8 +54,7 @@ def test_a_lower_start_alone_is_not_slower_learning(size):
 
 def test_faster_learning_and_a_higher_end_are_seen():
     said = verdicts(
-        "learning_coder_1_5b",
-        {**ALIKE, "nvfp4_lora": (30, 42.7), "nvfp4_lora_aqn": (30, 42.7)},
+        "learning_coder_1_5b", {**ALIKE, "nvfp4_lora": (30, 42.7), "nvfp4_lora_aqn": (30, 42.7)}
     )
     assert said["nvfp4_faster"] == "reproduced"
     assert said["qerl_ends_higher"] == "reproduced"
