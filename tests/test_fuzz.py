@@ -31,8 +31,14 @@ from repro.evaluate.grades import shows_working
 from repro.evidence.estimate import mean_interval
 from repro.evidence.record import RecordError, finite_json, read_record
 from repro.evidence.store import read_stored, stored_line, stored_text
-from repro.evidence.verdicts.statistics import false_discovery, holm, paired, power, wilson_interval
-from repro.evidence.verdicts.two_samples import difference
+from repro.evidence.verdicts.statistics import (
+    difference,
+    false_discovery,
+    holm,
+    paired,
+    power,
+    wilson_interval,
+)
 from repro.judge.bundle import judge_bundle
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.decoder import PROJECTIONS

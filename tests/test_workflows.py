@@ -5,6 +5,7 @@ order, the rights and the machines.
 """
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def steps(path):
         yield from job["steps"]
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_action_is_named_by_a_commit_that_no_one_can_move(path):
+    for step in steps(path):
+        if "uses" in step:
+            assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", step["uses"])
+
+
 def commands(path):
     """Yield the lines that a workflow's steps run, without comments and the install of nox."""
     for step in steps(path):
@@ -44,7 +52,6 @@ def commands(path):
 
 
 def sessions():
-    """Return the names of noxfile's sessions."""
     names = set()
     for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.FunctionDef):

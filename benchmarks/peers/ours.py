@@ -50,6 +50,8 @@ from repro.spec.tier import Tier
 
 PACKAGES = ("qerl-repro", "torch", "triton", "transformers", "peft")
 _LEARNING_RATE = 1e-5
+# Rows are small tensors on the host: 32 threads took 0.7 s a step more than these.
+_THREADS = 4
 # More steps than are ever timed, so that no schedule ends.
 _MOST_STEPS = 1000
 
@@ -116,7 +118,7 @@ def measure_steps(asked: Namespace) -> dict[str, Any]:
         ended.append(time.time())
         harness.say(f"{asked.way}: step {step}: {steps[-1]['total']:.3f} s")
 
-    with loaded(run, ALONE, lambda text, values: None, torch.get_num_threads()) as made:
+    with loaded(run, ALONE, lambda text, values: None, _THREADS) as made:
         learner = learner_of_run(made)
         if asked.ignore_end and isinstance(made.sampler, Engine):
             made.sampler.config = dataclasses.replace(made.sampler.config, ignore_end=True)
@@ -172,7 +174,7 @@ def measure_update(asked: Namespace) -> dict[str, Any]:
         asked, DataConfig(train_problems=asked.prompts, test_problems=1), _LEARNING_RATE
     )
     run = run_of(asked.way, scale, asked.seed)
-    with loaded(run, ALONE, lambda text, values: None, torch.get_num_threads()) as made:
+    with loaded(run, ALONE, lambda text, values: None, _THREADS) as made:
         learner, state = learner_of_run(made), fresh_state(run)
         first = drawn_rollout(steps[0])
         warm = update(learner, state, first, 0)

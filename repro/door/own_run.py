@@ -162,10 +162,12 @@ def _require_memory(run: RunConfig, ranks: int) -> None:
     _, refused = memory_of(run.arm, run.scale, ranks)
     if refused is None:
         return
+    device = smallest_device()
     fitting = [
         f"{words} ({size(memory.least)})"
         for words, arm, scale in _smaller(run)
-        if (memory := training_memory(arm, scale, ranks)) and _fits(memory.least)
+        if (memory := training_memory(arm, scale, ranks))
+        and (device is None or memory.least <= device.memory_bytes)
     ]
     proposed = f"what fits: {'; or '.join(fitting)}" if fitting else "no smaller setting fits"
     raise ValueError(f"{refused}; {proposed}")
@@ -196,11 +198,6 @@ def _with_tokens(scale: TrainScale, tokens: int) -> TrainScale:
         rollout=dataclasses.replace(scale.rollout, max_new_tokens=tokens),
         evaluation=dataclasses.replace(scale.evaluation, sampling=sampling),
     )
-
-
-def _fits(nbytes: int) -> bool:
-    device = smallest_device()
-    return device is None or nbytes <= device.memory_bytes
 
 
 def request_text(selection: Selection, folder: Path, ranks: int) -> str:

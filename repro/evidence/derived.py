@@ -33,7 +33,7 @@ from typing import Any
 
 from repro.evidence.at_k import VOTING_SAMPLES, majority_at_k, pass_at_k
 from repro.evidence.estimate import Estimate, mean_interval
-from repro.evidence.held_out import along, explored, mean_height
+from repro.evidence.held_out import along, mean_height
 from repro.spec.facts import Facts
 
 Series = Mapping[str, Sequence[float | None]]
@@ -56,6 +56,8 @@ COLLAPSE_ROLLOUTS = 10
 COLLAPSED_BELOW = 0.5
 # Share of truncated completions, tokens per completion, and entropy over its initial value.
 COLLAPSED_CUT, COLLAPSED_TOKENS, COLLAPSED_ENTROPY = 0.3, 60.0, 2.0
+# Samples of an attempt for which pass@k is formed after training, where there are as many.
+EXPLORED_KS = (1, 4, 16, 64)
 # Percent: blessing rounds series to six digits, and a mean may equal the threshold exactly.
 _ROUNDING = 1e-4
 
@@ -204,6 +206,8 @@ def training_metrics(
         `seconds`, of rollouts and of updates.
     """
     first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
+    seconds = facts.get("seconds", {})
+    timed = [seconds.get(name) for name in ("rollout_seconds", "update_seconds")]
     more: dict[str, Estimate] = {}
     if evaluation.get("threshold"):
         more |= curve_metrics(series, evaluation["threshold"])
@@ -211,8 +215,10 @@ def training_metrics(
     return more | {
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
         "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
-        "train_seconds": _seconds(
-            facts, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
+        "train_seconds": Estimate(
+            value=None if None in timed else sum(timed),
+            unit="seconds",
+            method="rollouts and updates, by the clock",
         ),
     }
 
@@ -374,6 +380,30 @@ def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estim
     return metrics
 
 
+def explored(facts: Facts) -> dict[str, Estimate]:
+    """Return `pass_at_<k>_explored` in percent and `entropy_explored` in nats a token.
+
+    They are of what the trained policy samples at the rollouts' temperature. Raises `KeyError` if a
+    part of what was observed is missing.
+    """
+    metrics: dict[str, Estimate] = {}
+    tally = (facts.get("answers") or {}).get("accuracy_explored")
+    if tally and sum(tally["right"]):
+        n = len(tally["right"]) - 1
+        for k in (k for k in EXPLORED_KS if k <= n):
+            shares = [(pass_at_k(n, right, k), count) for right, count in enumerate(tally["right"])]
+            how = f"pass@{k}, unbiased from {n} samples"
+            metrics[f"pass_at_{k}_explored"] = _share_at(shares, how)
+    if observed := facts.get("explored"):
+        metrics["entropy_explored"] = Estimate(
+            value=observed["entropy_sum"] / observed["tokens"],
+            unit="nats",
+            n=observed["tokens"],
+            method="mean over the tokens that the trained policy sampled",
+        )
+    return metrics
+
+
 def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
     """Return the votes of one sample per problem, which wins if it is correct."""
     wrong, right = hits
@@ -407,13 +437,6 @@ def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Esti
         n=len(values),
         method=f"mean over {where}",
     )
-
-
-def _seconds(facts: Facts, names: Sequence[str], method: str) -> Estimate:
-    seconds = facts.get("seconds", {})
-    known = all(name in seconds for name in names)
-    total = sum(seconds[name] for name in names) if known else None
-    return Estimate(value=total, unit="seconds", method=method)
 
 
 def share_of(tally: Sequence[int]) -> Estimate:

@@ -1,11 +1,8 @@
-"""Metrics of the test split along a run, and of what the policy samples after it.
+"""Metrics of the test split along a run.
 
 A run's last checkpoint is one draw of where it drifts; the mean of several late tests is a
 measurement. The tests along the run are the series `test_steps`, `test_accuracy` (sampled) and
 `test_accuracy_greedy`, in percent; the test at the end is the run's accuracy.
-
-What the trained policy samples at the rollouts' temperature is the tally `accuracy_explored` of
-`facts.answers`, and `facts.explored` with `entropy_sum` (nats) over `tokens`.
 """
 
 from __future__ import annotations
@@ -15,14 +12,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from statistics import fmean
 
-from repro.evidence.at_k import pass_at_k
-from repro.evidence.estimate import Estimate, mean_interval
-from repro.spec.facts import Facts
+from repro.evidence.estimate import Estimate
 
 # Share of a run's steps after which a test is a late one.
 LATE = Fraction(2, 3)
-# Samples of an attempt for which pass@k is formed after training, where there are as many.
-EXPLORED_KS = (1, 4, 16, 64)
 
 
 def along(
@@ -68,41 +61,6 @@ def along(
             unit="percent",
             n=len(heights),
             method=f"mean height of the tests from step {places[0]:.0f} on, straight between them",
-        )
-    return metrics
-
-
-def explored(facts: Facts) -> dict[str, Estimate]:
-    """Return `pass_at_<k>_explored` in percent and `entropy_explored` in nats a token.
-
-    Raises `KeyError` if a part of what was observed is missing.
-    """
-    metrics: dict[str, Estimate] = {}
-    tally = (facts.get("answers") or {}).get("accuracy_explored")
-    if tally and sum(tally["right"]):
-        hits = tally["right"]
-        n = len(hits) - 1
-        for k in (k for k in EXPLORED_KS if k <= n):
-            values = [
-                100.0 * pass_at_k(n, right, k)
-                for right, count in enumerate(hits)
-                for _ in range(count)
-            ]
-            interval = mean_interval(values)
-            metrics[f"pass_at_{k}_explored"] = Estimate(
-                value=interval.value,
-                unit="percent",
-                low=interval.low,
-                high=interval.high,
-                n=len(values),
-                method=f"pass@{k}, unbiased from {n} samples; mean over problems, 95 % t interval",
-            )
-    if observed := facts.get("explored"):
-        metrics["entropy_explored"] = Estimate(
-            value=observed["entropy_sum"] / observed["tokens"],
-            unit="nats",
-            n=observed["tokens"],
-            method="mean over the tokens that the trained policy sampled",
         )
     return metrics
 

@@ -96,11 +96,11 @@ def changed_text(records: Iterable[Record]) -> str:
     return f"Of no one commit: {of}: the source was, or became, another" if seeds else ""
 
 
-def named_commits(records: Iterable[Record], digits: int, form: str = "{}") -> list[str]:
+def named_commits(records: Iterable[Record], digits: int) -> list[str]:
     """Return commits as pages print them, sorted: `4ca0801`, or `4ca0801 (changed source)`."""
     changed: dict[str, bool] = {}
     for record in records:
-        short = form.format(record.commit[:digits])
+        short = record.commit[:digits]
         changed[short] = changed.get(short, False) or is_changed(record)
     return [f"{short} ({CHANGED})" if of else short for short, of in sorted(changed.items())]
 

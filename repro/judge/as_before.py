@@ -35,9 +35,7 @@ from typing import Literal
 from repro.evidence.origins import devices_of, mixed_sources, without_seed
 from repro.evidence.record import Record
 from repro.evidence.verdicts.sizes import Pair
-from repro.evidence.verdicts.statistics import holm
-from repro.evidence.verdicts.two_samples import difference
-from repro.evidence.verdicts.verdict import MINIMUM_REPEATS
+from repro.evidence.verdicts.statistics import MINIMUM_REPEATS, difference, holm
 from repro.judge.gathering import Evidence, values_of
 from repro.run.select import Selection
 from repro.spec.claim import ALPHA, BETTER_OF_UNIT, Better, Metric
@@ -247,16 +245,13 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
             f"{', '.join(devices[1])} are not compared; needs one kind of device"
         )
     for arm in sorted(old.records.keys() & new.records.keys()):
-        digests = {without_seed(record) for side in (old, new) for record in _of(side, arm)}
+        of_arm = [record for side in (old, new) for record in side.records[arm].values()]
+        digests = set(map(without_seed, of_arm))
         if len(digests) > 1:
             yield (
                 f"{target.name} at the {tier.value} tier: the records of {arm} are of "
                 f"{len(digests)} configurations ({old.name}, {new.name}); needs one"
             )
-
-
-def _of(side: Side, arm: str) -> list[Record]:
-    return list(side.records.get(arm, {}).values())
 
 
 def _values(

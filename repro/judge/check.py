@@ -46,13 +46,16 @@ from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text
 from repro.run.select import Selection
+from repro.spec.claim import Claim
 from repro.spec.config import TrainScale
-from repro.spec.target import Claim
 from repro.spec.tier import SMOKE_SEEDS, Tier
 from repro.targets import TARGETS
 
 # What arms may be compared with several versions of, and marked.
 LIBRARIES = ("torch", "triton", "transformers")
+_UNSTATED = (
+    "Exploratory: no target states these settings, so nothing fixed the claims before the runs"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,7 @@ def _verdicts(
     for claim, verdict in zip(target.claims, judged, strict=True):
         marks = {
             POST_HOC: plans.post_hoc(claim, evidence.every_record()),
-            EXPLORATORY: _unstated(selection),
+            EXPLORATORY: "" if selection.source in TARGETS else _UNSTATED,
             CHANGED: evidence.changed(claim.arms),
             MIXED_VERSIONS: mixed_versions(claim, evidence),
             ONE_PROCESS: _one_process(claim, evidence),
@@ -235,15 +238,6 @@ def _judged(
         else undecided(claim, metrics[claim.metric], "not addressed", sentence)
         for claim in target.claims
     ]
-
-
-def _unstated(selection: Selection) -> str:
-    """Return why a selection's verdicts are exploratory; empty for what a target states."""
-    if selection.source in TARGETS:
-        return ""
-    return (
-        "Exploratory: no target states these settings, so nothing fixed the claims before the runs"
-    )
 
 
 def mixed_versions(claim: Claim, evidence: Evidence) -> str:
@@ -305,17 +299,12 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
         rates = learning_rates(selection, claim)
         if len(set(rates.values())) > 1:
             return f"claim {claim.name} compares arms at different learning rates: {rates}"
-    return _other_inputs(claim, evidence) or _other_devices(selection, claim, evidence)
-
-
-def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
-    """Return a sentence on the first seed whose arms ran on different kinds of device, or None.
-
-    The card's arithmetic and speed would be part of the difference. None at the smoke tier, which
-    runs on CPUs only.
-    """
+    other_inputs = _other_inputs(claim, evidence)
+    if other_inputs or selection.tier is Tier.SMOKE:  # the smoke tier runs on CPUs only
+        return other_inputs
+    # The card's arithmetic and speed would be part of the difference.
     records = [record for arm in claim.arms for record in evidence.records[arm].values()]
-    mixed = None if selection.tier is Tier.SMOKE else mixed_devices(records)
+    mixed = mixed_devices(records)
     return mixed and f"claim {claim.name}: {mixed}"
 
 
@@ -379,18 +368,14 @@ def _expectations(selection: Selection, device: str | None, expected: Path) -> l
     expectations = load_bars(expected, tier.value, target.name, device)
     if tier is Tier.PAPER and target.headline:
         known = {metric.name for metric in target.metrics_at(tier)}
+        names = {"accuracy": target.headline}  # of others, that of their test set
         expectations += [
             _paper_expectation(cell.arm, metric, cell.value, cell.items, cell.place)
             for cell in paper_cells(expected, target.paper_file)
             if cell.column == target.paper_column and cell.arm and cell.items
-            if (metric := _metric_of_quantity(cell.quantity, target.headline)) in known
+            if (metric := names.get(cell.quantity, f"accuracy_{cell.quantity.lower()}")) in known
         ]
     return [item for item in expectations if item.arm in {arm.name for arm in target.arms}]
-
-
-def _metric_of_quantity(quantity: str, headline: str) -> str:
-    """Return the metric for a quantity of the paper's tables: the headline or a benchmark."""
-    return headline if quantity == "accuracy" else f"accuracy_{quantity.lower()}"
 
 
 def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:

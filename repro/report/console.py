@@ -65,9 +65,10 @@ class _Pipe(Console):
         raise BrokenPipeError
 
 
-def print_check(checked: Checked, console: Console | None = None) -> None:
-    """Print the verdicts of one target."""
-    console = console or _console()
+def print_check(checked: Checked) -> None:
+    """Print the verdicts of one target; of anything but a terminal a line has 120 columns."""
+    terminal = _Pipe()
+    console = terminal if terminal.is_terminal else _Pipe(width=_WIDTH)
     if checked.lacking:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
@@ -103,12 +104,6 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
     for path, reason in checked.evidence.failed:
         console.print(f"[yellow]failed[/] {escape(f'{path}: {reason}')}", highlight=False)
-
-
-def _console() -> Console:
-    """Return the terminal; anything else (a pipe, a log) takes lines of 120 columns."""
-    console = _Pipe()
-    return console if console.is_terminal else _Pipe(width=_WIDTH)
 
 
 def main_check(args: argparse.Namespace) -> int:

@@ -41,13 +41,14 @@ def ending(checks: Sequence[Checked]) -> str:
     """Return the result of checks as one line."""
     recorded = [one for one in checks if one.lacking is None]
     lacking = [one for one in checks if one.lacking is not None]
+    larger = [one for one in recorded if one.selection.tier is not Tier.SMOKE]
     sentences = [
         *_faults(recorded),
         *_absent(lacking, recorded),
         _machinery(recorded),
         *_of_paper(recorded),
         _counted(_all(recorded, Kind.OPEN), "claim{} beyond the paper", SAID_OF_CLAIMS),
-        _counted(_targets(recorded), "performance target{} of this suite", _BARS, bar_word),
+        _counted(_all(larger, Kind.BAR), "performance target{} of this suite", _BARS, bar_word),
     ]
     return " ".join(filter(None, sentences))
 
@@ -99,10 +100,6 @@ def _machinery(checks: Sequence[Checked]) -> str:
     if verdicts and all(v.status == "reproduced" and EXPLORATORY not in v.marks for v in verdicts):
         return "All checks of the machinery passed."
     return _counted(verdicts, "check{} of the machinery", _CHECKS)
-
-
-def _targets(checks: Sequence[Checked]) -> list[Verdict]:
-    return _all([one for one in checks if one.selection.tier is not Tier.SMOKE], Kind.BAR)
 
 
 def _of_paper(checks: Sequence[Checked]) -> list[str]:

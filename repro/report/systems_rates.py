@@ -88,7 +88,8 @@ def _pair(
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
     if not (logs or absent):
         return None
-    place = lora_rank_of(arms[0]) or int(match[2])
+    rank = RANK.search(arms[0])
+    place = int(rank[1] if rank else match[2])
     # The paper's row is the same by whatever products.
     rows = [RANK.sub("", arm).removesuffix("_bitsandbytes") for arm in arms]
     cells = [printed.get((match[1], row, place)) for row in rows]
@@ -118,12 +119,6 @@ def _ratio(logs: Sequence[float], verdict: Verdict | None) -> Interval:
     if verdict is not None and verdict.low is not None:
         low, high = verdict.low, verdict.high
     return Interval(value=math.exp(interval.value), low=low, high=high, n=interval.n)
-
-
-def lora_rank_of(arm: str) -> int:
-    """Return the LoRA rank in an arm's name, 0 where it names none."""
-    match = RANK.search(arm)
-    return int(match[1]) if match else 0
 
 
 def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], float]:

@@ -13,7 +13,8 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import cell_text
-from repro.spec.target import Metric, Target
+from repro.spec.claim import Metric
+from repro.spec.target import Target
 
 NOTHING = ["No records are blessed yet."]
 # What HTML takes for the beginning of a tag; `p < 0.001` has none.

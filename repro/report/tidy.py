@@ -24,7 +24,7 @@ from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
 from repro.report.tables import in_cell, plain
-from repro.report.verdict_words import Bar, kind_of, labelled, stated_bars
+from repro.report.verdict_words import kind_of, labelled, stated_bars
 from repro.run.listing import title_of
 from repro.spec.config import TrainScale
 from repro.spec.throughput_scale import ThroughputScale
@@ -86,16 +86,6 @@ class Row:
     metric: str
     because: str
     command: str
-
-    @property
-    def measured(self) -> str:
-        """The effect with its interval and unit, empty where there is none."""
-        return effect_text(self)
-
-    @property
-    def stated_by_paper(self) -> str:
-        """The paper's value with its unit, empty where it prints none."""
-        return paper_text(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +153,9 @@ def _of_check(checked: Checked, expected: Path) -> list[Row]:
                 title=title_of(target),
                 kind=kind_of(verdict).value,
                 name=verdict.name,
-                statement=_statement(verdict, bar),
+                statement=f"{bar.title}: {bar_text(bar.expectation, bar.unit)}"
+                if bar
+                else verdict.statement,
                 source=verdict.source,
                 status=verdict.status,
                 verdict=labelled(verdict),
@@ -189,12 +181,6 @@ def _place(checked: Checked) -> dict[str, Any]:
     selection = checked.selection
     device = device_name(checked.evidence) or ("cpu" if checked.evidence.count else "")
     return {"target": selection.target.name, "tier": selection.tier.value, "device": device}
-
-
-def _statement(verdict: Verdict, bar: Bar | None) -> str:
-    if bar is None:
-        return verdict.statement
-    return f"{bar.title}: {bar_text(bar.expectation, bar.unit)}"
 
 
 def _command(checked: Checked) -> str:

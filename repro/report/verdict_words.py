@@ -148,13 +148,10 @@ def counted(verdicts: Iterable[Verdict]) -> str:
         groups.setdefault(said[name], []).append(verdict)
     ordered = [said[name] for name in SAID_OF_CLAIMS for said in (SAID_OF_CLAIMS, SAID_OF_BARS)]
     return ", ".join(
-        f"{len(groups[said])} {said[len(groups[said]) > 1]}{_notes(groups[said], said)}"
+        f"{len(groups[said])} {said[len(groups[said]) > 1]}"
+        f"{notes_on(groups[said], but=EXPLORATORY if said == _OPEN[EXPLORATORY] else '')}"
         for said in sorted(groups, key=ordered.index)
     )
-
-
-def _notes(verdicts: Sequence[Verdict], said: tuple[str, str]) -> str:
-    return notes_on(verdicts, but=EXPLORATORY if said == _OPEN[EXPLORATORY] else "")
 
 
 def notes_on(verdicts: Sequence[Verdict], but: str = "") -> str:
@@ -255,17 +252,13 @@ def row_text(row: MetricRow) -> str:
     """Return a row as a sentence."""
     return (
         f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
-        f"{_mean(row.new, row)}, {change_text(row)} ({_because(row)})"
+        f"{_mean(row.new, row)}, {_change(row.change, row)} {_change_unit(row)} "
+        f"({_because(row)})"
     )
 
 
 def _mean(values: Sequence[float], row: MetricRow) -> str:
     return quantity(sum(values) / len(values), row.unit)
-
-
-def change_text(row: MetricRow) -> str:
-    """Return the change, in percent where it is relative."""
-    return f"{_change(row.change, row)} {_change_unit(row)}"
 
 
 def _because(row: MetricRow) -> str:

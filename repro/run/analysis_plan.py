@@ -35,7 +35,7 @@ from repro.spec.resolve import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import PLANNED, Tier
 from repro.spec.whole_files import write_new
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS, find, runs_of
 
 
 def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
@@ -65,8 +65,7 @@ def _arm(source: Target, name: str) -> dict[str, Any]:
 @functools.cache
 def plan_digest(name: str, tier: Tier) -> str:
     """Return the SHA-256 of the plan of the target called `name`."""
-    (target,) = (item for item in TARGETS if item.name == name)
-    return digest_of(analysis_plan(target, tier))
+    return digest_of(analysis_plan(find(name), tier))
 
 
 def needs_plan(target: Target, tier: Tier) -> bool:
@@ -114,13 +113,12 @@ class Plans:
         target, tier = selection.target, selection.tier
         self.needed = needs_plan(target, tier)
         self.key = f"{PLAN_INPUT}{target.name}"
-        self.present = plan_digest(target.name, tier) if self.needed else ""
-        place = (target.name, tier.value)
-        self.earlier = (
-            {item.digest: item for item in plans if (item.target, item.tier) == place}
-            if self.needed
-            else {}
-        )
+        self.present, self.by_digest = "", dict[str, Mapping[str, Any]]()
+        if self.needed:
+            self.present, place = plan_digest(target.name, tier), (target.name, tier.value)
+            own = (item for item in plans if (item.target, item.tier) == place)
+            self.by_digest = {item.digest: item.plan for item in own}
+            self.by_digest[self.present] = analysis_plan(target, tier)
 
     def refusal(self, record: Record) -> str | None:
         """Return why a record was made under none of them, or None."""
@@ -129,7 +127,7 @@ class Plans:
         name, carried = self.selection.target.name, record.inputs.get(self.key)
         if carried is None:
             return f"it ran before {name} had an analysis plan"
-        if carried != self.present and carried not in self.earlier:
+        if carried not in self.by_digest:
             return f"it ran under another analysis plan of {name} ({carried[:12]})"
         seeds = self._seeds(carried)
         if record.seed not in seeds:
@@ -155,22 +153,17 @@ class Plans:
         """Return why a claim is not judged by rules fixed before the runs; empty where it is."""
         if not self.needed:
             return ""
-        late = [
-            digest[:12]
-            for digest in self.carried(records)
-            if digest != self.present and not self._is_stated(claim, self.earlier[digest])
-        ]
+        carried = self.carried(records)
+        late = [digest[:12] for digest in carried if not self._is_stated(claim, digest)]
         plans = ", ".join(late)
         return f"Post hoc: the plan of these runs ({plans}) has other rules" if late else ""
 
     def _seeds(self, digest: str) -> tuple[int, ...]:
-        if digest == self.present:
-            return tuple(self.selection.source.scales[self.selection.tier].seeds)
-        return tuple(self.earlier[digest].plan["scale"]["seeds"])
+        return tuple(self.by_digest[digest]["scale"]["seeds"])
 
-    def _is_stated(self, claim: Claim, recorded: KeptPlan) -> bool:
-        """Whether an earlier plan states a claim as it is judged today, in no smaller a family."""
-        plan = recorded.plan
+    def _is_stated(self, claim: Claim, digest: str) -> bool:
+        """Whether a plan states a claim as it is judged today, in no smaller a family."""
+        plan = self.by_digest[digest]
         today = [planned(item) for item in self.selection.target.claims]
         return (
             planned(claim) in plan["claims"]
@@ -238,23 +231,16 @@ def carried_plans(
     }
     plans = []
     for name, digest in sorted(carried):
-        place = (name, tier.value, device or "")
-        known = [
-            item
-            for item in [*earlier, *_written(_plan_path(name, tier, digest, runs), place)]
-            if (item.target, item.tier, item.device) == place and item.digest == digest
-        ]
+        path, written = _plan_path(name, tier, digest, runs), []
+        if path.is_file():
+            place = {"target": name, "tier": tier.value, "device": device or ""}
+            written = [KeptPlan(**json.loads(path.read_text(encoding="utf-8")) | place)]
+        key = (tier.value, device or "", name, digest)
+        known = [item for item in (*earlier, *written) if item.key == key]
         if not known and name == target.name and digest == plan_digest(name, tier):
             known = [present_plan(name, tier, device or "")]
         plans += [min(known, key=lambda item: item.time)] if known else []
     return plans
-
-
-def _written(path: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
-    """Return the plan in the folder of records, if there is one, as of its place."""
-    named = dict(zip(("target", "tier", "device"), place, strict=True))
-    texts = [path.read_text(encoding="utf-8")] if path.is_file() else []
-    return [KeptPlan(**json.loads(text) | named) for text in texts]
 
 
 def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
@@ -263,7 +249,6 @@ def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
 
 def present_plan(name: str, tier: Tier, device: str) -> KeptPlan:
     """Return the present plan of the target called `name`, made now."""
-    (target,) = (item for item in TARGETS if item.name == name)
     commit, dirty = source_commit()
     return KeptPlan(
         target=name,
@@ -273,5 +258,5 @@ def present_plan(name: str, tier: Tier, device: str) -> KeptPlan:
         commit=commit,
         dirty=dirty,
         digest=plan_digest(name, tier),
-        plan=analysis_plan(target, tier),
+        plan=analysis_plan(find(name), tier),
     )

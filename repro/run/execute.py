@@ -34,8 +34,14 @@ from repro.run.device_queue import RETRIES, tasks_of
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, fetch_files, files_refusal, refusal
-from repro.run.present_card import torch_refusal
+from repro.run.preflight import (
+    disk_refusal,
+    fetch_files,
+    files_refusal,
+    fit_runs,
+    machine_refusal,
+    refusal,
+)
 from repro.run.progress import Display
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.rank_processes import (
@@ -126,7 +132,9 @@ def _prepared(
 ) -> dict[Tier, _Batch]:
     """Print the plan and return its runs, and the room that they have."""
     expected, here = expected_folder(args.expected), args.executor != "ray"
-    _, selections = all_of(partial(LogOptions.of_line, args), partial(_selected, args, own))
+    _, selections = all_of(
+        partial(LogOptions.of_line, args), lambda: [own[0]] if own else selections_of(args)
+    )
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
         plan, tier = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms)), selection.tier
@@ -135,7 +143,7 @@ def _prepared(
             partial(room_of, args, tier, plan, ranks, folder),
             partial(data_lines, plan, args.data is not None),
         )
-        left = [run for run in standing_of(plan, folder).left if refusal(run, ranks) is None]
+        left, _ = fit_runs(standing_of(plan, folder).left, lambda run: refusal(run, ranks))
         full = disk_refusal(selection.source.needs_at(tier), left, room.workers, folder)
         require(full is None, f"{selection.target.name}, {tier.value} tier: {full}")
         others = "" if args.tier or own else other_tiers(selection.source, tier)
@@ -149,17 +157,15 @@ def _prepared(
     return batches
 
 
-def _selected(args: argparse.Namespace, own: Own) -> list[Selection]:
-    return [own[0]] if own else selections_of(args)
-
-
 def require_ready(selection: Selection, *, here: bool = True) -> None:
     """Raise `ValueError` unless the selection can run, `here` or on machines not looked at."""
     has_scale = selection.tier in selection.source.scales
-    missing = None if has_scale and not here else selection.source.not_runnable(selection.tier)
+    missing = None
+    if here:
+        missing = machine_refusal(selection.source, selection.tier)
+    elif not has_scale:
+        missing = selection.source.not_runnable(selection.tier)
     at = f", {selection.tier.value} tier" if selection.source.scales else ""
-    if here and selection.tier is not Tier.SMOKE:
-        missing = missing or torch_refusal()
     require(missing is None, f"{selection.target.name}{at}: {missing}")
 
 
@@ -257,8 +263,8 @@ def execute(
     """
     standing = standing_of(plan, runs)
     before, blocked = len(standing.recorded), len(standing.blocked)
-    pending, refused = _runnable(standing.left, ranks)
-    refused = [*(f"Not run: {why}." for why in standing.blocked), *refused]
+    pending, refused = fit_runs(standing.left, partial(_why_not, ranks))
+    refused = [f"Not run: {why}." for why in (*standing.blocked, *refused)]
     require(bool(pending or before) or not plan, "\n".join(refused))
     for sentence in refused:
         console.print(sentence, highlight=False, markup=False)
@@ -302,6 +308,10 @@ def execute(
     return RunCounts(before=before, finished=counts["finished"], failed=failed, left=left)
 
 
+def _why_not(ranks: int, run: RunConfig) -> str | None:
+    return refusal(run, ranks) or files_refusal(run)
+
+
 def _needs_a_fresh_process(run: RunConfig) -> bool:
     """Whether a run is a measurement, or leaves vLLM's memory, which ends with its process."""
     return run.tier == Tier.SYSTEMS.value or getattr(run.scale, "sampler", "own") == "vllm"
@@ -325,20 +335,6 @@ def _follow(
             faults.append(event.text)
         display.show(event, _shown(event))
     return faults
-
-
-def _runnable(plan: Sequence[RunConfig], ranks: int) -> tuple[list[RunConfig], list[str]]:
-    """Return the runs that this machine can carry out, and why it cannot carry out the others."""
-    refused = {
-        run.digest(): why for run in plan if (why := refusal(run, ranks) or files_refusal(run))
-    }
-    arms: dict[str, list[str]] = {}
-    for run in plan:
-        if run.digest() in refused:
-            named = arms.setdefault(refused[run.digest()], [])
-            named += [run.arm.name] if run.arm.name not in named else []
-    sentences = [f"Not run: {', '.join(names)}: {why}." for why, names in arms.items()]
-    return [run for run in plan if run.digest() not in refused], sentences
 
 
 def _conclude(event: Event, counts: dict[str, int]) -> list[str]:

@@ -28,7 +28,8 @@ def listing_text(everything: bool) -> str:
         lines.append(title)
         for item in groups[title]:
             reason = f" ({item.why_not})" if item.why_not else ""
-            lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {title_of(item)}{reason}")
+            tiers = " ".join(tier.value for tier in runs_of(item).tiers()) or "-"
+            lines.append(f"  {item.name:<{width}}  {tiers:<12}  {title_of(item)}{reason}")
         lines.append("")
     if not everything:
         lines.append("Further targets, which `python -m repro list --all` names")
@@ -69,8 +70,3 @@ def title_of(target: Target) -> str:
     if named and titled and named[1] != titled[1]:
         return f"{target.title} (measured as Table {named[1]})"
     return target.title
-
-
-def _tiers(target: Target) -> str:
-    tiers = runs_of(target).tiers()
-    return " ".join(tier.value for tier in tiers) if tiers else "-"

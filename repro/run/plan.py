@@ -20,7 +20,7 @@ from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.origins import commits_of
-from repro.evidence.record import Record, standing_of
+from repro.evidence.record import standing_of
 from repro.evidence.store import blessed_records
 from repro.run.data_check import data_lines
 from repro.run.disk import free_bytes, size
@@ -28,13 +28,15 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.preflight import (
     among_unlike_devices,
     disk_bytes,
+    fit_runs,
     is_published,
+    machine_refusal,
     memory_of,
     refusal,
     require_fit,
     smallest_device,
 )
-from repro.run.present_card import kernels_line, points_left_out, torch_refusal
+from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
 from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
@@ -115,9 +117,7 @@ def plan_text(
         f"  {selection.target.statement}",
     ]
     lines += _one_run_lines(left or runs, needs, ranks)
-    missing = selection.tier.missing()
-    if selection.tier is not Tier.SMOKE:
-        missing = missing or torch_refusal()
+    missing = machine_refusal(selection.source, selection.tier)
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
     steps = blessed_steps(expected) if selection.tier in REAL_CHECKPOINTS else []
@@ -131,20 +131,20 @@ def plan_text(
     absent = [item for item in needs.downloads if not item.present()]
     fetched = [f"{item.name} ({_known(item.nbytes or listed.get(item.name))})" for item in absent]
     of_one = max(needs.memory_bytes, timed.peak_bytes)
+    answer = shortest_answer(prices, expected, selection.source.planned_seeds(selection.tier))
     memory = _memory(left or runs, of_one, workers, ranks)
     lines += [
         f"  timed     {timed.basis}",
         *(f"  priced    {basis}" for basis in sorted({one.basis for one in prices.values()})),
-        *_answer_lines(prices, expected, selection),
+        *([] if answer is None else [f"  answer    {answer}"]),
         *_card_lines(selection.tier, left or runs),
         f"  memory    {_known(memory)}{_beyond_card(selection.tier, memory)}",
         f"  downloads {'; '.join(fetched) or 'none'}",
     ]
-    refused = _refusals(left, ranks)
-    lines += [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
-    lines += [f"  refused   {reason}" for reason in standing.blocked]
+    fit, sentences = fit_runs(left, lambda run: refusal(run, ranks))
+    lines += [f"  refused   {sentence}" for sentence in (*sentences, *standing.blocked)]
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
-    writing = [run for run in left if missing or refusal(run, ranks) is None]
+    writing = left if missing else fit
     written = None if _unknown(writing) else disk_bytes(writing, needs, workers)
     lines += _disk_lines(written, free_bytes(folder))
     lines.append(f"  records   {folder}")
@@ -229,27 +229,6 @@ def _listed(runs: Iterable[RunConfig]) -> dict[str, int]:
     return listed
 
 
-def _seconds_of(record: Record) -> float:
-    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
-    return (ended - begun).total_seconds()
-
-
-def _refusals(left: list[RunConfig], ranks: int) -> dict[str, list[str]]:
-    """Return by reason the arms that cannot work here."""
-    refused: dict[str, list[str]] = {}
-    for run in {run.arm.name: run for run in left}.values():
-        if (reason := refusal(run, ranks)) is not None:
-            refused.setdefault(reason, []).append(run.arm.name)
-    return refused
-
-
-def _answer_lines(prices: dict[str, Price], expected: Path, selection: Selection) -> list[str]:
-    """Return what deciding the paper's headline would take, where its arms are priced."""
-    planned = selection.source.planned_seeds(selection.tier)
-    answer = shortest_answer(prices, expected, planned)
-    return [] if answer is None else [f"  answer    {answer}"]
-
-
 def _arm_lines(
     runs: list[RunConfig], done: set[str], timed: BlessedTimes, prices: dict[str, Price]
 ) -> list[str]:
@@ -317,7 +296,9 @@ def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Blessed
     blessed = of_this or blessed
     times: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for record in blessed:
-        taken = (_seconds_of(record), _runs_at_once(record))
+        begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+        at_once = int(record.facts.get("repeats_together", 1))  # seeds on one loaded model
+        taken = ((ended - begun).total_seconds(), at_once)
         times.setdefault((record.target, record.arm), []).append(taken)
     devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
     commits = ", ".join(commit[:7] for commit in commits_of(blessed))
@@ -337,11 +318,6 @@ def _device_here(tier: Tier) -> str | None:
         return device_of(capture_environment())
     driver = {"gpu": [{"name": device.name}], "variables": dict(os.environ)}
     return device_of(capture_environment()) or device_of(driver)
-
-
-def _runs_at_once(record: Record) -> int:
-    """Return how many runs shared the record's time: the seeds on one loaded model."""
-    return int(record.facts.get("repeats_together", 1))
 
 
 def duration(seconds: float) -> str:

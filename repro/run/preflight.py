@@ -1,9 +1,10 @@
 """Whether a run can work here, found out before anything large is downloaded or loaded.
 
 A run on a published checkpoint takes hours, and most of what stops one can be known beforehand.
-`RunConfig` refuses settings that train nothing. `unfit` looks at what the settings name, as far as
-it is here, and `lacking` at this machine: a package that is not installed, a step that no card of
-this size holds. Both are for `plan` and `run` alike, which end in an error where no run is fit.
+`RunConfig` refuses settings that train nothing. What else a run requires is one list, which `plan`,
+`run` and `train` ask alike: `unfit` looks at what the settings name, as far as it is here, and
+`lacking` at this machine: a package that is not installed, a step that no card of this size holds.
+A command ends in an error where no run is fit.
 `files_refusal` and `fetch_files` are for `run` alone, since they fetch what runs read: first the
 small files (config, tokenizer, problems), then the weights. So a hub that does not answer refuses a
 run, as a prompt longer than the scale allows does, and one that has begun needs no network.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +29,12 @@ from repro.models.memory_plan import training_memory
 from repro.reward.custom import load_reward
 from repro.run.data_check import problems_of, reads_of, require_prompts
 from repro.run.disk import free_bytes, size
-from repro.run.present_card import kernels_refusal, measured_parts, points_left_out
+from repro.run.present_card import (
+    kernels_refusal,
+    measured_parts,
+    points_left_out,
+    torch_refusal,
+)
 from repro.spec.arm import Arm
 from repro.spec.checks import require, tried
 from repro.spec.config import RunConfig, TrainScale
@@ -36,12 +42,20 @@ from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
 from repro.spec.schedule import stage_of_step
 from repro.spec.shapes import shape_by_name, shape_of_checkpoint
+from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputScale
 from repro.spec.tier import CudaDevice, Tier, cuda_devices
 from repro.targets import TARGETS
 
+# Returns why a run does not have what it requires, or None.
+Requirement = Callable[[RunConfig], str | None]
 # A run's record and its metrics.jsonl of some hundred steps.
 _RECORD_BYTES = 500_000
+
+
+def machine_refusal(source: Target, tier: Tier) -> str | None:
+    """Return why this machine can carry out no run of a target at a tier, or None."""
+    return source.not_runnable(tier) or (None if tier is Tier.SMOKE else torch_refusal())
 
 
 def refusal(run: RunConfig, ranks: int = 1) -> str | None:
@@ -49,14 +63,51 @@ def refusal(run: RunConfig, ranks: int = 1) -> str | None:
     return unfit(run) or lacking(run, ranks)
 
 
+def fit_runs(runs: Iterable[RunConfig], why: Requirement) -> tuple[list[RunConfig], list[str]]:
+    """Return the runs that can work, and of the others arms and reasons, a sentence each.
+
+    Of runs that differ only in their seed one is asked.
+    """
+    fit: list[RunConfig] = []
+    arms: dict[str, list[str]] = {}
+    why_not = functools.cache(why)
+    for run in runs:
+        reason = why_not(dataclasses.replace(run, seed=0))
+        if reason is None:
+            fit.append(run)
+        else:
+            arms.setdefault(reason, []).append(run.arm.name)
+    return fit, [f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in arms.items()]
+
+
+def _asked(run: RunConfig, *requirements: Requirement) -> str | None:
+    reasons = (requirement(run) for requirement in requirements)
+    return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+
+
 def unfit(run: RunConfig) -> str | None:
     """Return why no machine can carry a run out, by its settings and the files here, or None."""
-    scale = run.scale
-    if not isinstance(scale, TrainScale):
+    if not isinstance(run.scale, TrainScale):
         return None
+    return _asked(
+        run, _noise_refusal, _sampler_refusal, _optimizer_refusal, _data_refusal, _named_refusal
+    )
+
+
+def lacking(run: RunConfig, ranks: int = 1) -> str | None:
+    """Return what this machine lacks for a run by so many ranks, or None."""
+
+    def memory_refusal(run: RunConfig) -> str | None:
+        trains = isinstance(run.scale, TrainScale) and is_published(run.scale)
+        return memory_of(run.arm, run.scale, ranks)[1] if trains else None
+
+    return _asked(run, missing_package, _card_refusal, memory_refusal)
+
+
+def _named_refusal(run: RunConfig) -> str | None:
+    """Return what is wrong with what a run's settings name, as far as it is here, or None."""
+    scale = run.scale
     bare = dataclasses.replace(scale, seeds=())
-    refusals = [check(run) for check in (_noise_refusal, _sampler_refusal, _optimizer_refusal)]
-    refusals += [*_data_refusals(bare)]
     try:
         require(
             scale.checkpoint == "tiny" or is_published(scale),
@@ -71,32 +122,16 @@ def unfit(run: RunConfig) -> str | None:
         template_named(scale.prompt_template)
         if Path(scale.checkpoint).expanduser().exists():
             (folder,) = local_folders(scale.checkpoint)
-            refusals.append(_format_refusal(folder, run))
+            return _format_refusal(folder, run)
     except (OSError, ValueError) as error:
-        refusals.append(str(error))
-    return "; ".join(dict.fromkeys(filter(None, refusals))) or None
-
-
-def lacking(run: RunConfig, ranks: int = 1) -> str | None:
-    """Return what this machine lacks for a run by so many ranks, or None."""
-    device, refusals = smallest_device(), [missing_package(run)]
-    if device is not None and run.tier == Tier.SYSTEMS.value:
-        refusals += [kernels_refusal(run, device), _points_refusal(run, device)]
-    if isinstance(run.scale, TrainScale) and is_published(run.scale):
-        refusals.append(memory_of(run.arm, run.scale, ranks)[1])
-    return "; ".join(filter(None, refusals)) or None
+        return str(error)
+    return None
 
 
 def require_fit(runs: Sequence[RunConfig]) -> None:
     """Raise `ValueError`, with arms and reasons, where no machine can carry out any of the runs."""
-    unfit_arms: dict[str, list[str]] = {}
-    for run in {run.arm: run for run in runs}.values():
-        why = unfit(run)
-        if why is None:
-            return
-        unfit_arms.setdefault(why, []).append(run.arm.name)
-    sentences = [f"{', '.join(arms)}: {why}" for why, arms in unfit_arms.items()]
-    require(not sentences, "; ".join(sentences))
+    fit, sentences = fit_runs({run.arm: run for run in runs}.values(), unfit)
+    require(bool(fit) or not sentences, "; ".join(sentences))
 
 
 def _prompts_of(scale: TrainScale) -> tuple[Any, ...]:
@@ -235,11 +270,14 @@ def among_unlike_devices() -> str:
     return f" (smallest of {len(devices)} cards; CUDA_VISIBLE_DEVICES chooses)"
 
 
-def _points_refusal(run: RunConfig, device: CudaDevice) -> str | None:
-    """Return why none of a measurement's points fits a device by the plan, or None."""
+def _card_refusal(run: RunConfig) -> str | None:
+    """Return why this machine's card cannot measure what a run measures, or None."""
+    device = smallest_device()
+    if device is None or run.tier != Tier.SYSTEMS.value:
+        return None
     left_out = points_left_out(run, device.memory_bytes)
     if not left_out or len(left_out) < measured_parts(run):
-        return None
+        return kernels_refusal(run, device)
     least = min(left_out.values(), key=lambda sentence: float(sentence.split()[1]))
     return (
         f"{run.arm.label} of {run.target}: the smallest of {len(left_out)} points {least}"
@@ -308,13 +346,15 @@ def disk_refusal(needs: Needs, runs: Sequence[RunConfig], workers: int, folder: 
     return None
 
 
-def _data_refusals(scale: TrainScale) -> Iterator[str]:
-    """Yield what is wrong with a scale's data, from their description only."""
-    for read in reads_of(scale):
+def _data_refusal(run: RunConfig) -> str | None:
+    """Return what is wrong with a run's data, from their description only, or None."""
+    faults = []
+    for read in reads_of(run.scale):
         try:
             require_declared(read.data, read.split)
         except ValueError as error:
-            yield f"{read.name} problems: {error}"
+            faults.append(f"{read.name} problems: {error}")
+    return "; ".join(dict.fromkeys(faults)) or None
 
 
 def _format_refusal(folder: Path, run: RunConfig) -> str | None:

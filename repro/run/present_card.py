@@ -74,8 +74,10 @@ def runs_hopper_kernels(device: CudaDevice) -> bool:
 
 def kernels_refusal(run: RunConfig, device: CudaDevice) -> str | None:
     """Return why a measurement of Hopper's own kernels cannot run on a device, or None."""
-    if run.procedure != "operation" or device.capability[0] == 9:
+    if run.procedure != "operation" or runs_hopper_kernels(device):
         return None
+    if device.capability[0] == 9:
+        return f"{run.target} measures kernels for Hopper; {KERNELS} is portable: unset it"
     found = ".".join(map(str, device.capability))
     return f"{run.target} measures kernels for Hopper (9.0); {device.name} is of {found}"
 

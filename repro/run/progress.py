@@ -67,13 +67,19 @@ class Display:
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
         numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
+        measured = event.task.run.tier == Tier.SYSTEMS.value
+        again = (
+            "it is measured again from its beginning"
+            if measured
+            else "it resumes from its checkpoint"
+        )
         label, rest = {
             "finished": ("[green]done[/]   ", numbers),
             "returned": ("[yellow]again[/]  ", _reason(event)),
             "failed": ("[red]failed[/] ", _reason(event)),
             "elsewhere": ("[green]there[/]  ", "recorded meanwhile"),
             "disk": ("[red]no disk[/]", _reason(event)),
-            "stopped": ("[yellow]stopped[/]", _next_start(event.task)),
+            "stopped": ("[yellow]stopped[/]", again),
         }[event.kind]
         self._console.print(f"{label} {name:<34} {rest}", highlight=False)
 
@@ -91,13 +97,6 @@ class Display:
         for name, event in sorted(self._active.items()):
             table.add_row("  " + name, _plain(event.text), _numbers(event.values))
         return Group(table, self._progress)
-
-
-def _next_start(task: Task) -> str:
-    """Return what the next start does with a run that was stopped."""
-    if task.run.tier == Tier.SYSTEMS.value:
-        return "it is measured again from its beginning"
-    return "it resumes from its checkpoint"
 
 
 def _reason(event: Event) -> str:

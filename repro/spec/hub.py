@@ -161,9 +161,8 @@ def fetch(download: Callable[[], Result], home: Path, silent: float | None = Non
         raise HubError(reason_of(result)) from result
     arrived = sorted({*(home / "blobs").glob("*")} - before)
     with ThreadPoolExecutor(max_workers=4) as pool:
-        odd = [
-            blob for blob, ok in zip(arrived, pool.map(_as_named, arrived), strict=True) if not ok
-        ]
+        digests = dict(zip(arrived, pool.map(sha256_of, arrived), strict=True))
+    odd = [blob for blob, digest in digests.items() if hub_digest(blob) not in (None, digest)]
     for blob in odd:
         blob.unlink()
     if odd:
@@ -192,10 +191,6 @@ def _watched(download: Callable[[], Result], home: Path, silent: float) -> Resul
     if not ended:
         raise HubError(f"{endpoint()} has sent nothing for {silent:.0f} seconds")
     return ended[0]
-
-
-def _as_named(blob: Path) -> bool:
-    return hub_digest(blob) in (None, sha256_of(blob))
 
 
 def reason_of(error: BaseException) -> str:

@@ -26,15 +26,6 @@ from repro.spec.config import RunConfig
 from repro.spec.needs import Needs, needs_of_checkpoint
 from repro.spec.tier import REAL_CHECKPOINTS, SMOKE_SEEDS, Tier, cuda_devices
 
-__all__ = [
-    "Claim",
-    "Metric",
-    "Target",
-    "default_tier",
-    "differing_fields",
-    "plan",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -146,12 +137,6 @@ class Target:
         """Return the metrics of the target at a tier."""
         return tuple(metric for metric in self.metrics if metric.applies(tier))
 
-    def procedure_of(self, arm: Arm) -> str:
-        """Return the procedure that carries out `arm`."""
-        return (
-            "evaluate" if self.procedure == "train" and arm.training == "none" else self.procedure
-        )
-
     def home(self, arm: str) -> tuple[Target, str]:
         """Return the target, and its name of the arm, under which the runs of `arm` lie."""
         return self.shared.get(arm, (self, arm))
@@ -258,11 +243,12 @@ def _run_of(target: Target, tier: Tier, arm_name: str, seed: int) -> RunConfig:
     target.arm(arm_name)
     home, name = target.home(arm_name)
     arm = home.arm(name)
+    untrained = home.procedure == "train" and arm.training == "none"
     return RunConfig(
         target=home.name,
         target_version=home.version,
         tier=tier.value,
-        procedure=home.procedure_of(arm),
+        procedure="evaluate" if untrained else home.procedure,
         arm=arm,
         scale=home.scales[tier],
         seed=seed,

@@ -33,7 +33,8 @@ def on_data(target: Target, source: str, columns: str = "") -> Target:
 
     `source` and `columns` are those of a `DataConfig`.
     """
-    slug = _source_slug(source)
+    slug = slug_of(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    require(bool(slug), f"data source {source!r} has no name to file its records under")
     scales = {
         tier: dataclasses.replace(
             scale,
@@ -44,13 +45,6 @@ def on_data(target: Target, source: str, columns: str = "") -> Target:
     }
     require(bool(scales), f"{target.name} trains on no problems, so it takes no other data")
     return _variant(target, f"on_{slug}", f"on {slug}", scales)
-
-
-def _source_slug(source: str) -> str:
-    """Return the name that records of a data source are filed under."""
-    slug = slug_of(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
-    require(bool(slug), f"data source {source!r} has no name to file its records under")
-    return slug
 
 
 def with_steps(target: Target, steps: int) -> Target:
@@ -107,7 +101,8 @@ def with_overrides(
         *(partial(_changed, arm, settings.get("arm", {})) for arm in target.arms),
     )
     arms = tuple(changed)
-    words = _differences(before, scale)
+    old, new = (_leaves(dataclasses.asdict(of)) for of in (before, scale))
+    words = {key: value for key, value in new.items() if key not in old or old[key] != value}
     # None is for scales that only ask; a change to none would train nothing, run by run.
     require("steps" not in words or scale.steps >= 1, "steps is 0; it must be 1 or more")
     if arms != target.arms:
@@ -144,13 +139,6 @@ def _changed(arm: Arm, settings: Mapping[str, Any]) -> Arm:
     if isinstance(noise, Mapping) and arm.noise is None:
         own.pop("noise")
     return with_settings(arm, own, "arm.")
-
-
-def _differences(before: Any, after: Any) -> dict[str, Any]:
-    """Return the values of a scale, by dotted key, that another scale lacks or has otherwise."""
-    old = _leaves(dataclasses.asdict(before))
-    new = _leaves(dataclasses.asdict(after))
-    return {key: value for key, value in new.items() if key not in old or old[key] != value}
 
 
 def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from repro.spec.arm import Arm, WeightFormat
-from repro.spec.claim import Better
+from repro.spec.claim import Better, Metric
 from repro.spec.config import OperationScale
 from repro.spec.needs import Needs
-from repro.spec.target import Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.table_rows import metric, times
 

@@ -24,8 +24,9 @@ from dataclasses import replace
 from typing import Any
 
 from repro.spec.arm import Arm
+from repro.spec.claim import Claim, Metric
 from repro.spec.needs import Needs
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Target
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects

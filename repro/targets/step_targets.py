@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from repro.spec.arm import Arm
-from repro.spec.claim import Better, Effect
+from repro.spec.claim import Better, Claim, Effect, Metric
 from repro.spec.needs import Needs
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.table_rows import metric, times
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from repro.spec.claim import Claim
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
-from repro.spec.target import Claim, Target
+from repro.spec.target import Target
 from repro.targets import paper_effects, table1
 from repro.targets.step_targets import longer, step_metrics, step_target
 from repro.targets.table_rows import NOT_IN_PAPER, with_folded

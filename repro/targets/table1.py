@@ -23,6 +23,7 @@ import dataclasses
 from typing import Any
 
 from repro.spec.arm import Arm, NoiseConfig
+from repro.spec.claim import Claim, Metric
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -32,7 +33,7 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.needs import Needs
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
 from repro.targets import paper_effects, paper_tier
 from repro.targets.table_rows import above, gains, metric

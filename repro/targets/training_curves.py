@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import DAPO
-from repro.spec.claim import Effect
-from repro.spec.target import Claim, Target
+from repro.spec.claim import Claim, Effect
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier
 from repro.targets.table1 import (

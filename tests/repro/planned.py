@@ -18,7 +18,7 @@ from unittest import mock
 import repro.targets
 from repro.run import analysis_plan
 from repro.spec.arm import NoiseConfig
-from repro.spec.claim import Effect
+from repro.spec.claim import Claim, Effect
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -27,7 +27,7 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.target import Claim, Target
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.mini import FACTORS, at_rate

@@ -23,6 +23,12 @@ from repro.rollout.sampler import Sampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
+# How a procedure goes that nobody watches or stops.
+HOW: dict[str, Any] = {
+    "progress": lambda *told: None,
+    "should_stop": lambda: False,
+    "threads": 1,
+}
 # Of the texts, golds and seeds of completions.
 ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repro.evidence.verdicts import statistics as st
-from repro.evidence.verdicts.claim_sentences import could_show, measured, sized
 from repro.evidence.verdicts.comparison import (
     Compared,
     blocks_of,
@@ -34,7 +33,6 @@ from repro.evidence.verdicts.sizes import (
     undecidable,
 )
 from repro.evidence.verdicts.verdict import (
-    MINIMUM_REPEATS,
     MINIMUM_SEEDS,
     Status,
     Verdict,
@@ -83,7 +81,7 @@ def judge(
     timed
         Whether the pairs are timed repeats.
     """
-    needed, pair = (MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
+    needed, pair = (st.MINIMUM_REPEATS, "repeat") if timed else (fewest, "seed")
     tested = [
         undecided(claim, metrics[claim.metric], "not run", f"refused: {refused[claim.name]}")
         if refused and claim.name in refused
@@ -97,7 +95,10 @@ def judge(
             for index, (claim, item) in enumerate(zip(claims, tested, strict=True))
             if claim.mechanism is mechanism and _counts(claim, item)
         ]
-        adjusted = st.holm([_p_of(tested[index]) for index in family])
+        uncorrected = (tested[index] for index in family)
+        adjusted = st.holm(
+            [item.compared.p if isinstance(item, _Tested) else 1.0 for item in uncorrected]
+        )
         for index, p in zip(family, adjusted, strict=True):
             item = tested[index]
             if isinstance(item, _Tested):
@@ -110,10 +111,6 @@ def _counts(claim: Claim, item: _Tested | Verdict) -> bool:
     if isinstance(item, _Tested):
         return True
     return not undecidable(claim) and item.status != "not testable"
-
-
-def _p_of(item: _Tested | Verdict) -> float:
-    return item.compared.p if isinstance(item, _Tested) else 1.0
 
 
 def _test(
@@ -163,7 +160,7 @@ def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Ve
         about="mechanism" if claim.mechanism else "claim",
         status=status,
         sentence=sentence,
-        unit=_effect_unit(metric.unit, claim),
+        unit="x" if claim.log else "points" if metric.unit == "percent" else metric.unit,
     )
 
 
@@ -210,14 +207,14 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     )
     # With few values, even the full range of an exact test has less than the nominal confidence.
     together = 1 - level if confidence >= 1 - level / family else confidence
-    words = measured(claim, verdict, compared, family, together)
-    words += sized(verdict, sizes)
+    words = _measured(claim, verdict, compared, family, together)
+    words += _sized(verdict, sizes)
     words += secondary_text(compared.secondary, verdict.unit, log=claim.log)
     if status == "not judged":
         words += f". The interval may reach {claim.widest:g} {verdict.unit} to either side at most"
     words += f". {tested.blocked}" if tested.blocked else ""
     if status == "inconclusive" and detectable is not None:
-        words += f". {could_show(claim, verdict, compared, tested.pair)}"
+        words += f". {_could_show(claim, verdict, compared, tested.pair)}"
     return replace(verdict, sentence=words)
 
 
@@ -228,14 +225,19 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
-    if claim.widest is not None and (high - low) / 2 > _scaled(claim, claim.widest):
-        return "not judged"
+    if claim.widest is not None:
+        widest = math.log(claim.widest) if claim.log else claim.widest
+        if (high - low) / 2 > widest:
+            return "not judged"
     # Compare the whole interval: a point estimate does not decide a size.
     below = sizes is not None and sizes.tenth is not None and high < sizes.tenth
-    if sizes is None or _is_bound_the_size(claim):
-        status = _by_bound(shown and supports, shown and opposes)
-    else:
-        status = _by_size(compared, sizes, shown and supports, shown and opposes, below=below)
+    of_bound = sizes is None or _is_bound_the_size(claim)
+    least = 0.0 if of_bound or sizes is None else sizes.matters
+    status: Status = "inconclusive"
+    if shown and supports and (of_bound or below or compared.effect >= least):
+        status = "reproduced"
+    elif shown and opposes and (of_bound or compared.effect <= -least):
+        status = "contradicted"
     if status == "reproduced" and below:
         status = "below a tenth"
     # A t interval needs a spread.
@@ -246,30 +248,10 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
     return "excluded" if sizes.paper is not None and high < sizes.paper else "inconclusive"
 
 
-def _scaled(claim: Claim, size: float) -> float:
-    return math.log(size) if claim.log else size
-
-
 def _is_bound_the_size(claim: Claim) -> bool:
     """Whether the bound is the smallest effect that matters: equivalence, or ratios without one."""
     own = claim.effect is not None and claim.effect.smallest is not None
     return claim.log and (claim.side == "within" or not own)
-
-
-def _by_bound(supported: bool, opposed: bool) -> Status:
-    """Return the status of a claim whose bound is the smallest effect that matters."""
-    return "reproduced" if supported else "contradicted" if opposed else "inconclusive"
-
-
-def _by_size(
-    compared: Compared, sizes: Sizes, supported: bool, opposed: bool, *, below: bool
-) -> Status:
-    """Return the status of a directional claim, given the smallest effect that matters."""
-    if supported and (below or compared.effect >= sizes.matters):
-        return "reproduced"
-    if opposed and compared.effect <= -sizes.matters:
-        return "contradicted"
-    return "inconclusive"
 
 
 def _shown(claim: Claim, verdict: Verdict) -> Verdict:
@@ -286,7 +268,71 @@ def _with_sizes(verdict: Verdict, sizes: Sizes | None) -> Verdict:
     return verdict if sizes is None else replace(verdict, paper=sizes.paper, matters=sizes.matters)
 
 
-def _effect_unit(unit: str, claim: Claim) -> str:
-    if claim.log:
-        return "x"
-    return "points" if unit == "percent" else unit
+def _measured(
+    claim: Claim, verdict: Verdict, compared: Compared, family: int, confidence: float
+) -> str:
+    """Return a text with estimate, interval and p-value.
+
+    Parameters
+    ----------
+    family
+        Claims that were corrected together.
+    confidence
+        Of the interval, for the whole family together; with few values in an exact test, the
+        confidence of their range.
+    """
+    sign = "" if claim.log else "+"
+    margin = f" (margin {abs(claim.bound):g})" if claim.log or claim.is_bounded else ""
+    together = f" (simultaneous over {family})" if family > 1 else ""
+    p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
+    flipped = compared.test == "sign_flip"
+    test = ", exact sign-flip test of the claimed direction" if flipped else ""
+    test = ", two one-sided tests" if compared.test == "tost" else test
+    if compared.welch is not None:
+        test += f", unpaired (correlation within pairs {compared.welch.correlation:.2f})"
+    after = f" after Holm over {family}" if family > 1 else ""
+    return (
+        f"{_contrast(claim)}{'median ' * flipped}{verdict.effect:{sign}.3g} {verdict.unit}, "
+        f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
+        f"{verdict.high:{sign}.3g}, n = {verdict.n}{margin}; {p_text}{test}{after}"
+    )
+
+
+def _contrast(claim: Claim) -> str:
+    """Return which arms are compared; empty for an arm's own value."""
+    if claim.test == "page":
+        return "slope per place "
+    if claim.dose is not None:
+        given = f", given {' and '.join(claim.dose.given)}" if claim.dose.given else ""
+        return f"at {claim.dose.size:+g} of {claim.dose.metric}{given}: "
+    if len(claim.contrast) == 1:
+        return ""
+    plus, minus, times = (" * ", " / ", "^") if claim.log else (" + ", " - ", " ")
+    words = ""
+    for arm, weight in claim.contrast.items():
+        sign = minus if weight < 0 else plus if words else ""
+        size = f"{abs(weight):.3g}"
+        several = f"{arm}{times}{size}" if claim.log else f"{size}{times}{arm}"
+        words += sign + (arm if size == "1" else several)
+    return f"{words.strip()}: "
+
+
+def _sized(verdict: Verdict, sizes: Sizes | None) -> str:
+    """Return the size that the effect is compared with: the paper's, else the smallest."""
+    if sizes is None:
+        return ""
+    share = f" ({sizes.share})" if sizes.share and verdict.unit != "x" else ""
+    if verdict.paper is None:
+        return f"; from {verdict.matters:.3g} {verdict.unit} on it would matter{share}"
+    return f"; the paper's size here is {verdict.paper:.3g} {verdict.unit}{share}"
+
+
+def _could_show(claim: Claim, verdict: Verdict, compared: Compared, pair: str) -> str:
+    """Return what an inconclusive comparison could have shown."""
+    if compared.deviation == 0:
+        return "All seeds agree to the last digit, so no test can decide"
+    what = "a factor" if claim.log else "an effect"
+    return (
+        f"{verdict.n} {pair}s would have shown {what} of {verdict.detectable:.3g} "
+        f"{verdict.unit} (80 % power)"
+    )

@@ -59,8 +59,6 @@ MIXED_VERSIONS, ONE_PROCESS = "mixed versions", "within one process"
 # The source of claims that are bars of this suite rather than the paper's.
 OWN_BAR = "this suite's bar"
 MINIMUM_SEEDS = MINIMUM_DRAWS
-# Timed repeats. A 95 % interval extends 9 standard deviations for two repeats, 2.5 for three.
-MINIMUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,11 @@ def room_of(
         full = len(devices) // ranks * ranks
         groups = tuple(",".join(devices[at : at + ranks]) for at in range(0, full, ranks))
         at_once = len(groups) or (max(1, cpus // ranks) if tier is Tier.SMOKE else 1)
-        idle = _idle_line(len(devices), ranks)
+        left = len(devices) - full
+        idle = (
+            f"  idle      {left} of {len(devices)} devices: --ranks {ranks} takes {ranks} for a run"
+        )
+        idle *= bool(left)
     workers = args.workers or at_once
     require_workers(tier, workers, len(groups))
     return Room(hosts=[(workers, cpus)], processes=processes, devices=groups, idle=idle)
@@ -108,12 +112,6 @@ def _on_cluster(
     require_writable(folder)
     needs = {"num_gpus" if tier in REAL_CHECKPOINTS else "num_cpus": ranks}
     return Room(hosts=join_cluster(folder, needs), processes=processes, ray_needs=needs)
-
-
-def _idle_line(devices: int, ranks: int) -> str:
-    left = devices % ranks
-    many = f"  idle      {left} of {devices} devices: --ranks {ranks} takes {ranks} for a run"
-    return many if left else ""
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ ROWS |= {"mawps/train": 2101, "mawps/test": 238}
 
 
 def _problems(name, count, level=None):
-    """Return numbered problems."""
     return [
         Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=str(i), level=level)
         for i in range(count)
@@ -31,7 +30,6 @@ def _problems(name, count, level=None):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with 50 training and 20 test problems."""
     write_problems(tmp_path / "train.jsonl", _problems("train", 50, level=1))
     write_problems(tmp_path / "test.jsonl", _problems("test", 20, level=2))
     return tmp_path

@@ -20,7 +20,6 @@ NAMED = "question=prompt,answer=solution"
 
 
 def table(path, rows):
-    """Write rows as the suffix says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = datasets.Dataset.from_list(rows)
     if path.suffix == ".jsonl":

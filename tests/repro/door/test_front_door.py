@@ -31,7 +31,6 @@ SETTINGS = dict(text.split("=") for text in SMALL)
 
 
 def request(**changes):
-    """Return the request of `LINE`, changed."""
     fields = {"model": "tiny", "data": "generated", "settings": parse_settings(SMALL)}
     return TrainRequest(**(fields | changes))
 

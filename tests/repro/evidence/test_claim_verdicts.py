@@ -9,8 +9,7 @@ import pytest
 
 from repro.evidence.verdicts import statistics as st
 from repro.evidence.verdicts.claim_verdicts import judge
-from repro.spec.claim import Dose, Effect, slope
-from repro.spec.target import Claim, Metric
+from repro.spec.claim import Claim, Dose, Effect, Metric, slope
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
 GAIN = Metric(name="gain_greedy", unit="points", title="gain")

@@ -144,7 +144,6 @@ def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not(
 
 
 def systems_runs():
-    """Return a run of every procedure of the systems tier."""
     runs = [plan(target, Tier.SYSTEMS, 1)[0] for target in TARGETS if Tier.SYSTEMS in target.scales]
     return list({run.procedure: run for run in runs}.values())
 

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from repro.evidence.derived import derive
-from repro.evidence.held_out import along, explored
+from repro.evidence.derived import derive, explored
+from repro.evidence.held_out import along
 from repro.evidence.record import Estimate
 from repro.evidence.verdicts.claim_verdicts import judge
 from repro.run.select import select

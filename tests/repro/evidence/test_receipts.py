@@ -116,7 +116,6 @@ def test_real_records_are_evidence(smoke_runs, arm, seed):
 
 
 def spoilt(name, arm="nvfp4_lora_aqn"):
-    """Return a record with a series or a metric that cannot be."""
     record = honest_record(RUNS[arm])
     half = [0.5 * (value or 0.0) for value in record.series["sigma"]]
     series = {

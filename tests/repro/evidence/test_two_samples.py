@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from repro.evidence.verdicts.two_samples import difference
+from repro.evidence.verdicts.statistics import difference
 
 OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
 

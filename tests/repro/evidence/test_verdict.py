@@ -6,7 +6,7 @@ import pytest
 
 from repro.evidence.verdicts.expectation import Expectation
 from repro.evidence.verdicts.verdict import Verdict, judge_expectation, with_discovery_rate
-from repro.spec.target import Metric
+from repro.spec.claim import Metric
 
 ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
 HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]

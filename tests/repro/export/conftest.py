@@ -3,23 +3,17 @@
 import pytest
 import torch
 
-from repro.models.policy import load_policy, trainable_parameters
+from repro.models.policy import trainable_parameters
 from repro.procedures.train import keep_policy
+from tests.repro.small_runs import fresh_policy
 
 
 def trained_policy(weight_format="bf16", *, norms_trained=False, order=None, rounding=None):
     """Return the tiny policy with an adapter that moves it as far as training would."""
-    policy = load_policy(
-        "tiny",
-        weight_format=weight_format,
-        training="lora",
-        lora_rank=8,
-        lora_alpha=16.0,
-        norms_trained=norms_trained,
-        seed=0,
-        order=order,
-        rounding=rounding,
-    )
+    policy = fresh_policy(
+        "tiny", weight_format=weight_format, training="lora", lora_rank=8, lora_alpha=16.0,
+        norms_trained=norms_trained, seed=0, order=order, rounding=rounding,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in trainable_parameters(policy).values():

@@ -138,7 +138,6 @@ def test_a_count_that_should_stay_zero_regresses_by_one():
 
 
 def smoke_rows(metric, *factors):
-    """Return the row of a smoke metric whose seeds are multiplied one by one."""
     target = dataclasses.replace(find("table1"), metrics=(metric,), claims=(), headline=None)
     records = {"bf16": {seed: with_values(seed, metric, 10.0 + seed) for seed in range(5)}}
     pairs = enumerate(factors)
@@ -220,7 +219,6 @@ def test_sides_that_do_not_stand_beside_each_other_are_not_judged(changes, probl
 
 
 def without(metric, records):
-    """Return records that lack a metric."""
     return {
         arm: {
             seed: dataclasses.replace(

@@ -36,7 +36,6 @@ class Peak:
 
 
 def records():
-    """Yield device and target of each record of measured steps, and the record."""
     for source in blessed_sources(EXPECTED, Tier.SYSTEMS):
         for tier, target in source.targets():
             for entry in source.entries(tier, target):

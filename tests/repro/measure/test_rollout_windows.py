@@ -11,7 +11,8 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.throughput_scale import ThroughputPoint, ThroughputScale
-from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of, small_policy
+from tests.repro.measure.test_throughput_repeats import loaded, runs_of, small_policy
+from tests.repro.small_runs import HOW
 
 __all__ = ["loaded"]  # a fixture
 

@@ -27,6 +27,7 @@ from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.table1 import BF16_LORA, BF16_LORA_FOLDED, NVFP4_LORA
 from tests.repro.measure import conftest as small
+from tests.repro.small_runs import HOW
 
 SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
 LONG = ThroughputPoint(name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2))
@@ -75,13 +76,6 @@ def runs_of(scale, seeds=3):
         )
         for seed in range(seeds)
     ]  # fmt: skip
-
-
-HOW: dict[str, Any] = {
-    "progress": lambda text, values: None,
-    "should_stop": lambda: False,
-    "threads": 1,
-}
 
 
 def test_all_seeds_of_an_arm_load_each_shape_once(loaded, tmp_path):

@@ -39,7 +39,6 @@ def own(**fields):
 
 
 def group(**fields):
-    """Return a change of these fields of its one group."""
     return lambda config: config["config_groups"]["group_0"].update(fields)
 
 

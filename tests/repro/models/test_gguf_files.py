@@ -139,7 +139,6 @@ def metadata(architecture, **changes):
 
 
 def write(path, architecture, tensors, named=None, **changes):
-    """Write a GGUF file by gguf's writer."""
     writer = gguf.GGUFWriter(path, named or architecture)
     for key, value in metadata(architecture, **changes).items():
         add = {

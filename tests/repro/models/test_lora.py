@@ -32,7 +32,6 @@ def randomise(policy, seed=5):
 
 
 def dequantised_transformers(policy, folder):
-    """Return transformers' plain model with the policy's base weights, float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, layer in adapter_layers(policy.model):
         base = layer.get_base_layer()

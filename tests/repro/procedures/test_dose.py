@@ -15,6 +15,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.table1 import SMOKE
 from tests.repro.models.whole_kl import distributions, mean_kl
+from tests.repro.small_runs import HOW
 
 PROMPTS, GROUP = 5, 4
 
@@ -34,13 +35,7 @@ def run_of(arm, seed=0, **changes):
 
 
 def measured(arm, tmp_path, seed=0):
-    return procedure_named("dose")(
-        run_of(arm, seed),
-        folder=tmp_path,
-        progress=lambda text, values: None,
-        should_stop=lambda: False,
-        threads=1,
-    )
+    return procedure_named("dose")(run_of(arm, seed), folder=tmp_path, **HOW)
 
 
 def value(result, name):

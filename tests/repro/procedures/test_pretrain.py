@@ -24,6 +24,7 @@ from repro.spec.config import derive_seed
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.small_runs import HOW
 
 SMALL = Recipe(
     hidden_size=64,
@@ -53,13 +54,7 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "RECIPE", SMALL)
-        measured = procedure_named("pretrain")(
-            small_run(),
-            folder=folder,
-            progress=lambda *at: None,
-            should_stop=lambda: False,
-            threads=3,
-        )
+        measured = procedure_named("pretrain")(small_run(), folder=folder, **HOW | {"threads": 3})
         yield measured, folder / "policy"
 
 
@@ -105,14 +100,9 @@ def test_the_loss_falls_and_one_that_is_not_finite_ends_the_run(tokenizer):
 
 def test_a_run_that_is_stopped_leaves_no_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "RECIPE", SMALL)
+    stopped = HOW | {"should_stop": lambda: True}
     with pytest.raises(Stopped):
-        pretrain.pretrain_policy(
-            small_run(),
-            folder=tmp_path,
-            progress=lambda *at: None,
-            should_stop=lambda: True,
-            threads=1,
-        )
+        pretrain.pretrain_policy(small_run(), folder=tmp_path, **stopped)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,7 +20,8 @@ from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.procedures.conftest import SCALE, make_run, silent
+from tests.repro.procedures.conftest import SCALE, make_run
+from tests.repro.small_runs import HOW
 
 H100_BYTES = 85_000_000_000
 
@@ -63,9 +64,7 @@ def test_the_record_of_a_run_shows_that_nothing_was_skipped(tmp_path, arm):
     trains = arm.get("training") != "none"
     run = make_run(1, "train" if trains else "evaluate", **arm)
     procedure = train_and_evaluate if trains else evaluate_untrained
-    measured = procedure(
-        run, folder=tmp_path / "work", progress=silent, should_stop=lambda: False, threads=1
-    )
+    measured = procedure(run, folder=tmp_path / "work", **HOW)
     path = keep(run, measured, datetime.now(UTC), tmp_path, capture_environment())
     record = read_record(path)
     assert violations(record) == []
@@ -113,11 +112,7 @@ def test_the_test_split_is_answered_along_a_run_as_at_its_end(tmp_path):
     last = dataclasses.replace(small, steps=2, evaluation=untested)
     measured = {
         steps: train_and_evaluate(
-            dataclasses.replace(run, scale=one),
-            folder=tmp_path / str(steps),
-            progress=lambda *_: None,
-            should_stop=lambda: False,
-            threads=1,
+            dataclasses.replace(run, scale=one), folder=tmp_path / str(steps), **HOW
         )
         for steps, one in ((3, small), (2, last))
     }
@@ -165,13 +160,8 @@ def test_an_untrained_arm_samples_the_prompts_and_seeds_of_the_first_steps(tmp_p
             evaluation=evaluation,
         )
         carry_out = train_and_evaluate if name == "bf16_lora" else evaluate_untrained
-        arms[name] = carry_out(
-            dataclasses.replace(run, scale=small),
-            folder=tmp_path / name,
-            progress=lambda *_: None,
-            should_stop=lambda: False,
-            threads=1,
-        )
+        own = dataclasses.replace(run, scale=small)
+        arms[name] = carry_out(own, folder=tmp_path / name, **HOW)
     trained, untrained = arms["bf16_lora"], arms["bf16"]
     # Before the first update the two policies are one.
     for series in ("reward", "accuracy_sampled", "informative_groups"):

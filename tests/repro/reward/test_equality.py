@@ -29,7 +29,6 @@ class Example:
 
 
 def _table():
-    """Yield each row of the document's table: its name, as it is written, and its examples."""
     _, _, rest = DOCUMENT.read_text("utf-8").partition("<!-- table -->\n")
     _, _, *rows = rest.partition("\n<!-- end -->")[0].splitlines()
     for row in rows:
@@ -50,7 +49,6 @@ CORPUS = [
 
 
 def _cases(row):
-    """Return a row's examples and what the corpus has of it."""
     more = [
         Example(gold=line["gold"], answer=answer, paid=kind == "paid")
         for line in CORPUS

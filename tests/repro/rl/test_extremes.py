@@ -25,6 +25,12 @@ def moved(go, folder, rate=1e-2, **changes):
     return torch.cat([(now[name] - start[name]).flatten() for name in sorted(start)]) / rate
 
 
+@pytest.fixture(scope="module")
+def plainly():
+    """Hold how usual settings move the weights, once it is known."""
+    return []
+
+
 OPTIMIZER = {"beta1", "beta2", "weight_decay", "max_grad_norm", "warmup_steps", "schedule"}
 
 
@@ -49,8 +55,10 @@ OPTIMIZER = {"beta1", "beta2", "weight_decay", "max_grad_norm", "warmup_steps", 
     ],
     ids=str,
 )
-def test_a_setting_at_its_bound_moves_the_weights_as_others_do(go, extreme):
-    plain, own = moved(go, "plain"), moved(go, "own", **extreme)
+def test_a_setting_at_its_bound_moves_the_weights_as_others_do(go, extreme, plainly):
+    if not plainly:
+        plainly.append(moved(go, "plain"))
+    (plain,), own = plainly, moved(go, "own", **extreme)
     assert bool(own.isfinite().all())
     assert float(own.norm()) > 0.01 * float(plain.norm())
     assert float(torch.cosine_similarity(plain, own, dim=0)) > 0.5

@@ -102,7 +102,6 @@ def in_float64(monkeypatch):
 
 
 def passed(step, ranks, index, old, tokens):
-    """Return a rank's share of a step's gradient, and its output."""
     policy, rollout, run = step
     parameters = trained_of_any_type(policy)
     for parameter in parameters.values():

@@ -32,6 +32,7 @@ from repro.spec.tier import Tier
 from repro.spec.variants import with_overrides, with_steps
 from repro.targets import find
 from tests.repro.run.test_execute import fewer
+from tests.repro.small_runs import HOW, fresh_policy
 
 
 class StandInEngine:
@@ -116,7 +117,7 @@ def vllm(monkeypatch, tmp_path):
 
 def load(**changes):
     ask = {"weight_format": "nvfp4", "training": "lora", "lora_rank": 4} | changes
-    return load_policy("tiny", lora_alpha=8, norms_trained=True, **ask)
+    return fresh_policy("tiny", lora_alpha=8, norms_trained=True, **ask)
 
 
 @pytest.fixture
@@ -140,9 +141,7 @@ def run_of(name, *, steps=4, **settings):
 
 
 def trained(run, folder):
-    return train_and_evaluate(
-        run, folder=folder, progress=lambda text, values: None, should_stop=lambda: False, threads=1
-    )
+    return train_and_evaluate(run, folder=folder, **HOW)
 
 
 CAPPED = {"loss": {"importance_cap": 2.0}}

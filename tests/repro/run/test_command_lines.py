@@ -38,7 +38,6 @@ def test_run_ends_with_the_line_that_judges_what_it_did():
         ("--limit 0", "--limit 0|1"),
         ("--stall-timeout 0", "--stall-timeout 0"),
         ("--revision main", "--revision main|owner/model|--model"),
-        ("--model . --revision main", "--revision main|hub"),
         ("--stop-idle 0", "--stop-idle 0|1"),
         ("--tir smoke", "--tir|mean --tier?"),
         ("--seeds=-1,3", "seed -1|0"),
@@ -126,11 +125,6 @@ def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(line, words, tm
     )
     assert (ended.returncode, ended.stdout) == (2, "False\n")
     assert unsaid(ended.stderr, words) == []
-
-
-def test_an_unknown_target_gets_the_nearest_name(capsys):
-    assert main(["run", "tabel1"]) == 2
-    assert "mean table1?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from tests.said import unsaid
 
 
 def _problems(name, golds):
-    """Return numbered problems with these golds."""
     return [
         Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=gold)
         for i, gold in enumerate(golds)
@@ -22,7 +21,6 @@ def _problems(name, golds):
 
 
 def _folder(path, train, test):
-    """Return a folder with these golds."""
     path.mkdir()
     write_problems(path / "train.jsonl", _problems("train", train))
     write_problems(path / "test.jsonl", _problems("test", test))
@@ -30,7 +28,6 @@ def _folder(path, train, test):
 
 
 def _plan(data):
-    """Return the smoke tier's Table 1 on a folder."""
     [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(data)))
     return selection.plan(1)
 

@@ -72,11 +72,14 @@ def test_a_small_card_learns_what_it_cannot_hold_and_is_lent_no_times_unmarked(t
 
 @pytest.mark.usefixtures("card", "fitting_torch")
 @pytest.mark.parametrize("card", [H100], indirect=True)
-def test_a_card_that_was_measured_has_its_own_times_and_kernels(tmp_path, capsys):
-    said = planned(capsys, "kernels", "--tier", "systems", "--runs", str(tmp_path))
+def test_a_card_that_was_measured_has_its_own_times_and_kernels(tmp_path, capsys, monkeypatch):
+    line = ["kernels", "--tier", "systems", "--runs", str(tmp_path)]
+    said = planned(capsys, *line)
     assert "kernels for Hopper" in said
     assert "refused   " not in said
     assert "another card" not in said
+    monkeypatch.setenv("REPRO_KERNELS", "portable")
+    assert "refused   " in planned(capsys, *line)
 
 
 def test_what_is_not_known_of_a_model_is_not_0(tmp_path, capsys, monkeypatch):

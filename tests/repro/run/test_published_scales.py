@@ -32,6 +32,7 @@ from repro.spec.needs import DATA_DOWNLOADS
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
 from tests.repro.qwen_checkpoint import SMALL, write_full, write_hub, write_small
+from tests.repro.small_runs import HOW
 from tests.said import unsaid
 
 PUBLISHED = [
@@ -73,14 +74,7 @@ def small(name, tier, model, **settings):
 
 
 def carried_out(run, folder):
-    (path,) = carry_out(
-        [run],
-        folder / "work" / run.digest(),
-        folder,
-        lambda text, values: None,
-        lambda: False,
-        threads=1,
-    )
+    (path,) = carry_out([run], folder / "work" / run.digest(), folder, **HOW)
     assert path == find_record(run, folder)
     return read_record(path)
 

@@ -17,7 +17,6 @@ def paper(effect):
 
 
 def table1():
-    """Return {row: accuracy} of Table 1 at 7B."""
     return {key.split("/")[0]: value for key, value in cells("table1").items()
             if key.endswith("/7B/accuracy")}  # fmt: skip
 
