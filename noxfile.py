@@ -106,6 +106,11 @@ def repro(session: nox.Session, *arguments: str, python: str | None = None) -> N
     session.run(python or suite_python(session), "-m", "repro", *arguments, external=True)
 
 
+def pytest(session: nox.Session, python: str, *arguments: str) -> None:
+    """Run pytest in an environment; what stands after `--` goes to it, too."""
+    session.run(python, "-m", "pytest", *arguments, *session.posargs, external=True)
+
+
 def add_reproduction(target: Target) -> None:
     """Add the session `reproduce-<target>`; flags after `--` go to `python -m repro reproduce`."""
     runs = runs_of(target)
@@ -146,13 +151,12 @@ for each in TARGETS:
 def tests(session: nox.Session) -> None:
     """Every test but the nightly ones, two files at a time; those for a GPU say why they skip."""
     # Tests are single-threaded: two fill two cores, and more would crowd a GPU's memory.
-    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
     # By default files of few tests come last, which here are the longest: one process would wait.
-    arguments += ["--no-loadscope-reorder", *session.posargs]
+    arguments = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     # Two hundred processes that tests start import what was compiled once, also where the shell
     # forbids compiled files.
-    compiled = {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run(suite_python(session), *arguments, external=True, env=compiled)
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    pytest(session, suite_python(session), *arguments)
 
 
 def small_model(session: nox.Session) -> str:
@@ -171,15 +175,13 @@ def small_model(session: nox.Session) -> str:
 def tests_nightly(session: nox.Session) -> None:
     """The tests that are slow by nature, which `tests` leaves out."""
     session.env.setdefault("REPRO_SMALL_MODEL", small_model(session))
-    arguments = ["-m", "pytest", "-m", "nightly", *session.posargs]
-    session.run(suite_python(session), *arguments, external=True)
+    pytest(session, suite_python(session), "-m", "nightly")
 
 
 @nox.session(venv_backend="none", default=False)
 def cards(session: nox.Session) -> None:
     """Compile every Triton launch for each card by the GPU environment's Triton; needs no GPU."""
-    arguments = ["-m", "pytest", "-m", "nightly", "tests/kernels/test_cards.py", *session.posargs]
-    session.run(gpu_python(session), *arguments, external=True)
+    pytest(session, gpu_python(session), "-m", "nightly", "tests/kernels/test_cards.py")
 
 
 @nox.session(venv_backend="none", default=False)
@@ -191,16 +193,14 @@ def newest(session: nox.Session) -> None:
     group = f"--group={ROOT / 'pyproject.toml'}:test"
     installs = (("pip>=25.1",), (group, "kernels<0", "repro<0", "-e", str(ROOT)))
     python = environment_python(session, "newest", *installs)
-    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs]
-    session.run(python, *arguments, external=True)
+    pytest(session, python, "-n", "2", "--dist", "loadfile")
 
 
 @nox.session(venv_backend="none", default=False)
 def fuzz(session: nox.Session) -> None:
     """Malformed input of every kind, ten times as many cases as in the tests."""
     session.env["REPRO_FUZZ"] = "nightly"
-    arguments = ["-m", "pytest", "tests/test_fuzz.py", *session.posargs]
-    session.run(suite_python(session), *arguments, external=True)
+    pytest(session, suite_python(session), "tests/test_fuzz.py")
 
 
 @nox.session(venv_backend="none")
@@ -363,8 +363,7 @@ def propose(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Time and store on this machine; `gpu-tests` shows its own beside what is stored."""
-    arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
-    session.run(device_python(session), *arguments, external=True)
+    pytest(session, device_python(session), "benchmarks/", "--benchmark-only")
 
 
 @nox.session(venv_backend="none", default=False)
@@ -391,8 +390,7 @@ def vllm(session: nox.Session) -> None:
     # Which it brings for another torch.
     foreign = ("torchvision", "torchaudio", "torchcodec")
     session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *foreign, external=True)
-    command = [python, "-m", "pytest", "tests/repro/rollout/test_vllm_for_real.py"]
-    session.run(*command, *session.posargs, external=True)
+    pytest(session, python, "tests/repro/rollout/test_vllm_for_real.py")
 
 
 @nox.session(venv_backend="none", default=False)

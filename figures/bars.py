@@ -6,11 +6,10 @@ most, a dotted grey one what the allocator was allowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -62,12 +61,16 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
                     continue
                 bar = bars.get((arm, f"peak_bytes_{name}"))
                 rank = point["lora_rank"] or records[0].config["arm"]["lora_rank"]
+                words = f"{point['model'].upper()}, {point['prompts'] * point['group']} x "
+                words += f"{point['completion_tokens']}, rank {rank}"
+                if point.get("slots"):
+                    words += f", {point['slots']} rows at once"
                 planned = records[0].value(f"predicted_bytes_{name}")
                 most = None if bar is None else bar.accept[1]
                 row = MemoryRow(
                     arm=arm,
                     size=int(point["model"].rstrip("b")),
-                    point=_point_text(point, rank),
+                    point=words,
                     measured=max(peaks) / _GB,
                     planned=planned and planned / _GB,
                     budget=point["budget_bytes"] / _GB or None,
@@ -80,14 +83,6 @@ def memory_rows(checks: Sequence[Checked], expected: Path) -> list[MemoryRow]:
     return sorted(
         rows, key=lambda row: (-row.size, -peak[row.point], row.point, arms.index(row.arm))
     )
-
-
-def _point_text(point: Mapping[str, Any], rank: int) -> str:
-    """Return `32B, 8 x 2048, rank 32`, and how many rows at once where not all."""
-    completions = point["prompts"] * point["group"]
-    words = f"{point['model'].upper()}, {completions} x {point['completion_tokens']}, rank {rank}"
-    slots = point.get("slots", 0)
-    return words + (f", {slots} rows at once" if slots else "")
 
 
 def memory(checks: Sequence[Checked], expected: Path, title: str) -> Figure | None:

@@ -29,7 +29,8 @@ def origin(records: Sequence[Record]) -> str:
 
 def rollouts(records: Sequence[Record]) -> str:
     """Return how the rollouts of throughput records were sampled and timed."""
-    points = list({point["name"]: point for point in _points(records)}.values())
+    every = (point for record in records for point in record.config["scale"]["points"])
+    points = list({point["name"]: point for point in every}.values())
     timed = "timed whole"
     if any(point.get("windows", 0) for point in points):
         timed = "estimated from the prefill and windows of decode steps"
@@ -41,10 +42,6 @@ def adapter(records: Sequence[Record]) -> str:
     """Return `LoRA of rank 32`."""
     ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})
     return f"LoRA of rank {listed(ranks)}"
-
-
-def _points(records: Sequence[Record]) -> list[Mapping[str, Any]]:
-    return [point for record in records for point in record.config["scale"]["points"]]
 
 
 def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -248,14 +248,30 @@ def by_batch(checks: Sequence[Checked], expected: Path, title: str) -> Figure:
     for (above, below), model in zip(grid.T, models, strict=True):
         for arm, style in looks.items():
             _draw_rates(above, lines.get((model, arm), ()), style)
-            _draw_gains(below, ratios.get((model, arm), ()), style)
+            gained = ratios.get((model, arm), ())
+            _draw_rates(below, gained, style)
+            for point in gained:
+                below.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
+                               ha="center", textcoords="offset points", fontsize=8,
+                               color=ink(style.colour), bbox=BEHIND)  # fmt: skip
         above.set_yscale("log")
         above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         above.yaxis.set_major_formatter("{x:,.0f}")
         above.minorticks_off()
         below.axhline(1.0, color=looks[_BASE].colour, linewidth=1.2)
         below.set_ylim(0, 1.12 * max(p.ends[1] for of in ratios.values() for p in of))
-        _finish(above, below, model, lines)
+        tidy(above)
+        tidy(below)
+        above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
+        places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
+        room = max(places[-1] / places[0], 2) ** 0.13
+        # Batches are powers of two.
+        below.set_xscale("log", base=2)
+        below.set_xlim(places[0] / room, places[-1] * room)
+        below.set_xticks(places)
+        below.xaxis.set_major_formatter("{x:g}")
+        below.minorticks_off()
+        below.set_xlabel("batch")
     grid[0][0].set_ylabel("tokens per second")
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     records = [record for checked in checks for record in checked.evidence.every_record()]
@@ -275,29 +291,6 @@ def _draw_rates(axes: Axes, points: Sequence[Point], style: Style) -> None:
         axes.errorbar([p.place for p in points], [p.mean for p in points],
                       yerr=[*zip(*spread, strict=True)], color=style.colour, linestyle=style.line,
                       marker="o", markersize=4, capsize=2)  # fmt: skip
-
-
-def _draw_gains(axes: Axes, points: Sequence[Point], style: Style) -> None:
-    _draw_rates(axes, points, style)
-    for point in points:
-        axes.annotate(f"{point.mean:.2f}", (point.place, point.mean), xytext=(0, 6),
-                      ha="center", textcoords="offset points", fontsize=8,
-                      color=ink(style.colour), bbox=BEHIND)  # fmt: skip
-
-
-def _finish(above: Axes, below: Axes, model: str, lines: Rates) -> None:
-    """Name a column's model and its batches, which are powers of two."""
-    for axes in (above, below):
-        tidy(axes)
-    above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
-    places = sorted({p.place for (name, _), of in lines.items() if name == model for p in of})
-    room = max(places[-1] / places[0], 2) ** 0.13
-    below.set_xscale("log", base=2)
-    below.set_xlim(places[0] / room, places[-1] * room)
-    below.set_xticks(places)
-    below.xaxis.set_major_formatter("{x:g}")
-    below.minorticks_off()
-    below.set_xlabel("batch")
 
 
 def _keys(lines: Rates, looks: Mapping[str, Style]) -> list[Line2D]:

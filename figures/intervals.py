@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -19,34 +18,6 @@ _BASE = "bf16_lora"
 _ENTROPY, _ACCURACY = "entropy_finished", "accuracy_lenient"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A dot with its interval (None of one value), a tick for each value, the paper's diamond."""
-
-    label: str
-    mean: float
-    low: float | None
-    high: float | None
-    colour: str
-    values: Sequence[float]
-    paper: float | None
-
-
-def draw_rows(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw rows from above, each named at its left."""
-    for place, row in enumerate(rows):
-        if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place, place], color=row.colour, linewidth=2)
-        axes.plot(row.mean, place, "o", color=row.colour, markersize=5)
-        axes.plot(row.values, [place] * len(row.values), "|", color=row.colour, alpha=0.8,
-                  markersize=10)  # fmt: skip
-        if row.paper is not None:
-            axes.plot(row.paper, place, "D", color="#000000", markersize=4.5, zorder=3)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8.5)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    tidy(axes, "x")
-
-
 def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
     """Return the figure of doses before training; None if only BF16 has records.
 
@@ -58,17 +29,24 @@ def dose(checked: Checked, expected: Path, title: str) -> Figure | None:
     if not found:
         return None
     looks, paper = styles(checked.selection.target.arms), paper_rises(expected)
-    rows: list[Row] = []
-    for arm in (arm for arm in looks if arm in found and found[arm].arm.temperature_factor == 1):
-        of, own, base = found[arm].rise, entropy[arm], entropy[_BASE]
-        draws = [own[draw] - base[draw] for draw in own if draw in base]
-        rows.append(Row(label=looks[arm].label, colour=looks[arm].colour, mean=of.value,
-                        low=of.low, high=of.high, values=draws, paper=paper.get(arm)))  # fmt: skip
+    arms = [arm for arm in looks if arm in found and found[arm].arm.temperature_factor == 1]
+    labels = [looks[arm].label for arm in arms]
     # The right panel's label needs its height, however few the rows.
-    height = 1.7 + sum(0.12 + 0.17 * (row.label.count("\n") + 1) for row in rows)
+    height = 1.7 + sum(0.12 + 0.17 * (label.count("\n") + 1) for label in labels)
     figure = new_figure(11.5, max(3.9, 0.3 + height))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    draw_rows(left, rows)
+    for place, arm in enumerate(arms):
+        rise, own, base = found[arm].rise, entropy[arm], entropy[_BASE]
+        draws, colour = [own[draw] - base[draw] for draw in own if draw in base], looks[arm].colour
+        if rise.low is not None and rise.high is not None:
+            left.plot([rise.low, rise.high], [place, place], color=colour, linewidth=2)
+        left.plot(rise.value, place, "o", color=colour, markersize=5)
+        left.plot(draws, [place] * len(draws), "|", color=colour, alpha=0.8, markersize=10)
+        if arm in paper:
+            left.plot(paper[arm], place, "D", color="#000000", markersize=4.5, zorder=3)
+    left.set_yticks(range(len(arms)), labels, fontsize=8.5)
+    left.set_ylim(len(arms) - 0.4, -0.6)
+    tidy(left, "x")
     left.axvline(0, color="#9a9a9a", linewidth=0.8)
     left.set_xlabel("entropy less BF16's, nats")
     _costs(right, checked, entropy)

@@ -5,6 +5,7 @@ order, the rights and the machines.
 """
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,13 @@ def read(path):
 def steps(path):
     for job in read(path)["jobs"].values():
         yield from job["steps"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_action_is_named_by_a_commit_that_no_one_can_move(path):
+    for step in steps(path):
+        if "uses" in step:
+            assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", step["uses"])
 
 
 def commands(path):
@@ -73,7 +81,6 @@ def test_rights_are_stated_and_time_is_bounded(path):
     assert workflow["permissions"] == {"contents": "read"}
     assert "concurrency" in workflow
     assert all(job["timeout-minutes"] <= 360 for job in workflow["jobs"].values())
-    assert all("@v" in step["uses"] for step in steps(path) if "uses" in step)
 
 
 def test_what_others_report_is_judged_by_the_code_before_their_change():

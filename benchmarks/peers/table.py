@@ -1,8 +1,8 @@
 """A record of peers: read with checks, and shown as tables of one screen each.
 
 A cell of an update is its seconds, of a whole step its seconds per 1,000 sampled tokens, since ways
-draw completions of their own; in brackets over this project's NVFP4, or its BF16 where that was not
-timed: above 1 the way takes longer. The parts of whole steps follow, a row each.
+draw completions of their own; in brackets over this project's row of as many bits, or its other one
+where that was not timed: above 1 the way takes longer. The parts of whole steps follow, a row each.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ LENGTH_LABELS = UPDATE_LABELS | {
     "tiny_2x2": "2 x 2, paid in turn",
     "tiny_2x2_real": "2 x 2, real rewards",
 }
+_FOUR_BITS = ("qlora", "unsloth_nf4")
 # In which order entries are shown.
 _PLACES = {"model": list(MODEL_LABELS), "lengths": list(LENGTH_LABELS), "way": list(LABELS)}
 _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)", re.DOTALL)
@@ -150,7 +151,8 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     rows: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
         beside_ours = ratios(entry, entries)
-        over = beside_ours.get("ours_nvfp4", beside_ours.get("ours_bf16"))
+        like = ["ours_bf16", "ours_nvfp4"][:: -1 if entry["way"] in _FOUR_BITS else 1]
+        over = next((beside_ours[way] for way in like if way in beside_ours), None)
         beside = "" if over is None or entry["way"] in OURS else f" ({over:.2f} x)"
         shown = f"{cost(entry):.3g}{beside}" if _is_measured(entry) else "failed"
         rows.setdefault(_way(entry), {})[_workload(entry)] = shown

@@ -35,7 +35,7 @@ def data_sources() -> tuple[str, ...]:
     return (_GENERATED, *PUBLIC_SETS, "folder:PATH", "file:PATH", "hub:OWNER/NAME")
 
 
-def source_named(named: str, flag: str = "--data") -> str:
+def source_named(named: str) -> str:
     """Return `DataConfig.source` for what a user named; `ValueError` where it is nothing known.
 
     Parameters
@@ -44,7 +44,7 @@ def source_named(named: str, flag: str = "--data") -> str:
         A public set, `generated`, a file or folder that exists, or a set on the hub, `owner/name`
         or `owner/name:CONFIG`.
     """
-    require(bool(named), f"{flag} '' names no problems; leave it out for the target's own")
+    require(bool(named), "--data '' names no problems; leave it out for the target's own")
     bare = next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
     path = Path(bare).expanduser()
     if path.exists():
@@ -58,7 +58,7 @@ def source_named(named: str, flag: str = "--data") -> str:
     looks_local = a_file or "/" in bare or bare.startswith(".")
     there_is = "there is no such file or folder, and a set on the hub is owner/name"
     raise ValueError(
-        f"{flag} {named}: {there_is if looks_local else unknown('data source', bare, known)}"
+        f"--data {named}: {there_is if looks_local else unknown('data source', bare, known)}"
     )
 
 
@@ -79,7 +79,7 @@ def require_declared(config: DataConfig, split: Split) -> None:
     if config.source in PUBLIC_SETS:
         file_of(config.source, "test" if split == "test" else "train", config.levels)
     if is_generated(config.source):
-        count = _count(config, split)
+        count = getattr(config, f"{split}_problems")
         # One shows whether levels exist.
         _generated(config, split, count if count > _MOST_GENERATED else min(1, count))
 
@@ -105,7 +105,7 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
         If the source or the split is unknown, or a count that is needed is missing.
     """
     require_choice("split", split, Split)
-    count = _count(config, split)
+    count = getattr(config, f"{split}_problems")  # 0 is all
     if is_generated(config.source):
         return _generated(config, split, count)
     if is_own(config.source):
@@ -122,17 +122,7 @@ def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> l
     return _first(problems, count, config.seed)
 
 
-def _count(config: DataConfig, split: Split) -> int:
-    """Return the number of problems asked of a split; 0 is all."""
-    return {
-        "train": config.train_problems,
-        "development": config.development_problems,
-        "test": config.test_problems,
-    }[split]
-
-
 def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:
-    """Return generated problems, as many as asked for."""
     require(
         count <= _MOST_GENERATED,
         f"{split}_problems is {count}; of generated problems it must be {_MOST_GENERATED} or less",

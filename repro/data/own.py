@@ -61,7 +61,7 @@ def read_splits(
 
 
 def load_own(
-    named: str, split: Split, development_problems: int, columns: str = "", *, alone: bool = False
+    named: str, split: Split, development_problems: int, columns: str, *, alone: bool
 ) -> list[Problem]:
     """Return one split of a user's problems, in their order; `DataError` if it has none.
 
@@ -92,11 +92,18 @@ def load_own(
 
 def _divided(problems: Sequence[Problem], name: str) -> tuple[list[Problem], list[Problem]]:
     """Return the problems to train on, and those held out as the test split."""
-    hashes = hashes_of("test", problems)
-    distinct = sorted(set(hashes))
-    if len(distinct) < 2:
+    questions = len(set(hashes_of("test", problems)))
+    if questions < 2:
         raise DataError(f"{name}: there is one question; to train and to test needs 2 or more")
-    held_out = set(distinct[: max(1, len(distinct) // _TEST_OF_ALL)])
+    return _parted(problems, "test", max(1, questions // _TEST_OF_ALL))
+
+
+def _parted(
+    problems: Sequence[Problem], purpose: str, count: int
+) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems without, and only, those of the `count` questions of smallest hash."""
+    hashes = hashes_of(purpose, problems)
+    held_out = set(sorted(set(hashes))[:count])
     both: tuple[list[Problem], list[Problem]] = ([], [])
     for problem, key in zip(problems, hashes, strict=True):
         both[key in held_out].append(problem)
@@ -126,19 +133,12 @@ def cut_development(
     The questions with the smallest hashes are held out, at most a fifth of all questions. Asking
     for the development split where nothing is held out raises.
     """
-    hashes = hashes_of("development", train)
-    questions = set(hashes)
-    development_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)
-    development = set(sorted(questions)[:development_count])
-    if split == "development" and not development:
+    questions = len(set(hashes_of("development", train)))
+    count = min(development_problems, questions // _MOST_DEVELOPMENT)
+    if split == "development" and not count:
         raise DataError(
             f"{name}: no development split, since development_problems is {development_problems} "
-            f"and there are {len(questions)} training questions; it needs 1 or more and at least "
+            f"and there are {questions} training questions; it needs 1 or more and at least "
             f"{_MOST_DEVELOPMENT} training questions"
         )
-    wants_development = split == "development"
-    return [
-        problem
-        for problem, key in zip(train, hashes, strict=True)
-        if (key in development) == wants_development
-    ]
+    return _parted(train, "development", count)[split == "development"]

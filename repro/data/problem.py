@@ -26,6 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from repro.spec.checks import shown
+
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _LOWERED = re.compile(r"(?<=[a-z])_(?=[0-9])")
 _LOOKALIKES = {
@@ -117,6 +119,7 @@ def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None 
     answer = said if found["answer"] is None else _text(row, found["answer"], where)
     if answer is None:
         raise _missing("answer", row, where)
+    gold = answer.rpartition("####")[2].strip()
     solution = None if found["solution"] is None else row[found["solution"]]
     if solution is not None and not isinstance(solution, str):
         raise DataError(f"{where}: `solution` is {shown(solution)}; it must be a string or null")
@@ -127,7 +130,7 @@ def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None 
     return Problem(
         id=where.rpartition("/")[2] if found["id"] is None else _text(row, found["id"], where),
         question=question,
-        answer=_gold(answer),
+        answer=_THOUSANDS.sub("", gold) if gold and "####" in answer else answer,
         solution=solution,
         source=source,
         level=read_level(level, where=where),
@@ -135,13 +138,6 @@ def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None 
         row=row,
         where=where,
     )
-
-
-def _gold(answer: str) -> str:
-    """Return what follows an answer's last `####`, without thousands commas; else the answer."""
-    gold = answer.rpartition("####")[2].strip()
-    marked = bool(gold) and "####" in answer
-    return _THOUSANDS.sub("", gold) if marked else answer
 
 
 def _columns_of(
@@ -335,9 +331,3 @@ def _plain_sign(match: re.Match[str]) -> str:
             return plain
     mark = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(written.partition(" ")[0], "")
     return "-" if kind == "Pd" else mark + sign
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """Return a value's repr, cut to `limit` characters, for an error message."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -111,7 +111,7 @@ class PromptTemplate:
     """
 
     name: str
-    version: int
+    version: int = 1
     build: Callable[[str], str | list[dict[str, str]]]
     chat: bool
     working_prefix: str | None = None
@@ -133,30 +133,21 @@ class PromptTemplate:
         )
 
 
-def _paper(question: str) -> list[dict[str, str]]:
-    """Return the question followed by the paper's suffix, as the user's message."""
-    return [{"role": "user", "content": f"{question}\n{PAPER_SUFFIX}"}]
-
-
-def _released(question: str) -> list[dict[str, str]]:
-    """Return the bare question, as the released code's GSM8K training at its last commit."""
-    return [{"role": "user", "content": question}]
-
-
-def _asking(suffix: str) -> Callable[[str], list[dict[str, str]]]:
-    return lambda question: [{"role": "user", "content": f"{question}\n{suffix}"}]
+def _asking(*suffix: str) -> Callable[[str], list[dict[str, str]]]:
+    """Return what makes the user's message of a question, perhaps with a suffix on its own line."""
+    return lambda question: [{"role": "user", "content": "\n".join((question, *suffix))}]
 
 
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
     template.name: template
     for template in (
-        PromptTemplate(name="paper", version=1, build=_paper, chat=True),
-        PromptTemplate(name="released", version=1, build=_released, chat=True),
-        PromptTemplate(name="boxed", version=1, build=_asking(_BOXED), chat=True, reads="boxed"),
-        PromptTemplate(name="gsm8k", version=1, build=_asking(_HASHES), chat=True, reads="hashes"),
+        PromptTemplate(name="paper", build=_asking(PAPER_SUFFIX), chat=True),
+        # The bare question, as the released code's GSM8K training at its last commit.
+        PromptTemplate(name="released", build=_asking(), chat=True),
+        PromptTemplate(name="boxed", build=_asking(_BOXED), chat=True, reads="boxed"),
+        PromptTemplate(name="gsm8k", build=_asking(_HASHES), chat=True, reads="hashes"),
         PromptTemplate(
             name="tiny",
-            version=1,
             build=tiny_corpus.tiny_prompt,
             chat=False,
             working_prefix=tiny_corpus.WORKING_PREFIX,
@@ -193,7 +184,6 @@ def template_source(named: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _own_template(text: str) -> PromptTemplate:
-    """Return the template of a user's text."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -214,7 +204,7 @@ def _own_template(text: str) -> PromptTemplate:
         return [{"role": "user", "content": fill(question)}]
 
     reads = "boxed" if "\\boxed" in text else "hashes" if "####" in text else "tags"
-    return PromptTemplate(name="own", version=1, build=build, chat=True, reads=reads, bare_too=True)
+    return PromptTemplate(name="own", build=build, chat=True, reads=reads, bare_too=True)
 
 
 def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> list[int]:

@@ -15,13 +15,12 @@ The revisions are the newest that could be found cited with each set's files whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from repro.data.problem import DataError, Problem, read_level
-from repro.data.row_sources import rows_by_datasets
-from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
+from repro.data.row_sources import rows_by_datasets, stored_or_fetched
+from repro.spec.hub import HubError
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -130,7 +129,7 @@ PUBLIC_SETS: dict[str, PublicSet] = {
 }
 
 
-def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int | None]:
+def file_of(name: str, split: str, levels: Sequence[int]) -> tuple[str, int | None]:
     """Return a split's file in its repository and its one level, or None; `DataError` without."""
     public = PUBLIC_SETS[name]
     if split not in public.files:
@@ -152,7 +151,7 @@ def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int
     return filename, None
 
 
-def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Problem]:
+def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     """Return a public set's own split, `train` or `test`, in its own order.
 
     Raises `DataError` if the set has no such split or levels, or is not on this machine and cannot
@@ -166,7 +165,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = [dict(row) for row in rows_by_datasets(_fetched(name, public, filename))]
+    rows = rows_by_datasets(_fetched(name, public, filename))
     problems = [_problem(name, public, split, i, row, level) for i, row in enumerate(rows)]
     if name == "bigmath":
         return [problem for problem in problems if len(problem.question) <= BIGMATH_MAX_CHARACTERS]
@@ -197,25 +196,10 @@ def _problem(
 def _fetched(name: str, public: PublicSet, filename: str) -> str:
     """Return the local path of a set's file, from the hub's cache or over the network."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def download(local_files_only: bool) -> str:
-        return hf_hub_download(
-            public.repository,
-            filename,
-            repo_type="dataset",
-            revision=public.revision,
-            cache_dir=hub_cache(),
-            local_files_only=local_files_only,
-            etag_timeout=ANSWER_SECONDS,
-            endpoint=endpoint(),
-        )
-
-    with suppress(LocalEntryNotFoundError):
-        return download(local_files_only=True)
-    folder = hub_cache() / f"datasets--{public.repository.replace('/', '--')}"
+    wanted = {"filename": filename, "revision": public.revision}
     try:
-        return fetch(lambda: download(local_files_only=False), folder)
+        return str(stored_or_fetched(hf_hub_download, public.repository, **wanted))
     except HubError as error:
         raise DataError(
             f"{name}: {filename} of {public.repository} is not in the local hub cache, and {error};"

@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from repro.data.problem import DataError, shown
+from repro.data.problem import DataError
+from repro.spec.checks import shown
 from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
 
 # A decoded row, and the file and line that it was read from.
@@ -45,7 +46,9 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
     if any((path / name).is_file() for name in _SAVED):
-        return _saved(path)
+        import datasets
+
+        return _loaded(partial(datasets.load_from_disk, str(path)), str(path))
     found = {
         split: next(filter(None, (_files(path, name) for name in names)), [])
         for split, names in SPLITS.items()
@@ -106,29 +109,34 @@ def rows_by_datasets(path: str) -> Sequence[Any]:
 def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
     """Return the folder of a set's files in the hub's cache, fetched where they are not there."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def stored(*, local: bool) -> Path:
-        return Path(
-            snapshot_download(
-                repository,
-                repo_type="dataset",
-                revision=revision or "main",
-                allow_patterns=list(patterns),
-                cache_dir=hub_cache(),
-                local_files_only=local,
-                etag_timeout=ANSWER_SECONDS,
-                endpoint=endpoint(),
-            )
-        )
-
-    with suppress(LocalEntryNotFoundError):
-        return stored(local=True)
-    home = hub_cache() / f"datasets--{repository.replace('/', '--')}"
+    wanted = {"revision": revision or "main", "allow_patterns": list(patterns)}
     try:
-        return fetch(lambda: stored(local=False), home)
+        return stored_or_fetched(snapshot_download, repository, **wanted)
     except HubError as error:
         raise DataError(f"data set {name} is not in the local hub cache, and {error}") from error
+
+
+def stored_or_fetched(download: Callable[..., str], repository: str, **wanted: Any) -> Path:
+    """Return what a download of the hub's client has of a data set, over the network if need be.
+
+    Raises `HubError` where it cannot be fetched.
+
+    Parameters
+    ----------
+    wanted
+        Further arguments of `download`: revision, file or patterns.
+    """
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    stored = partial(
+        download, repository, repo_type="dataset", cache_dir=hub_cache(),
+        etag_timeout=ANSWER_SECONDS, endpoint=endpoint(), **wanted,
+    )  # fmt: skip
+    with suppress(LocalEntryNotFoundError):
+        return Path(stored(local_files_only=True))
+    home = hub_cache() / f"datasets--{repository.replace('/', '--')}"
+    return Path(fetch(partial(stored, local_files_only=False), home))
 
 
 def _listed_files(card: Path, name: str, config: str) -> dict[str, list[str]]:
@@ -164,32 +172,21 @@ def _patterns(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
-    """Return the rows of what `datasets` loads from this machine."""
+    """Return the rows of the `Dataset`, undivided, or `DatasetDict` that `datasets` loads here."""
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        return _of_datasets(load(), name)
+        loaded = load()
+        if not isinstance(loaded, Mapping):
+            return {"all": _numbered(loaded, name)}
+        tables = {own: _numbered(rows, f"{name}, {own}") for own, rows in loaded.items()}
+        return _by_split(tables, name)
     except DataError:
         raise
     except (*_FAULTS, datasets.exceptions.DatasetsError) as error:
         said = shown(" ".join(str(error).split()), 300)
         raise DataError(f"{name} is not read as a data set ({said})") from error
-
-
-def _saved(path: Path) -> dict[str, list[Row]]:
-    """Return the rows of a folder that `datasets` saved."""
-    import datasets
-
-    return _loaded(partial(datasets.load_from_disk, str(path)), str(path))
-
-
-def _of_datasets(loaded: Any, name: str) -> dict[str, list[Row]]:
-    """Return the rows of a `datasets.Dataset`, undivided, or of a `DatasetDict` by split."""
-    if not isinstance(loaded, Mapping):
-        return {"all": _numbered(loaded, name)}
-    tables = {own: _numbered(rows, f"{name}, {own}") for own, rows in loaded.items()}
-    return _by_split(tables, name)
 
 
 def _by_split(tables: Mapping[str, list[Row]], name: str) -> dict[str, list[Row]]:
@@ -254,7 +251,6 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _decoded(raw: bytes, where: str, needed: str) -> Any:
-    """Return the JSON value of bytes."""
     try:
         value: Any = json.loads(raw)
         json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text

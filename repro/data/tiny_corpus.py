@@ -94,12 +94,9 @@ def tiny_prompt(question: str) -> str:
 
 
 def worked_with_mistakes(
-    problem: WordProblem,
-    rng: random.Random,
-    config: CorpusConfig,
-    max_value: int,
+    problem: WordProblem, rng: random.Random, config: CorpusConfig
 ) -> tuple[Sequence[Step], int]:
-    """Return a careful completion's steps, none beyond `max_value`, and their result."""
+    """Return a careful completion's steps, none beyond the generator's values, and their result."""
     steps = list(problem.steps)
     if len(steps) > 1 and rng.random() < config.dropped_share:
         del steps[rng.randrange(len(steps))]
@@ -111,7 +108,7 @@ def worked_with_mistakes(
         worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
         value = after
     # A mistake that leaves the range of the story would be told apart by its size; take it back.
-    if any(not 1 <= step.after <= max_value for step in worked):
+    if any(not 1 <= step.after <= config.generator.max_value for step in worked):
         return problem.steps, problem.answer
     return worked, value
 
@@ -129,7 +126,7 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
     if rng.random() < config.careless_share[min(problem.level - 1, last)]:
         thinking, answer, weights = EMPTY_THINKING, problem.answer, config.careless_endings
     else:
-        steps, answer = worked_with_mistakes(problem, rng, config, config.generator.max_value)
+        steps, answer = worked_with_mistakes(problem, rng, config)
         thinking = WORKING_PREFIX + STEP_JOINT.join(map(str, steps)) + "</think>"
         weights = config.careful_endings
     ending = rng.choices(tuple(ENDINGS.values()), weights)[0]

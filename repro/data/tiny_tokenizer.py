@@ -20,7 +20,6 @@ learns to stop), and a decoder that tidies spaces, after which text no longer ro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
@@ -34,13 +33,8 @@ PAD_TOKEN = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _OPERATORS = (" + ", " - ", " * ", " = ")
 _MAX_LENGTH = 2048
-
-
-def _words_of(template: str) -> Iterator[str]:
-    """Yield the pieces of a sentence template: words with their spaces, and punctuation."""
-    for match in re.finditer(r"\{\w+\}|( ?[A-Za-z]+(?: (?=\{n\}))?|[.?])", template):
-        if match.group(1):
-            yield match.group(1)
+# Words of a sentence's template with their spaces, and punctuation; empty for what is filled in.
+_WORDS = re.compile(r"\{\w+\}|( ?[A-Za-z]+(?: (?=\{n\}))?|[.?])")
 
 
 def vocabulary(config: GeneratorConfig) -> list[str]:
@@ -61,7 +55,7 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
         pieces |= dict.fromkeys((name, f" {name}"))
     pieces |= dict.fromkeys(f" {thing}" for thing in config.things)
     for template in templates:
-        pieces |= dict.fromkeys(_words_of(template))
+        pieces |= dict.fromkeys(filter(None, _WORDS.findall(template)))
         # A sentence's first word also follows another sentence, and then has a space before it.
         pieces |= dict.fromkeys(f" {word}" for word in re.findall(r"^[A-Z][a-z]+", template))
     # Single bytes are in the vocabulary already.
@@ -72,16 +66,9 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
     """Build the tokenizer for a generator's sentences; its padding is not its end token."""
     vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = byte_level(vocab, [])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
-    return tokenizer
-
-
-def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
-    """Return the byte-level tokenizer of a vocabulary, padded on the left."""
-    return Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=merges,  # type: ignore[arg-type]
+        merges=[],
         # Bytes cover all text; the class would add an unknown token that cannot occur.
         unk_token=None,  # type: ignore[arg-type]
         eos_token=END_TOKEN,
@@ -90,3 +77,5 @@ def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tok
         model_max_length=_MAX_LENGTH,
         padding_side="left",
     )
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
+    return tokenizer

@@ -14,7 +14,6 @@ from repro.data.prompts import texts_of
 from repro.distributed import ALONE, Ranks
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
-from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
 from repro.rollout.sampler import Completion, Sampler, shared
 from repro.rollout.torch_sampler import TorchSampler
@@ -66,18 +65,12 @@ class Evaluator:
         """Sample `samples` completions of each question and grade them."""
         completions = self._complete(asked, sampling, samples)
         openings = [question.opening for question in asked for _ in range(samples)]
-        texts = self._texts(openings, completions)
-        golds = [question.problem.answer for question in asked for _ in range(samples)]
-        self.learn(list(zip(golds, texts, strict=True)))
+        decoded = texts_of([own.token_ids for own in completions], self.tokenizer)
+        texts = [opening + text for opening, text in zip(openings, decoded, strict=True)]
         before = self.pool.counters.copy()
         answers = answers_of(asked, texts, completions, self.pool, self.reads)
         self.count(before)
         return answers
-
-    def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Grade all (gold, text) pairs in parallel, so that grading finds them cached."""
-        strict = [(gold, READINGS[self.reads].answer(text)) for gold, text in pairs]
-        self.pool.learn(strict + [(gold, lenient_answer(text)) for gold, text in pairs])
 
     def count(self, before: Counter[str]) -> None:
         """Add the pool's grades since its counters were `before`."""
@@ -104,8 +97,3 @@ class Evaluator:
         size = -(-len(asked) // max(1, parts))
         for begin in range(0, len(asked), max(1, size)):
             yield asked[begin : begin + size]
-
-    def _texts(self, openings: Sequence[str], completions: Sequence[Completion]) -> list[str]:
-        """Return texts without control tokens, openings included."""
-        decoded = texts_of([own.token_ids for own in completions], self.tokenizer)
-        return [opening + text for opening, text in zip(openings, decoded, strict=True)]

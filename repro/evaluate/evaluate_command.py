@@ -150,7 +150,6 @@ def _load(asked: EvaluationRequest, device: str) -> Policy:
 
 
 def _ask(asked: EvaluationRequest, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
-    """Return the graded answers by data set."""
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(
         policy, rows=_ROWS, max_new_tokens=tokens, max_positions=asked.longest + tokens

@@ -227,11 +227,7 @@ def answers_of(
         if all(one.accuracy is not None for one in group):
             problems.append(question.problem)
             groups.append(group)
-    return Answers(
-        problems=problems,
-        groups=groups,
-        dropped=len(asked) - len(groups),
-    )
+    return Answers(problems=problems, groups=groups, dropped=len(asked) - len(groups))
 
 
 def _vote(grade: Grade) -> str | None:

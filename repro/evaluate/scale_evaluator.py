@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -56,13 +55,9 @@ class ScaleEvaluator:
         """Return greedy answers to the problems."""
         limit = self.scale.evaluation.sampling.max_new_tokens
         sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
-        return self._ask(
-            problems,
-            sampling,
-            samples=1,
-            opening=opening,
-            max_prompt_tokens=self._longest_of_test,
-        )
+        # Where accuracy is over several sets, these are asked together.
+        longest = self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
+        return self._ask(problems, sampling, samples=1, opening=opening, max_prompt_tokens=longest)
 
     def sampled(self, problems: Sequence[Problem], *, max_prompt_tokens: int = 0) -> Answers:
         """Return sampled answers; 0 takes the scale's own length limit."""
@@ -113,7 +108,6 @@ class ScaleEvaluator:
     def score(self, request: GradingRequest) -> Rewards:
         """Return the rewards of completions, by the reward of the run's arm."""
         evaluator, pool = self.evaluator, self.evaluator.pool
-        evaluator.learn(list(zip(request.golds, request.texts, strict=True)))
         before = pool.counters.copy()
         rewards = score(
             request.texts,
@@ -147,17 +141,6 @@ class ScaleEvaluator:
             opening=opening,
         )
         return self.evaluator.ask(asked, sampling, samples=samples)
-
-    @property
-    def _longest_of_test(self) -> int:
-        """Longest prompt of the problems behind `accuracy`; 0 takes the scale's own limit."""
-        # Where accuracy is over several sets, these are asked together.
-        return self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
-
-
-def final_tallies(answers: Mapping[str, Answers]) -> dict[str, dict[str, Any]]:
-    """Return the tallies of a run's final answers; see `Answers.tallies`."""
-    return {name: own.tallies() for name, own in answers.items()}
 
 
 def mean_tokens(answers: Mapping[str, Answers]) -> dict[str, Estimate]:

@@ -146,16 +146,12 @@ def distance(reference: Tensor, other: Tensor) -> Distance:
             f"logits have shapes {tuple(reference.shape)} and {tuple(other.shape)}"
         )
     divergences, agreeing = [], []
-    for reference_row, other_row in zip(
-        reference, other, strict=True
-    ):  # a row at a time: V is large
-        if not (
-            bool(torch.isfinite(reference_row).all()) and bool(torch.isfinite(other_row).all())
-        ):
+    for ours, theirs in zip(reference, other, strict=True):  # a row at a time: V is large
+        if not all(bool(torch.isfinite(row).all()) for row in (ours, theirs)):
             raise DifferentError("a logit is not finite")
-        p, q = reference_row.double().log_softmax(-1), other_row.double().log_softmax(-1)
+        p, q = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
         divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0.0))  # (T,)
-        agreeing.append(reference_row.argmax(-1) == other_row.argmax(-1))
+        agreeing.append(ours.argmax(-1) == theirs.argmax(-1))
     nats = torch.cat(divergences)
     return Distance(
         mean=float(nats.mean()),

@@ -104,7 +104,11 @@ def main_export(args: argparse.Namespace) -> int:
             said += _adapter(policy, trained, folder, args, device)
         else:
             require(trained.effect > 0, f"{moved}, so there is nothing to merge")
-            said += _merged(trained, write_merged(policy, folder), device)
+            merged = stock_logits(write_merged(policy, folder), trained.rows, dtype, device)
+            difference = distance(trained.logits, merged)
+            what = f"{folder} merged, from what was trained"
+            require_same(what, difference, dtype, rounding=trained.rounding, effect=trained.effect)
+            said.append(f"merged in 16 bits, from what was trained: {difference}")
         del policy
     sys.stdout.write("\n".join((f"{args.out}: {args.kind}", *said)) + "\n")
     return 0
@@ -198,16 +202,3 @@ def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
     if unpack:
         how["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
-
-
-def _merged(trained: TrainedWeights, folder: Path, device: str) -> list[str]:
-    """Compare a merged folder, as transformers reads it, with what was trained."""
-    difference = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
-    require_same(
-        f"{folder} merged, from what was trained",
-        difference,
-        trained.dtype,
-        rounding=trained.rounding,
-        effect=trained.effect,
-    )
-    return [f"merged in 16 bits, from what was trained: {difference}"]

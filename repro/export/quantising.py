@@ -34,11 +34,11 @@ from repro.spec.whole_files import appearing
 
 # Other readers of the layouts unpack to bfloat16, so that is what is compared.
 DTYPE = torch.bfloat16
-# What transformers needs to read a format.
+# The package by which transformers reads a format.
 READERS = {
-    "nvfp4": ("compressed_tensors", "compressed-tensors"),
-    "mxfp4": ("compressed_tensors", "compressed-tensors"),
-    "nf4": ("bitsandbytes", "bitsandbytes"),
+    "nvfp4": "compressed-tensors",
+    "mxfp4": "compressed-tensors",
+    "nf4": "bitsandbytes",
 }
 
 
@@ -73,7 +73,7 @@ def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, dev
     """Return how a quantised folder compares with its source; `DifferentError` if otherwise."""
     plain, rows = _logits(source, "bf16", device)
     with released():
-        policy = plain_policy(source, weight_format, device)
+        policy = _plain_policy(source, weight_format, device)
         quantised = logits_of(policy.model, rows)
         rounding = rounding_of(policy, rows, quantised)
         del policy
@@ -101,7 +101,7 @@ def read_logits(
     if _has_reader(weight_format):
         return stock_logits(folder, rows, DTYPE, device), "transformers"
     logits, _ = _logits(folder, weight_format, device)
-    missing = READERS[weight_format][1]
+    missing = READERS[weight_format]
     return logits, f"this project alone (for transformers: pip install {missing})"
 
 
@@ -110,23 +110,22 @@ def require_reader(weight_format: str) -> None:
     require(
         weight_format == "bf16" or _has_reader(weight_format),
         f"transformers reads {weight_format} by a package that is not installed here: "
-        f"pip install {READERS.get(weight_format, ('', ''))[1]}",
+        f"pip install {READERS.get(weight_format)}",
     )
 
 
 def _has_reader(weight_format: str) -> bool:
-    return importlib.util.find_spec(READERS[weight_format][0]) is not None
+    return importlib.util.find_spec(READERS[weight_format].replace("-", "_")) is not None
 
 
-def plain_policy(folder: Path, weight_format: WeightFormat, device: str) -> Policy:
-    """Return the policy of a folder without an adapter."""
+def _plain_policy(folder: Path, weight_format: WeightFormat, device: str) -> Policy:
     return load_policy(folder, weight_format=weight_format, compute_dtype=DTYPE, device=device)
 
 
 def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:
     """Return the logits of a folder as this project reads it, and the rows that they are on."""
     with released():
-        policy = plain_policy(folder, weight_format, device)
+        policy = _plain_policy(folder, weight_format, device)
         rows = probes_of(policy)
         logits = logits_of(policy.model, rows)
         del policy

@@ -95,9 +95,8 @@ def random_policy(
     linears = 0
     for name, module in list(model.named_modules()):
         if is_projection(name) and weight_format != "bf16":
-            weight = random_weight(
-                weight_format, module.out_features, module.in_features, generator
-            )
+            rows, columns = module.out_features, module.in_features
+            weight = random_weight(weight_format, rows, columns, generator)
             bias = None
             if module.bias is not None:
                 bias = _parameter(_normal(module.bias.shape, generator, dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -11,8 +11,7 @@ from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_inputs
 from repro.distributed import Ranks
-from repro.evaluate.grades import Answers
-from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
+from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
@@ -21,7 +20,6 @@ from repro.procedures.tally import RunTally
 from repro.rl.collect import order_of_epoch
 from repro.rl.loop import Hooks
 from repro.rl.rollout_receipts import Values
-from repro.rl.training_state import TrainResult
 from repro.rollout.engine import Engine
 from repro.rollout.for_policy import FoldedSampler
 from repro.rollout.sampler import Sampler
@@ -88,23 +86,6 @@ class ProblemSets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainingOutcome:
-    """The result of training.
-
-    Attributes
-    ----------
-    start
-        Greedy answers before it.
-    change_l2
-        L2 norm of the change of the trained parameters.
-    """
-
-    start: Answers
-    result: TrainResult
-    change_l2: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedRun:
     """A run with everything that its training and evaluation need.
 
@@ -154,24 +135,13 @@ class LoadedRun:
             tally=self.tally,
         )
 
-    def final(self) -> dict[str, Answers]:
-        """Evaluate the policy at the end of the run; return the answers by metric."""
-        answers = self.evaluation.final(self.problems.test, self.problems.further)
-        if self.run.scale.evaluation.explored_samples:
-            answers[_EXPLORED] = self.evaluation.explored(self.problems.test)
-        return answers
-
-    def outcome(
-        self,
-        final: Mapping[str, Answers],
-        trained: TrainingOutcome | None = None,
-        series: Mapping[str, list[float | None]] | None = None,
-    ) -> Measured:
-        """Assemble the run's measurements.
-
-        Untrained arms have no `trained`, and may have `series` of the prompts that they sampled.
-        """
+    def outcome(self, series: Mapping[str, Sequence[float | None]]) -> Measured:
+        """Evaluate the policy as it is now; return all measurements, with `series` of its steps."""
         run, problems, tally = self.run, self.problems, self.tally
+        scale: TrainScale = run.scale
+        final = self.evaluation.final(problems.test, problems.further)
+        if scale.evaluation.explored_samples:
+            final[_EXPLORED] = self.evaluation.explored(problems.test)
         metrics = mean_tokens(final)
         metrics["peak_bytes"] = Estimate(
             value=float(tally.peak_bytes),
@@ -179,7 +149,7 @@ class LoadedRun:
             method="peak of the process during the run",
         )
         facts = self.policy.facts | self.receipts
-        if self.policy.device.type != "cpu" or run.scale.sampler != "own":
+        if self.policy.device.type != "cpu" or scale.sampler != "own":
             facts["sampler"] = type(self.sampler).__name__
         if isinstance(self.sampler, FoldedSampler):
             facts |= self.sampler.receipt()
@@ -187,42 +157,24 @@ class LoadedRun:
             facts["road"] = self.sampler.road
         facts |= {
             "test_sets_left_out": [
-                item.name for item in run.scale.test_sets if item.name not in problems.further
+                item.name for item in scale.test_sets if item.name not in problems.further
             ],
             "grades": tally.grades,
             "grader_workers_killed": tally.workers_killed,
+            "answers": {name: own.tallies() for name, own in final.items()},
         }
-        answers = final_tallies(final)
-        inputs = self._inputs()
         if _EXPLORED in final:
             facts["explored"] = final[_EXPLORED].surprisal()
+        inputs = {
+            **checkpoint_inputs(self.policy.facts),
+            **problems.digests,
+            **template_inputs(scale.prompt_template, self.policy.tokenizer),
+        }
+        if commit := resolved_revision(resolve(scale.checkpoint, scale.revision)):
+            inputs["checkpoint_revision"] = commit
         if problems.train:
             order = order_of_epoch(run.seed, 0, len(problems.train))
             inputs["train_problems"] = problems.train_digest
             inputs["order_of_problems"] = digest_of([problems.train[place].id for place in order])
-        if trained is None:
-            facts["answers"] = answers
-            return Measured(metrics=metrics, series=dict(series or {}), facts=facts, inputs=inputs)
-        facts |= trained.result.facts
-        facts["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
-        facts["trained_change_l2"] = trained.change_l2
-        facts["optimizer_steps"] = trained.result.step
-        of_steps = {name: list(values) for name, values in trained.result.series.items()}
+        of_steps = {name: list(values) for name, values in series.items()}
         return Measured(metrics=metrics, series=of_steps, facts=facts, inputs=inputs)
-
-    def _inputs(self) -> dict[str, str]:
-        """Return the digests of the run's inputs: checkpoint, problems, prompt template."""
-        scale: TrainScale = self.run.scale
-        commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
-        inputs = {
-            **checkpoint_inputs(self.policy.facts),
-            **self.problems.digests,
-            **template_inputs(scale.prompt_template, self.policy.tokenizer),
-        }
-        return inputs | ({"checkpoint_revision": commit} if commit else {})
-
-
-def digests_at_start(facts: Facts, problems: ProblemSets) -> dict[str, str]:
-    """Return the digests, by name, that must be unchanged when a run resumes from a checkpoint."""
-    own = problems.digests | {"train_problems": problems.train_digest}
-    return {**facts["checkpoint_files"], **own}

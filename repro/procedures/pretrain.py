@@ -22,7 +22,6 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -108,8 +107,8 @@ def pretrain_policy(
     began = time.perf_counter()
     tokenizer = build_tokenizer(RECIPE.corpus.generator)
     model = new_model(RECIPE, tokenizer, run.seed)
-    with _threads(scale.threads):
-        losses, tokens = train(model, tokenizer, RECIPE, run.seed, progress, should_stop)
+    torch.set_num_threads(scale.threads)
+    losses, tokens = train(model, tokenizer, RECIPE, run.seed, progress, should_stop)
     seconds = time.perf_counter() - began
     policy = folder / "policy"
     write_policy(policy, model, tokenizer)
@@ -257,14 +256,3 @@ def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTok
         tokenizer.save_pretrained(partial)
         for path in partial.iterdir():
             path.chmod(0o644)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads inside a `with` block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -31,12 +31,7 @@ from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
 from repro.models.policy import Policy, device_bytes, load_policy, trainable_parameters
-from repro.procedures.loaded_run import (
-    LoadedRun,
-    ProblemSets,
-    TrainingOutcome,
-    digests_at_start,
-)
+from repro.procedures.loaded_run import LoadedRun, ProblemSets
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
@@ -51,10 +46,8 @@ from repro.rl.collect import (
 )
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
-from repro.rl.loop import Hooks
 from repro.rl.rows import mean_of
 from repro.rl.trainer import train
-from repro.rl.training_state import TrainResult
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
@@ -63,21 +56,6 @@ from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.facts import Facts
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
-
-
-def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainResult:
-    """Train a run on rewards, resuming from a checkpoint in `folder` if there is one.
-
-    Raises `Stopped` if it was stopped before its last step.
-    """
-    evaluation, ranks = loaded_run.evaluation, loaded_run.ranks
-    source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
-    score = _alike_on_ranks(evaluation.score, ranks)
-    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
-    result = train(learner, source, score, hooks, folder=folder, within=ranks.spent)
-    if not result.finished:
-        raise Stopped
-    return result
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
@@ -125,18 +103,28 @@ def train_and_evaluate(
         # On the CPU: in full training they need as much memory as the master weights.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        start = loaded_run.evaluation.greedy(loaded_run.problems.test)
+        evaluation, problems = loaded_run.evaluation, loaded_run.problems
+        tokenizer = evaluation.evaluator.tokenizer
+        start = evaluation.greedy(problems.test)
         learner = learner_of_run(loaded_run)
         hooks = loaded_run.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
-            hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
+            hooks = logger.around(hooks, tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
-        result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
+        source = PromptSource(problems.train, tokenizer, run)
+        score = _alike_on_ranks(evaluation.score, ranks)
+        hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder, ranks))
+        checkpoint = folder / "checkpoint"
+        result = train(learner, source, score, hooks, folder=checkpoint, within=ranks.spent)
+        if not result.finished:
+            raise Stopped
         learner.refresh()
         progress("evaluating", {})
-        final = loaded_run.final()
-        trained = TrainingOutcome(start=start, result=result, change_l2=_distance(policy, copies))
-        measured = loaded_run.outcome(final, trained)
+        measured = loaded_run.outcome(result.series)
+        facts = measured.facts
+        facts["answers"]["accuracy_greedy_start"] = start.tallies()
+        facts.update(result.facts, trained_change_l2=_distance(policy, copies))
+        facts["optimizer_steps"] = result.step
         if ranks.first:
             sampler = cast(CopySampler, loaded_run.sampler)
             keep_policy(policy if policy.shards is None else sampler.of_trained(), folder)
@@ -164,7 +152,7 @@ def evaluate_untrained(
         on_part(0.0)
         loaded_run.evaluation.evaluator.on_part = on_part
         series = _sampled_prompts(loaded_run, on_part)
-        return loaded_run.outcome(loaded_run.final(), series=series)
+        return loaded_run.outcome(series)
 
 
 def _sampled_prompts(
@@ -248,9 +236,11 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         release()  # the whole masters
     sampler = _sampler(policy, run)
     evaluation = ScaleEvaluator(run, sampler, policy.tokenizer, pool, ranks)
-    fitting = fitting_update(run, policy.device, ranks)
     rewarded = run.arm.reward_function is not None
     problems = ProblemSets.of(scale, trains=run.arm.training != "none", rewarded=rewarded)
+    # What must be the same when the run resumes from a checkpoint.
+    unchanging = policy.facts["checkpoint_files"] | problems.digests
+    unchanging["train_problems"] = problems.train_digest
     return LoadedRun(
         run=run,
         policy=policy,
@@ -258,8 +248,8 @@ def _loaded_run(run: RunConfig, ranks: Ranks, pool: GraderPool, began: float) ->
         problems=problems,
         evaluation=evaluation,
         ranks=ranks,
-        tally=RunTally(evaluation, pool, digests_at_start(policy.facts, problems), began),
-        receipts=Facts({} if fitting is None else zip(_FITTED, fitting, strict=True))
+        tally=RunTally(evaluation, pool, unchanging, began),
+        receipts=Facts(fitting_update(run, policy.device, ranks))
         | ({"ranks": ranks.world} if ranks.world > 1 else {})
         | ({"vllm": sampler.receipt} if isinstance(sampler, VllmSampler) else {}),
     )
@@ -269,39 +259,32 @@ def learner_of_run(loaded_run: LoadedRun) -> Learner:
     """Return a loaded run in the form that the trainer takes."""
     run, policy = loaded_run.run, loaded_run.policy
     # There is no memory plan for a CPU; it keeps all activations.
-    unplanned = (None, None if policy.device.type == "cpu" else 0)
-    ranks = loaded_run.ranks
-    micro_tokens, kept = fitting_update(run, policy.device, ranks) or unplanned
+    unplanned = None if policy.device.type == "cpu" else 0
+    fitting = fitting_update(run, policy.device, loaded_run.ranks)
     return learner_of(
         run,
         policy,
         loaded_run.sampler,
-        micro_tokens=micro_tokens,
-        kept_blocks=kept,
-        ranks=ranks,
+        micro_tokens=fitting.get("micro_tokens"),
+        kept_blocks=fitting.get("kept_blocks", unplanned),
+        ranks=loaded_run.ranks,
     )
 
 
-# Names of what `fitting_update` returns, in a record.
-_FITTED = ("micro_tokens", "kept_blocks")
+def fitting_update(run: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> dict[str, int]:
+    """Return the `micro_tokens` of a micro-batch and `kept_blocks`, whose activations are kept.
 
-
-def fitting_update(
-    run: RunConfig, device: torch.device, ranks: Ranks = ALONE
-) -> tuple[int, int] | None:
-    """Return the tokens of a micro-batch, and of how many blocks the device can keep activations.
-
-    None where memory is not planned: the scale then sets the rows, and no activations are kept.
+    Empty where memory is not planned: the scale then sets the rows, and no activations are kept.
     """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
-        return None
+        return {}
     memory = training_memory(run.arm, run.scale, ranks.world)
     if memory is None:
-        return None
+        return {}
     # With different cards, the smallest one decides for all ranks.
     room = ranks.least(device_bytes(device))
     step = memory.fitting(room)
-    return step.micro_tokens, step.kept_blocks
+    return {"micro_tokens": step.micro_tokens, "kept_blocks": step.kept_blocks}
 
 
 def _sampler(policy: Policy, run: RunConfig) -> Sampler:

@@ -7,6 +7,7 @@ for a row follows from the verdicts on certain claims and performance targets.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -129,9 +130,11 @@ def _compared(pairs: Sequence[RatePair]) -> Measured:
 def _beside_folded(measured: Measured, checks: Checks, *names: str, ending: str = "") -> Measured:
     """Add QeRL over 16-bit LoRA folded in, which decides nothing, by verdicts of such a name."""
     found = [one for name in names if name in checks for one in of_kind(checks[name], Kind.OPEN)]
-    ratios = span(one.effect for one in found if one.name.endswith(ending))
+    measured_ones = [one for one in found if one.name.endswith(ending) and one.effect is not None]
+    sizes = sorted({size for one in measured_ones for size in re.findall(r"_(\d+b)_", one.name)})
+    ratios, named = span(one.effect for one in measured_ones), " and ".join(sizes).upper()
     said, verdicts = measured
-    return f"{said}; merged LoRA: {ratios}" if said and ratios else said, verdicts
+    return f"{said}; over merged LoRA, {named}: {ratios}" if said and ratios else said, verdicts
 
 
 def _small_batches(checks: Checks, expected: Path) -> Measured:

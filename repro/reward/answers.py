@@ -124,7 +124,11 @@ def lenient_answer(text: str) -> str | None:
         return None
     readable = (claim for claim in claims if claim is not None and is_readable(tidy(claim)))
     answer = next(readable, claims[0])
-    return answer and with_unit_marked(_words_out(tidy(answer)))
+    if answer is None:
+        return None
+    plain = tidy(answer)
+    in_words = _NUMBER_IN_WORDS.fullmatch(plain)
+    return with_unit_marked(in_words[1] if in_words else plain)
 
 
 def claims_within(gold: str) -> list[str]:
@@ -134,12 +138,6 @@ def claims_within(gold: str) -> list[str]:
     claims = [claim] if claim and tidy(claim) != text else []
     prose = _PROSE.search(_NO_PROSE.sub(" ", _IN_WORDS.sub(r" \1 ", text)))
     return claims + (_NUMBER.findall(text) if prose else [])
-
-
-def _words_out(text: str) -> str:
-    r"""Return `12 apples` for `\text{12 apples}`."""
-    match = _NUMBER_IN_WORDS.fullmatch(text)
-    return match.group(1) if match else text
 
 
 def boxed_answer(text: str) -> str | None:

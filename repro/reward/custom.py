@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from repro.spec.arm import RewardFunction
-from repro.spec.checks import meant, require
+from repro.spec.checks import meant, require, shown
 
 CustomReward = Callable[..., Sequence[float | None]]
 # Squares of larger ones need not be finite in float32, in which losses and gradients are.
@@ -65,7 +65,7 @@ def reward_named(named: str) -> RewardFunction:
     )
     module = _imported(module_name)
     function = function_of(module, function_name)
-    if not _asks_for_columns(function):
+    if not (columns_asked(function) or _takes_all(function)):
         pay(function, _TRIAL, _TRIAL_COLUMNS, named)
     return RewardFunction(
         module=module_name, function=function_name, source_sha256=source_digest(module)
@@ -94,10 +94,6 @@ def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> 
     """
     named = f"{stated.module}:{stated.function}"
     pay(load_reward(stated), _TRIAL[: len(columns["answers"])], columns, named)
-
-
-def _asks_for_columns(function: CustomReward) -> bool:
-    return bool(columns_asked(function)) or _takes_all(function)
 
 
 def _takes_all(function: CustomReward) -> bool:
@@ -143,7 +139,7 @@ def pay(
     is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
     require(
         is_sequence and len(returned) == len(completions),
-        f"reward {named} returned {_shown(returned)} for {len(completions)} completions; needed is "
+        f"reward {named} returned {shown(returned)} for {len(completions)} completions; needed is "
         "a list with one number (or None) each",
     )
     return [_number(value, named) for value in returned]
@@ -194,9 +190,4 @@ def _number(value: Any, named: str) -> float | None:
     if is_real and -_LARGEST <= value <= _LARGEST:
         return float(value)
     needed = f"a number from {-_LARGEST:g} to {_LARGEST:g}, or None"
-    raise ValueError(f"reward {named} returned {_shown(value)}; needed is {needed}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    raise ValueError(f"reward {named} returned {shown(value)}; needed is {needed}")

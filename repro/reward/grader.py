@@ -43,7 +43,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Protocol, Self, cast, get_args
 
 from repro.reward.expression import comparable, tidy
@@ -116,7 +115,7 @@ class GraderPool:
 
     def __init__(
         self,
-        workers: int = 1,
+        workers: int,
         seconds_per_item: float = 5.0,
         *,
         among: Sharing | None = None,
@@ -139,12 +138,7 @@ class GraderPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -169,22 +163,14 @@ class GraderPool:
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
         asked = [_form_of(gold, answer) for gold, answer in pairs]
-        statuses = self._statuses(_different(asked))
-        grades = []
-        for (_, answer), form in zip(pairs, asked, strict=True):
-            grades.append(Grade(status=_status_of(form, statuses), answer=answer))
+        statuses = self._statuses(dict.fromkeys(form.pair for form in asked if form is not None))
+        grades = [
+            Grade(status=_status_of(form, statuses), answer=answer)
+            for (_, answer), form in zip(pairs, asked, strict=True)
+        ]
         with self._lock:
             self.counters.update(grade.status for grade in grades)
         return grades
-
-    def learn(self, pairs: Sequence[tuple[str, str | None]]) -> None:
-        """Grade `(gold, answer)` pairs into memory, on all workers, without counting them.
-
-        Callers that grade many short lists one after another ask for all of them here first.
-        """
-        if self._closed:
-            raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
-        self._statuses(_different([_form_of(gold, answer) for gold, answer in pairs]))
 
     def _statuses(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
         """Return the status of each different pair, from memory or from the workers."""
@@ -337,11 +323,6 @@ def _status_of(form: _Form | None, results: Mapping[Pair, _Result]) -> Status:
     if form is not None and form.refused and result == "ok":
         return "wrong"
     return "unparsable_gold" if result == "late_gold" else result
-
-
-def _different(forms: Sequence[_Form | None]) -> dict[Pair, None]:
-    """Return the different pairs to ask, in order."""
-    return dict.fromkeys(form.pair for form in forms if form is not None)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -132,7 +132,8 @@ def _paid(
 ) -> list[float | None]:
     """Return each completion's reward; None where its gold cannot be read, if that matters."""
     if kind == "random":
-        return [_draw(seed) for _, seed in zip(accuracy, seeds, strict=True)]
+        draws = [random.Random(derive_seed(seed, "random reward")).random() for seed in seeds]
+        return [float(draw < RANDOM_PROBABILITY) for _, draw in zip(accuracy, draws, strict=True)]
     if kind == "format":
         return list(formats)
     if kind == "finished":
@@ -144,8 +145,3 @@ def _paid(
         None if right is None else right + format_reward * form
         for right, form in zip(accuracy, formats, strict=True)
     ]
-
-
-def _draw(seed: int) -> float:
-    """Return 1.0 with probability 0.3, by the seed."""
-    return float(random.Random(derive_seed(seed, "random reward")).random() < RANDOM_PROBABILITY)

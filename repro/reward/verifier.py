@@ -22,12 +22,11 @@ from __future__ import annotations
 import json
 import logging
 import resource
+import runpy
 import signal
 import sys
 from functools import lru_cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _ADDRESS_SPACE = 2 << 30  # bytes
@@ -42,7 +41,7 @@ def _prepare(seconds: float) -> None:
     from math_verify.parser import LatexExtractionConfig
 
     # By its place, since this file is run as a script, outside its package.
-    finished = _module_beside("finished")
+    finished = runpy.run_path(str(Path(__file__).with_name("finished.py")))
 
     logging.disable(logging.CRITICAL)
     targets = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -52,7 +51,7 @@ def _prepare(seconds: float) -> None:
         """Return math-verify's readings of one expression, expressions first."""
         return tuple(parse(f"\\boxed{{{text}}}", targets, parsing_timeout=None))
 
-    _CONTEXT.update(parsed=parsed, verify=verify, as_finished=finished.as_finished)
+    _CONTEXT.update(parsed=parsed, verify=verify, as_finished=finished["as_finished"])
     # Warm the grammar, so that the first item is not slower than the rest.
     status_of("\\frac{1}{2}", "x+1")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -66,32 +65,17 @@ def status_of(gold: str, answer: str) -> str:
     if not readings or isinstance(readings[0], str):
         return "unparsable_gold"
     try:
-        equal = _is_paid(list(readings), answer)
+        answers = _CONTEXT["parsed"](answer)
+        # What costs nothing first: it bounds the powers that the algebra would multiply out.
+        equal = bool(answers) and _CONTEXT["as_finished"](readings[0], answers[0])
+        if equal:
+            equal = _CONTEXT["verify"](list(readings), list(answers), timeout_seconds=None)
     except Exception:
         if gold == answer:
             raise
         # An answer that breaks the algebra is wrong; dropping its item would reward it.
         return "wrong"
     return "ok" if equal else "wrong"
-
-
-def _is_paid(readings: list[Any], answer: str) -> bool:
-    """Say whether an answer equals a gold's readings and is as finished as they are."""
-    answers = _CONTEXT["parsed"](answer)
-    # What costs nothing first: it bounds the powers that the algebra would multiply out.
-    if not answers or not _CONTEXT["as_finished"](readings[0], answers[0]):
-        return False
-    return bool(_CONTEXT["verify"](readings, list(answers), timeout_seconds=None))
-
-
-def _module_beside(name: str) -> ModuleType:
-    """Return the module of that name in this file's folder."""
-    specification = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    if specification is None or specification.loader is None:
-        raise ImportError(f"{name}.py is not beside {__file__}")
-    module = module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
 
 
 def main() -> None:

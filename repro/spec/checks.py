@@ -136,12 +136,12 @@ def _check_plain(value: Any, kind: type, path: str) -> None:
         require(held, f"{path} is {shown(value)}; it must be text that UTF-8 can hold")
 
 
-def shown(value: Any) -> str:
-    """Return a value as a message names it, cut where it is long."""
-    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN_CHARACTERS:
+def shown(value: Any, most: int = _SHOWN_CHARACTERS) -> str:
+    """Return a value as a message names it, cut after `most` characters."""
+    if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def all_of(*checks: Callable[[], Any]) -> list[Any]:

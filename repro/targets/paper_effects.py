@@ -8,21 +8,19 @@ holds those of tables; *plot* was read off a curve.
 
 from __future__ import annotations
 
-from repro.spec.claim import Effect
+from functools import partial
+
+from repro.spec.claim import Effect, Measure
 
 _LORA_GAINS = "of 88.1 - 76.3, what 16-bit LoRA gains"
 
 
-def _of_gain(paper: float, place: str) -> Effect:
-    return Effect(paper=paper, measure="of gain", place=place)
+def _of(measure: Measure, paper: float, place: str) -> Effect:
+    return Effect(paper=paper, measure=measure, place=place)
 
 
-def _of_shortfall(paper: float, place: str) -> Effect:
-    return Effect(paper=paper, measure="of shortfall", place=place)
-
-
-def _of_baseline(paper: float, place: str) -> Effect:
-    return Effect(paper=paper, measure="of baseline", place=place)
+_of_gain, _of_shortfall = partial(_of, "of gain"), partial(_of, "of shortfall")
+_of_baseline = partial(_of, "of baseline")
 
 
 # Table 1, 7B. "no training" rows: BF16 76.3.
@@ -113,34 +111,27 @@ OPEN_UNSOLVED = Effect(
 
 # Quotients of two arms' tokens per second, 16-bit LoRA below: Tables 5 to 8 by batch, Table 9 by
 # rank at batch 1; Fig. 11 over NF4.
-ROLLOUT = {
-    (size, batch): fast / slow
-    for size, rates in {
-        "3b": ((2, 157.0, 151.2), (8, 2271.4, 2226.3)),
-        "7b": ((2, 151.6, 115.4), (8, 2091.8, 1641.1)),
-        "14b": ((2, 95.3, 65.4), (8, 1091.1, 737.2)),
-        "32b": ((2, 60.0, 34.0), (8, 688.2, 344.3)),
-    }.items()
-    for batch, fast, slow in rates
-}
-ROLLOUT_BY_RANK = {
-    (size, rank): fast / slow
-    for size, rates in {
-        "3b": ((16, 157.0, 151.2), (32, 153.1, 148.8), (64, 140.0, 138.6)),
-        "7b": ((16, 151.6, 115.4), (32, 149.9, 113.2), (64, 137.7, 108.3)),
-        "14b": ((16, 95.3, 65.4), (32, 92.9, 63.1), (64, 86.0, 61.2)),
-        "32b": ((16, 58.0, 34.0), (32, 56.0, 33.3), (64, 51.3, 31.9)),
-    }.items()
-    for rank, fast, slow in rates
-}
-ROLLOUT_OVER_NF4 = {
-    (size, rank): fast / slow
-    for size, rates in {
-        "14b": ((16, 95.3, 45.1), (32, 92.9, 44.2), (64, 86.0, 42.8)),
-        "32b": ((16, 58.0, 25.2), (32, 56.0, 25.6), (64, 51.3, 23.0)),
-    }.items()
-    for rank, fast, slow in rates
-}
+ROLLOUT, ROLLOUT_BY_RANK, ROLLOUT_OVER_NF4 = (
+    {(size, at): fast / slow for size, rates in by_size.items() for at, fast, slow in rates}
+    for by_size in (
+        {
+            "3b": ((2, 157.0, 151.2), (8, 2271.4, 2226.3)),
+            "7b": ((2, 151.6, 115.4), (8, 2091.8, 1641.1)),
+            "14b": ((2, 95.3, 65.4), (8, 1091.1, 737.2)),
+            "32b": ((2, 60.0, 34.0), (8, 688.2, 344.3)),
+        },
+        {
+            "3b": ((16, 157.0, 151.2), (32, 153.1, 148.8), (64, 140.0, 138.6)),
+            "7b": ((16, 151.6, 115.4), (32, 149.9, 113.2), (64, 137.7, 108.3)),
+            "14b": ((16, 95.3, 65.4), (32, 92.9, 63.1), (64, 86.0, 61.2)),
+            "32b": ((16, 58.0, 34.0), (32, 56.0, 33.3), (64, 51.3, 31.9)),
+        },
+        {
+            "14b": ((16, 95.3, 45.1), (32, 92.9, 44.2), (64, 86.0, 42.8)),
+            "32b": ((16, 58.0, 25.2), (32, 56.0, 25.6), (64, 51.3, 23.0)),
+        },
+    )
+)
 # Table 3 (7B, 14B) and Table 5 (3B, its first column): seconds of a step, 16-bit LoRA over QeRL.
 # Of 32B the paper has no step of 16-bit LoRA.
 STEPS = {

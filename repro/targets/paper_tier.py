@@ -17,7 +17,7 @@ commit that was loaded.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypedDict
+from typing import Any
 
 from repro.spec.config import (
     DataConfig,
@@ -48,14 +48,7 @@ REVISIONS = {
 }
 
 
-class Pinned(TypedDict):
-    """The fields of a scale that name a checkpoint."""
-
-    checkpoint: str
-    revision: str
-
-
-def pinned(checkpoint: str) -> Pinned:
+def pinned(checkpoint: str) -> dict[str, Any]:
     """Return a published checkpoint with its commit, as fields of a scale."""
     return {"checkpoint": checkpoint, "revision": REVISIONS[checkpoint]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.claim import Better, Claim, Effect, Metric, slope
@@ -12,15 +12,6 @@ from repro.spec.target import Target
 
 # TRL and Unsloth fold a LoRA adapter into 16-bit weights before a rollout.
 NOT_IN_PAPER = "not in the paper, which multiplies by the adapter apart"
-
-
-class Named(Protocol):
-    """An arm, of learning or of measured steps."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the target."""
-        ...
 
 
 def metric(name: str, unit: str, title: str, better: Better | None = None, **more: Any) -> Metric:
@@ -32,8 +23,8 @@ def above(
     name: str,
     statement: str,
     source: str,
-    first: Named,
-    second: Named,
+    first: Arm,
+    second: Arm,
     factor: str,
     effect: Effect | None,
     metric: str = "accuracy",
@@ -61,8 +52,8 @@ def times(
     name: str,
     statement: str,
     source: str,
-    first: Named,
-    second: Named,
+    first: Arm,
+    second: Arm,
     factor: str,
     metric: str,
     bound: float = 1.0,
@@ -81,7 +72,7 @@ def rises(
     name: str,
     statement: str,
     source: str,
-    arms: Sequence[Named],
+    arms: Sequence[Arm],
     factor: str,
     effect: Effect,
     metric: str,

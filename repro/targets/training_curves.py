@@ -39,7 +39,6 @@ _FORMAT_NOISE_RATE = "weight_format noise learning_rate"
 
 
 def _reward_by_format(source: str) -> tuple[Claim, ...]:
-    """Return the claims on the training reward by format."""
     return (
         rises("reward_order",
               "the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",

@@ -64,7 +64,8 @@ CHECKS = {
     "train": (*_OF_POLICIES, *_OF_TRAINING, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
     "evaluate": (*_OF_POLICIES, *_OF_ANSWERS, *_OF_NUMBERS, *_OF_TIMES),
     "dose": (*_OF_POLICIES, added_noise.at_start, *_OF_NUMBERS, *_OF_TIMES),
-    "step_time": (plausible.steps, *_OF_TIMES),
+    "step_time": (plausible.steps, plausible.memory, *_OF_TIMES),
+    "operation": (plausible.ratios, *_OF_TIMES),
     "throughput": (plausible.rates, *_OF_TIMES),
 }
 

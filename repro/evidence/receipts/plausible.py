@@ -83,6 +83,41 @@ def steps(record: Record) -> Iterator[str]:
     yield from _unlike_given(record, timed)
 
 
+def memory(record: Record) -> Iterator[str]:
+    """Yield the peaks of steps, planned and measured, that the facts of their points do not give.
+
+    A measured peak is what the allocator reserved and the driver's context; a planned one the
+    larger sum of the plan's two phases.
+    """
+    given: dict[str, float | None] = {}
+    for point, ways in record.facts.get("points", {}).items():
+        peak, planned = (f"{of}_bytes_{point}" for of in ("peak", "predicted"))
+        measured, predicted = record.value(peak), record.value(planned)
+        # Of the arm's own way of training, and of its baseline's.
+        taken = [own for own in ways.values() if own.get("peak_bytes") == measured]
+        if measured and not taken:
+            given[peak] = next((own.get("peak_bytes") for own in ways.values()), None)
+        for own in taken[:1]:
+            given[peak] = own["reserved_bytes"] + own["context_bytes"]
+            if "plan" in own:
+                phases = [own["plan"][phase].values() for phase in ("rollout", "update")]
+                given[planned] = max(map(sum, phases))
+        if measured and predicted is not None:
+            given[f"prediction_error_{point}"] = 100 * abs(predicted - measured) / measured
+    yield from _unlike_given(record, given)
+
+
+def ratios(record: Record) -> Iterator[str]:
+    """Yield the ratios of linear layers over bfloat16 that their own seconds do not give."""
+    given: dict[str, float | None] = {}
+    for name in record.metrics:
+        place = name.removeprefix("ratio_")
+        ours, plain = (record.value(f"seconds_{who}_{place}") for who in ("ours", "bf16"))
+        if ours and plain is not None:
+            given[name] = plain / ours
+    yield from _unlike_given(record, given)
+
+
 def rates(record: Record) -> Iterator[str]:
     """Yield the rates of rollouts that their own seconds do not give.
 

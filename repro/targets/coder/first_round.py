@@ -233,36 +233,40 @@ def _untrained(size: str, template: str) -> Target:
     )
 
 
-def _pass_at_k(size: str) -> Target:
-    """Return what many samples find, drawn as in rollouts: exploration's own measure."""
-    scale = _dose_scale(scale_of(size))
-    evaluation = dataclasses.replace(
-        scale.evaluation, samples=_KS[-1], at=_KS, sampling=scale.rollout
-    )
-    data = dataclasses.replace(scale.data, test_problems=200)
-    best = f"pass_at_{_KS[-1]}_lenient"
-    return Target(
-        name=f"pass_at_k_coder_{size}",
-        title=f"What {_KS[-1]} samples find before training, Qwen2.5-Coder-{mini.spoken(size)}",
-        statement="rounding to NVFP4 costs accuracy by one sample and finds more by many",
-        source="Table 1, first four rows; section 3.2",
-        arms=(table1.BF16, table1.NVFP4),
-        metrics=(
-            *(metric(f"pass_at_{k}_lenient", "percent", f"pass@{k}", "higher") for k in _KS),
-            *table1.metrics_named("truncation_rate", "completion_tokens_mean", "peak_bytes"),
-        ),
-        claims=(
-            above("nvfp4_costs_at_1", "NVFP4 weights solve fewer problems than BF16 by one sample",
-                  "Table 1, first four rows", table1.BF16, table1.NVFP4, "weight_format",
-                  paper_effects.UNTRAINED_LOSS["nvfp4"], "pass_at_1_lenient", draws=len(_DRAWS)),
-            above("nvfp4_finds_more",
-                  f"NVFP4 weights solve more problems than BF16 by the best of {_KS[-1]} samples",
-                  "not in the paper; section 3.2 implies it", table1.NVFP4, table1.BF16,
-                  "weight_format", paper_effects.OPEN_UNSOLVED, best, draws=len(_DRAWS)),
-        ),
-        headline=best,
-        scales={Tier.MINI: dataclasses.replace(scale, data=data, evaluation=evaluation)},
-    )  # fmt: skip
+_BEST = f"pass_at_{_KS[-1]}_lenient"
+_SMALL_SCALE = scale_of("0_5b")
+_SMALL_DOSES = _dose_scale(_SMALL_SCALE)
+# What many samples find, drawn as in rollouts: exploration's own measure.
+_PASS_AT_K = Target(
+    name="pass_at_k_coder_0_5b",
+    title=f"What {_KS[-1]} samples find before training, Qwen2.5-Coder-0.5B",
+    statement="rounding to NVFP4 costs accuracy by one sample and finds more by many",
+    source="Table 1, first four rows; section 3.2",
+    arms=(table1.BF16, table1.NVFP4),
+    metrics=(
+        *(metric(f"pass_at_{k}_lenient", "percent", f"pass@{k}", "higher") for k in _KS),
+        *table1.metrics_named("truncation_rate", "completion_tokens_mean", "peak_bytes"),
+    ),
+    claims=(
+        above("nvfp4_costs_at_1", "NVFP4 weights solve fewer problems than BF16 by one sample",
+              "Table 1, first four rows", table1.BF16, table1.NVFP4, "weight_format",
+              paper_effects.UNTRAINED_LOSS["nvfp4"], "pass_at_1_lenient", draws=len(_DRAWS)),
+        above("nvfp4_finds_more",
+              f"NVFP4 weights solve more problems than BF16 by the best of {_KS[-1]} samples",
+              "not in the paper; section 3.2 implies it", table1.NVFP4, table1.BF16,
+              "weight_format", paper_effects.OPEN_UNSOLVED, _BEST, draws=len(_DRAWS)),
+    ),
+    headline=_BEST,
+    scales={
+        Tier.MINI: dataclasses.replace(
+            _SMALL_DOSES,
+            data=dataclasses.replace(_SMALL_DOSES.data, test_problems=200),
+            evaluation=dataclasses.replace(
+                _SMALL_DOSES.evaluation, samples=_KS[-1], at=_KS, sampling=_SMALL_DOSES.rollout
+            ),
+        )
+    },
+)  # fmt: skip
 
 
 _LENIENT = "accuracy_lenient"
@@ -363,49 +367,38 @@ def _response(table: Target) -> Target:
     )
 
 
-def _tags(size: str) -> Target:
-    """Return the paper's own template and reward on such a checkpoint."""
-    return Target(
-        name=f"table1_coder_{size}_tags",
-        title=f"The paper's prompt and reward on Qwen2.5-Coder-{mini.spoken(size)}-Instruct",
-        statement="asked for tags that it does not know, a small model learns the format alone",
-        source="not in the paper; its prompt of section 4.1",
-        arms=(table1.BF16_LORA, table1.NVFP4_LORA_AQN),
-        metrics=METRICS,
-        headline="accuracy_lenient",
-        scales={
-            Tier.MINI: dataclasses.replace(
-                scale_of(size),
-                steps=100,
-                prompt_template="paper",
-                format_reward=0.2,
-                seeds=_SEEDS[:2],
-            )
-        },
-    )
-
-
-def _sweep(size: str) -> Target:
-    scale = scale_of(size)
-    return Target(
-        name=f"learning_rates_coder_{size}",
-        title=f"The learning rate at which Qwen2.5-Coder-{mini.spoken(size)}'s arms are compared",
-        statement="one of three rates serves 16-bit and four-bit weights alike",
-        source=mini.SWEEP_SOURCE,
-        arms=tuple(mini.at_rate(arm, name) for arm in (BF16, NVFP4) for name in mini.FACTORS),
-        metrics=METRICS,
-        scales={
-            Tier.MINI: dataclasses.replace(
-                scale,
-                steps=60,
-                data=dataclasses.replace(scale.data, test_problems=300),
-                seeds=(_TUNING_SEED,),
-            )
-        },
-        headline="train_reward_mean",
-    )
-
-
+# The paper's own template and reward on such a checkpoint.
+_TAGS = Target(
+    name="table1_coder_0_5b_tags",
+    title="The paper's prompt and reward on Qwen2.5-Coder-0.5B-Instruct",
+    statement="asked for tags that it does not know, a small model learns the format alone",
+    source="not in the paper; its prompt of section 4.1",
+    arms=(table1.BF16_LORA, table1.NVFP4_LORA_AQN),
+    metrics=METRICS,
+    headline="accuracy_lenient",
+    scales={
+        Tier.MINI: dataclasses.replace(
+            _SMALL_SCALE, steps=100, prompt_template="paper", format_reward=0.2, seeds=_SEEDS[:2]
+        )
+    },
+)
+_SWEEP = Target(
+    name="learning_rates_coder_0_5b",
+    title="The learning rate at which Qwen2.5-Coder-0.5B's arms are compared",
+    statement="one of three rates serves 16-bit and four-bit weights alike",
+    source=mini.SWEEP_SOURCE,
+    arms=tuple(mini.at_rate(arm, name) for arm in (BF16, NVFP4) for name in mini.FACTORS),
+    metrics=METRICS,
+    scales={
+        Tier.MINI: dataclasses.replace(
+            _SMALL_SCALE,
+            steps=60,
+            data=dataclasses.replace(_SMALL_SCALE.data, test_problems=300),
+            seeds=(_TUNING_SEED,),
+        )
+    },
+    headline="train_reward_mean",
+)
 _SMALL = _table("0_5b")
 CODER_TARGETS = (
     _SMALL,
@@ -413,9 +406,9 @@ CODER_TARGETS = (
     _dose("0_5b"),
     _untrained("0_5b", "boxed"),
     _untrained("0_5b", "paper"),
-    _pass_at_k("0_5b"),
-    _tags("0_5b"),
-    _sweep("0_5b"),
+    _PASS_AT_K,
+    _TAGS,
+    _SWEEP,
     _table("1_5b"),
     _dose("1_5b"),
     _untrained("1_5b", "boxed"),

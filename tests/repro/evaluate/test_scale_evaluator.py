@@ -2,7 +2,7 @@
 
 import pytest
 
-from repro.evaluate.scale_evaluator import ScaleEvaluator, final_tallies, mean_tokens
+from repro.evaluate.scale_evaluator import ScaleEvaluator, mean_tokens
 from repro.rl.collect import GradingRequest
 from repro.spec.config import (
     DataConfig,
@@ -55,7 +55,8 @@ def test_untrained_arms_are_asked_for_their_ceiling_too(tokenizer, pool):
 
 
 def test_final_answers_are_tallied_by_set(tokenizer, pool):
-    tallies = final_tallies(evaluation(tokenizer, pool).final(TEST, FURTHER))
+    answers = evaluation(tokenizer, pool).final(TEST, FURTHER)
+    tallies = {name: own.tallies() for name, own in answers.items()}
     assert tallies["accuracy"]["right"] == [1, 0, 1]
     assert tallies["accuracy_greedy"]["right"] == [1, 1]
     assert tallies["accuracy_hard"]["right"] == [0, 0, 1]

@@ -30,7 +30,7 @@ def test_a_checkpoint_is_quantised_and_read_back(weight_format, tmp_path, capsys
 def test_without_its_reader_the_folder_is_read_back_here_and_is_no_source_of_another(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setitem(quantising.READERS, "nvfp4", ("no_such_package", "no-such-package"))
+    monkeypatch.setitem(quantising.READERS, "nvfp4", "no-such-package")
     assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
     assert "this project alone (for transformers: pip install no-such" in capsys.readouterr().out
     assert main(["quantize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
