@@ -46,8 +46,10 @@ from repro.rl.collect import (
 )
 from repro.rl.divide import shard
 from repro.rl.learner import Learner, learner_of
+from repro.rl.loop import Hooks
 from repro.rl.rows import mean_of
 from repro.rl.trainer import train
+from repro.rl.training_state import TrainResult
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
@@ -56,6 +58,21 @@ from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.facts import Facts
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
+
+
+def train_run(loaded_run: LoadedRun, learner: Learner, hooks: Hooks, folder: Path) -> TrainResult:
+    """Train a run on rewards, resuming from a checkpoint in `folder` if there is one.
+
+    Raises `Stopped` if it was stopped before its last step.
+    """
+    evaluation, ranks = loaded_run.evaluation, loaded_run.ranks
+    source = PromptSource(loaded_run.problems.train, evaluation.evaluator.tokenizer, loaded_run.run)
+    score = _alike_on_ranks(evaluation.score, ranks)
+    hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder.parent, ranks))
+    result = train(learner, source, score, hooks, folder=folder, within=ranks.spent)
+    if not result.finished:
+        raise Stopped
+    return result
 
 
 def _alike_on_ranks(score: Score, ranks: Ranks) -> Score:
@@ -103,21 +120,13 @@ def train_and_evaluate(
         # On the CPU: in full training they need as much memory as the master weights.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        evaluation, problems = loaded_run.evaluation, loaded_run.problems
-        tokenizer = evaluation.evaluator.tokenizer
-        start = evaluation.greedy(problems.test)
+        start = loaded_run.evaluation.greedy(loaded_run.problems.test)
         learner = learner_of_run(loaded_run)
         hooks = loaded_run.hooks(progress, lambda: ranks.any(should_stop()))
         if ranks.first:
-            hooks = logger.around(hooks, tokenizer)
+            hooks = logger.around(hooks, loaded_run.evaluation.evaluator.tokenizer)
         progress("beginning to train", {})  # a step of a large model takes minutes
-        source = PromptSource(problems.train, tokenizer, run)
-        score = _alike_on_ranks(evaluation.score, ranks)
-        hooks = dataclasses.replace(hooks, on_fault=partial(keep_batch, folder, ranks))
-        checkpoint = folder / "checkpoint"
-        result = train(learner, source, score, hooks, folder=checkpoint, within=ranks.spent)
-        if not result.finished:
-            raise Stopped
+        result = train_run(loaded_run, learner, hooks, folder / "checkpoint")
         learner.refresh()
         progress("evaluating", {})
         measured = loaded_run.outcome(result.series)
