@@ -35,7 +35,8 @@ from repro.spec.whole_files import replace_files
 DPI = 150
 # The pictures of the systems tier: a title for those that need one, and the targets in them.
 SYSTEMS_PICTURES = {
-    "tables_5_to_8_throughput": ("Rollouts of Tables 5 to 8", ("table5", "table6", "table7", "table8")),
+    "tables_5_to_8_throughput": ("Rollouts of Tables 5 to 8",
+                                 ("table5", "table6", "table7", "table8")),
     "table9_ranks": ("", ("table9",)),
     "figure11_ranks": ("", ("figure11",)),
     "rollout_throughput": ("Rollout of up to 256 rows", ("rollout",)),
