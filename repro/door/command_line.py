@@ -55,7 +55,7 @@ MEMORY_FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `command` is the name of the one that a line asks for."""
+    """Return the parser of all commands; `command` is the name of the requested one."""
     parser: argparse.ArgumentParser = SentenceParser(
         prog="python -m repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",

@@ -1,4 +1,4 @@
-"""A command line that cannot be read, said in a sentence with the nearest name that can.
+"""A command line that cannot be read is reported in one sentence, with the nearest valid name.
 
 argparse prints the usage, many lines of it, and ends the process. Here such a line is a
 `ValueError` like any other mistake of a user's, and the program prints its sentence.

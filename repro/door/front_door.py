@@ -49,7 +49,7 @@ class TrainedRun:
     out
         The exported adapter with its tokenizer, or None where none was requested.
     accuracy_before, accuracy_after
-        Percent of right greedy answers to the held-out problems.
+        Percent of correct greedy answers to the held-out problems.
     steps
         Optimiser steps made.
     seconds
@@ -101,7 +101,7 @@ def train(
     reward
         A function of a module's file, or `module:function`. It takes lists by name, one entry per
         completion: `completions`, `answers`, `prompts` or any column; it returns as many finite
-        numbers or None. None here: 1 for a right answer in a completion that ended by itself.
+        numbers or None. None here: 1 for a correct answer in a completion that ended by itself.
     format
         Of the frozen weights: `bf16`, `nf4`, `mxfp4` or `nvfp4`.
     aqn
@@ -109,11 +109,11 @@ def train(
     algorithm
         `grpo`, `dapo` or `gspo`.
     template
-        Prompt template by name or file; None asks for the answer in a box.
+        Prompt template by name or file; None requests the answer in a box.
     ranks
         GPUs of the run.
     until
-        Percent of right greedy answers to held-out problems at which training ends; tested about
+        Percent of correct greedy answers to held-out problems at which training ends; tested about
         ten times along the run.
     out
         New folder for the adapter in PEFT's layout, with its tokenizer; must not exist.
@@ -223,7 +223,7 @@ def evaluate(
     revision: str | None = None,
     device: str | None = None,
 ) -> dict[str, dict[str, float | None]]:
-    """Ask a checkpoint, with an adapter or without, the problems of data sets, and grade it.
+    """Evaluate a checkpoint, with or without an adapter, on the problems of data sets.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def evaluate(
     Raises
     ------
     ValueError
-        For what cannot be asked; names all that is wrong.
+        For a request that cannot be carried out; names all that is wrong.
     """
     named = ",".join(f"{role}={name}" for role, name in (columns or {}).items())
     with tempfile.TemporaryDirectory() as folder:

@@ -98,7 +98,8 @@ def memory(record: Record) -> Iterator[str]:
         if measured and not taken:
             given[peak] = next((own.get("peak_bytes") for own in ways.values()), None)
         for own in taken[:1]:
-            given[peak] = own["reserved_bytes"] + own["context_bytes"]
+            if "reserved_bytes" in own:  # a CPU counts none
+                given[peak] = own["reserved_bytes"] + own["context_bytes"]
             if "plan" in own:
                 phases = [own["plan"][phase].values() for phase in ("rollout", "update")]
                 given[planned] = max(map(sum, phases))

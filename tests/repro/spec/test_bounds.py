@@ -199,7 +199,7 @@ def test_a_table_in_json_changes_what_it_names_alone():
 
 def test_a_pipe_is_no_file_of_settings(tmp_path):
     os.mkfifo(tmp_path / "scale.toml")
-    with pytest.raises(ValueError, match="scale.toml"):
+    with pytest.raises(ValueError, match=r"scale\.toml: needs"):
         read_settings(tmp_path / "scale.toml")
 
 
