@@ -146,7 +146,7 @@ def _built(kind: Any, given: Any, path: str) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def table_of(given: Any, path: str) -> Mapping[str, Any]:
+def table_of(given: Any, path: str) -> dict[str, Any]:
     """Return nested values, or what their JSON says; `ValueError` for anything else."""
     table = parsed_json(given)
     require(isinstance(table, Mapping), f"{path} is {shown(given)}; it must be a table of values")
