@@ -133,7 +133,7 @@ def require_plain(config: Any, where: object) -> None:
     largest = config.hidden_size * heads * channels
     require(largest < 2**60, "head_dim", channels, f"a matrix below 2^60 numbers, not {largest}")
     epsilon = config.rms_norm_eps
-    require(0 <= epsilon < math.inf, "rms_norm_eps", epsilon, "from 0")
+    require(0 <= epsilon <= 1, "rms_norm_eps", epsilon, "from 0 to 1")
     divisor = f"a divisor of num_attention_heads, {heads}"
     require(heads % shared == 0, "num_key_value_heads", shared, divisor)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -142,8 +142,10 @@ def require_plain(config: Any, where: object) -> None:
             number = isinstance(value, int | float | None) and abs(value or 0) < 2**63
             require(number, name, value, "a number that torch can hold")
     theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
-    require(theta is not None and 0 < theta < math.inf, "rope_theta", theta, "a number above 0")
+    require(theta is not None and 1 <= theta < math.inf, "rope_theta", theta, "1 or more")
     require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))
+    factor = 1 if kind == "default" else rope.get("factor")
+    require(factor is not None and factor >= 1, "factor", factor, "1 or more")
     kept = getattr(config, "return_dict", True)
     require(kept is True, "return_dict", kept, "true, or nothing")
     chunks = getattr(config, "dual_chunk_attention_config", None)

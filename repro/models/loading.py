@@ -19,6 +19,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import functools
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -140,11 +141,12 @@ def read_description(folder: Path) -> ModelDescription:
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
     """Return transformers' config of the values of `config.json`, validated by it."""
-    layers, most = raw.get("num_hidden_layers"), SIZES["num_hidden_layers"]
-    if isinstance(layers, int) and layers > most:  # transformers makes a list of so many
-        raise CheckpointError(
-            f"{path}: field num_hidden_layers is {layers}; needed is 1 or more, up to {most}"
-        )
+    most = SIZES["num_hidden_layers"]
+    for name in ("num_hidden_layers", "num_labels"):  # transformers makes a list of so many
+        if isinstance(count := raw.get(name), int) and count > most:
+            raise CheckpointError(
+                f"{path}: field {name} is {count}; needed is 1 or more, up to {most}"
+            )
     try:
         return AutoConfig.for_model(**raw)
     except _CONFIG_FAULTS as error:
@@ -329,10 +331,8 @@ def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None 
         raise CheckpointError(
             f"{source.where(name)} has dtype {spec.dtype}; needed is bfloat16, float16 or float32"
         )
-    if shape is not None and spec.shape != shape:
-        raise CheckpointError(
-            f"{source.where(name)} has shape {spec.shape}; the model needs {shape}"
-        )
+    if shape is not None:
+        _require_shape(source, name, shape)
     rounded = source.read(name).to(torch.bfloat16)
     # The extremes carry any NaN along, and unlike isfinite need no temporary of the same size.
     if rounded.numel() and not all(bool(torch.isfinite(v)) for v in torch.aminmax(rounded)):
@@ -353,6 +353,24 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
     if _tied(model):
         specs.pop(_HEAD, None)
     return specs
+
+
+@functools.lru_cache(maxsize=8)
+def require_weights(folder: Path) -> None:
+    """Raise `CheckpointError` unless a folder's tensors, by their headers, are its config's."""
+    description = read_description(folder)
+    model = build_on_meta(description.config)
+    source = open_weights(folder, description.config)
+    require_same_names(model, source, description.stored_format)
+    for name, needed in expected_specs(model, description.stored_format).items():
+        if description.stored_format is None:
+            _require_shape(source, name, needed.shape)
+
+
+def _require_shape(source: WeightSource, name: str, shape: tuple[int, ...]) -> None:
+    found = source.spec(name).shape
+    if found != shape:
+        raise CheckpointError(f"{source.where(name)} has shape {found}; the model needs {shape}")
 
 
 def require_same_names(model: nn.Module, source: WeightSource, stored_format: str | None) -> None:

@@ -104,7 +104,8 @@ def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
     if body is None:
         return None
     value, form, decimals, reduced, end = body
-    written = read_unit(rest[end:], words=words)
+    behind = rest[end:].strip().removesuffix(".")
+    written = _CODES.get(behind) or read_unit(rest[end:], words=words)
     if written is None:
         return None
     if unit and written.startswith("/"):

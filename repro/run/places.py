@@ -10,15 +10,18 @@ import os
 from pathlib import Path
 
 from repro.evidence.provenance import PACKAGE
-from repro.spec.checks import meant
+from repro.spec.checks import meant, require
 
 # How many existing folders a message lists when the one named does not exist.
 _NAMED = 4
 
 
 def runs_folder(named: str | None) -> Path:
-    """Return the folder of records."""
-    return Path(named or os.environ.get("REPRO_RUNS") or "runs")
+    """Return the folder of records; `ValueError` where something else has its name."""
+    folder = Path(named or os.environ.get("REPRO_RUNS") or "runs")
+    fits = folder.is_dir() or not os.path.lexists(folder)
+    require(fits, f"{folder} is a file; a folder of records is needed there")
+    return folder
 
 
 def expected_folder(named: str | None) -> Path:

@@ -121,7 +121,10 @@ def _named_refusal(run: RunConfig) -> str | None:
             checked_folder(bare)
         template_named(scale.prompt_template)
         if Path(scale.checkpoint).expanduser().exists():
+            from repro.models.loading import require_weights
+
             (folder,) = local_folders(scale.checkpoint)
+            require_weights(folder)
             return _format_refusal(folder, run)
     except (OSError, ValueError) as error:
         return str(error)
@@ -395,10 +398,11 @@ def _checked_files(scale: TrainScale) -> Path:
     from repro.models.policy import load_tokenizer
 
     folder = resolve(scale.checkpoint, scale.revision, weights=False)
+    # Before the tokenizer, which transformers reads with the config and blames for its faults.
+    positions = read_description(folder).config.max_position_embeddings
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
-    positions = read_description(folder).config.max_position_embeddings
     require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)

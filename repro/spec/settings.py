@@ -35,16 +35,18 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         for part in path:
             place = place.setdefault(part, {})
             require(isinstance(place, dict), f"--set {text}: {part} was given a value already")
+        require(leaf not in place, f"--set {text}: {leaf} was given a value already")
         place[leaf] = value.strip()
     return nested
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the values of a TOML or JSON file; `ValueError` if it is missing or broken."""
-    require(path.suffix in (".toml", ".json"), f"--config {path}: needs a .toml or .json file")
+    fits = path.suffix in (".toml", ".json") and (path.is_file() or not path.exists())
+    require(fits, f"--config {path}: needs a .toml or .json file")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else _read_json(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {path}: {error}") from error
     require(
@@ -89,8 +91,8 @@ def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
         if key not in names:
             raise ValueError(unknown("setting", path, [f"{where}{name}" for name in names]))
         current = getattr(instance, key)
-        if dataclasses.is_dataclass(current) and isinstance(given, Mapping):
-            return with_settings(current, given, f"{path}.")
+        if dataclasses.is_dataclass(current) and isinstance(parsed_json(given), Mapping):
+            return with_settings(current, table_of(given, path), f"{path}.")
         return _converted(hints[key], given, path)
 
     values = all_of(*(partial(field_of, key, given) for key, given in settings.items()))
@@ -117,7 +119,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
         return _built(hint, given, path)
     if hint is str or origin is Literal:
         return given
-    parsed = _parsed(given)
+    parsed = parsed_json(given)
     if origin is tuple and isinstance(parsed, list | tuple):
         hints = [members[0]] * len(parsed) if members[-1:] == (...,) else members
         if len(hints) != len(parsed):
@@ -131,8 +133,7 @@ def _read(hint: Any, given: Any, path: str) -> Any:
 
 def _built(kind: Any, given: Any, path: str) -> Any:
     """Return an instance of a dataclass made of nested values."""
-    parsed = _parsed(given)
-    require(isinstance(parsed, Mapping), f"{path} is {shown(given)}; it must be a table of values")
+    parsed = table_of(given, path)
     hints, names = field_types(kind), [item.name for item in dataclasses.fields(kind)]
     for key in parsed:
         if key not in names:
@@ -145,10 +146,35 @@ def _built(kind: Any, given: Any, path: str) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parsed(given: Any) -> Any:
+def table_of(given: Any, path: str) -> dict[str, Any]:
+    """Return nested values, or what their JSON says; `ValueError` for anything else."""
+    table = parsed_json(given)
+    require(isinstance(table, Mapping), f"{path} is {shown(given)}; it must be a table of values")
+    return dict(table)
+
+
+class _RepeatedKeyError(ValueError):
+    """A table of JSON has a key twice, of which `json` would drop the first without a word."""
+
+
+def _read_json(text: str) -> Any:
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _RepeatedKeyError(f"the key {shown(key)} is given twice; needed is once")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=table)
+
+
+def parsed_json(given: Any) -> Any:
+    """Return what a text says as JSON; a text that is none, and any other value, as it is."""
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given)
+        return _read_json(given)
+    except _RepeatedKeyError:
+        raise
     except (ValueError, RecursionError):
         return given

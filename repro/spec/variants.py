@@ -17,7 +17,7 @@ from typing import Any
 from repro.spec.arm import Arm, RewardFunction
 from repro.spec.checks import all_of, require
 from repro.spec.config import DataConfig, TrainScale, digest_of
-from repro.spec.settings import with_settings
+from repro.spec.settings import parsed_json, table_of, with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 
@@ -96,9 +96,10 @@ def with_overrides(
             f"there is no setting {key!r} of the scale; arm.{key} is the arms' own: "
             f"--set arm.{key}=...",
         )
+    of_scale, of_arms = (table_of(settings.get(name, {}), name) for name in ("scale", "arm"))
     scale, *changed = all_of(
-        lambda: with_settings(before, own | dict(settings.get("scale", {}))),
-        *(partial(_changed, arm, settings.get("arm", {})) for arm in target.arms),
+        lambda: with_settings(before, own | of_scale),
+        *(partial(_changed, arm, of_arms) for arm in target.arms),
     )
     arms = tuple(changed)
     old, new = (_leaves(dataclasses.asdict(of)) for of in (before, scale))
@@ -106,7 +107,7 @@ def with_overrides(
     # None is for scales that only ask; a change to none would train nothing, run by run.
     require("steps" not in words or scale.steps >= 1, "steps is 0; it must be 1 or more")
     if arms != target.arms:
-        words |= _leaves(settings["arm"], "arm.")
+        words |= _leaves(of_arms, "arm.")
     if limit is not None:
         scale, words = limited(scale, limit), words | {"limit": limit}
     if scale == before and arms == target.arms:
@@ -135,8 +136,7 @@ def limited(scale: Any, limit: int) -> Any:
 def _changed(arm: Arm, settings: Mapping[str, Any]) -> Arm:
     """Return an arm with settings replaced, those of noise only where it has noise."""
     own = dict(settings)
-    noise = own.get("noise")
-    if isinstance(noise, Mapping) and arm.noise is None:
+    if isinstance(parsed_json(own.get("noise")), Mapping) and arm.noise is None:
         own.pop("noise")
     return with_settings(arm, own, "arm.")
 

@@ -51,14 +51,14 @@ _QWEN2_SPLIT: Final = (
 )
 _CONTROL, _USER, _UNUSED = 3, 4, 5  # kinds of tokens in `tokenizer.ggml.token_type`
 _ROWS: Final = 8192  # of a matrix that are dequantised at once
-# Keys that say how attention is computed; any other may change what the model computes.
-_ROPE_KEYS: Final = (
-    *("dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"),
-    *("scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"),
-)
-_ATTENTION_KEYS: Final = (
-    *("head_count", "head_count_kv", "key_length", "value_length", "sliding_window", "causal"),
-    *("layer_norm_rms_epsilon", "layer_norm_epsilon"),
+# Keys of an architecture; any other may change what the model computes.
+_KEYS: Final = frozenset(
+    {"block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"}
+    | {"rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type"}
+    | {"rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.finetuned"}
+    | {"rope.scaling.original_context_length", "attention.head_count", "attention.head_count_kv"}
+    | {"attention.key_length", "attention.value_length", "attention.sliding_window"}
+    | {"attention.causal", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"}
 )
 # What a file that is none can end with in the library, in tokenizers, and here.
 _FAULTS: Final = (
@@ -211,6 +211,11 @@ class _File:
     def _config(self) -> dict[str, Any]:
         """Return the values of `config.json`."""
         kind = self.kind
+        for key in self.reader.fields:
+            fits = not key.startswith(f"{kind}.") or key.removeprefix(f"{kind}.") in _KEYS
+            self.require(fits, f"gives {key}, which is not read here")
+        rows, given = len(self.tokens), self.value(f"{kind}.vocab_size", int, len(self.tokens))
+        self.require(given == rows, f"gives {kind}.vocab_size as {given}; it has {rows} tokens")
         hidden = self.value(f"{kind}.embedding_length", int)
         head = self.value(f"{kind}.attention.key_length", int, hidden // self.heads)
         for key in ("rope.dimension_count", "attention.value_length"):
@@ -236,11 +241,6 @@ class _File:
 
     def _rope(self) -> dict[str, Any]:
         """Return the rotary angles' parameters; a factor without a type is linear scaling."""
-        for part, known in (("rope", _ROPE_KEYS), ("attention", _ATTENTION_KEYS)):
-            prefix = f"{self.kind}.{part}."
-            for key in self.reader.fields:
-                fits = not key.startswith(prefix) or key.removeprefix(prefix) in known
-                self.require(fits, f"gives {key}, which is not read here")
         prefix = f"{self.kind}.rope"
         causal = self.value(f"{self.kind}.attention.causal", bool, True)
         self.require(causal, f"gives {self.kind}.attention.causal as False; needed is True")
@@ -304,6 +304,8 @@ class _File:
         kinds = self.value("tokenizer.ggml.token_type", list)
         fits = len(set(self.tokens)) == len(self.tokens) == len(kinds)
         self.require(fits, "has tokens twice, or without a kind")
+        odd = sorted({*kinds} - {*range(1, 7)}, key=str)
+        self.require(not odd, f"gives {odd[:1]} in tokenizer.ggml.token_type; needed is 1 to 6")
         used = {text: at for at, text in enumerate(self.tokens) if kinds[at] != _UNUSED}
         merges = [tuple(merge.split(" ")) for merge in self.value("tokenizer.ggml.merges", list)]
         for merge in merges:

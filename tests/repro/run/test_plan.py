@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from datetime import datetime, timedelta
 
@@ -92,6 +93,32 @@ def test_a_plan_says_how_large_a_folder_s_model_is_and_what_its_config_gets_wron
         said = capsys.readouterr().err
         assert field in said
         assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"intermediate_size": 380}, "has shape (384, 128); the model needs (380, 128)"),
+        ({"tie_word_embeddings": False}, "lm_head.weight is missing"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "field rope_parameters"),
+    ],
+)
+def test_a_plan_on_a_folder_whose_weights_are_not_its_configs_is_refused(
+    tmp_path, capsys, change, named
+):
+    folder = shutil.copytree(TINY_FOLDER, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+    assert main(["plan", "table1", "--tier", "smoke", "--model", str(folder)]) == 2
+    assert unsaid(capsys.readouterr().err, named) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, kind):
+    runs = tmp_path / "runs"
+    {"file": runs.touch, "pipe": lambda: os.mkfifo(runs)}.get(kind, lambda: runs.symlink_to(runs))()
+    assert main(["plan", "table1", "--tier", "smoke", "--runs", str(runs)]) == 2
+    assert f"{runs} is a file" in capsys.readouterr().err
 
 
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 
 import pytest
 
@@ -152,6 +153,54 @@ def test_a_file_of_deep_brackets_is_a_sentence(file, tmp_path):
     (tmp_path / file).write_text("levels = " * file.endswith("toml") + "[" * 100_000)
     with pytest.raises(ValueError, match="--config"):
         read_settings(tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"arm": 3}, "arm is 3"),
+        ({"arm": None}, "arm is None"),
+        ({"scale": [1]}, "scale is"),
+        ('{"steps": 5, "steps": 6}', "'steps' is given twice"),
+        ('{"optimizer": {"beta1": 0.5, "beta1": 0.6}}', "'beta1' is given twice"),
+    ],
+)
+def test_a_table_that_is_none_or_gives_a_key_twice_is_refused(content, named, tmp_path):
+    file = tmp_path / "scale.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    words = ["plan", "table1", "--tier", "smoke", "--config", str(file)]
+    with pytest.raises(ValueError, match=named):
+        selections_of(build_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["steps=3", "steps=4"],
+        ["optimizer.beta1=0.5", 'optimizer={"beta2": 0.5}'],
+        ['arm={"lora_rank": 4, "lora_rank": 5}'],
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused(given):
+    words = [word for text in given for word in ("--set", text)]
+    with pytest.raises(ValueError, match="given"):
+        selections_of(build_parser().parse_args(["plan", "table1", "--tier", "smoke", *words]))
+
+
+def test_a_table_in_json_changes_what_it_names_alone():
+    given = ["--set", 'optimizer={"beta2": 0.5}', "--set", 'arm={"noise": {"sigma_end": 0.001}}']
+    words = ["plan", "table1", "--tier", "smoke", *given]
+    (selection,) = selections_of(build_parser().parse_args(words))
+    (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
+    before = find("table1").scales[Tier.SMOKE].optimizer
+    assert run.scale.optimizer == dataclasses.replace(before, beta2=0.5)
+    assert (run.arm.noise.sigma_end, selection.target.arm("bf16").noise) == (0.001, None)
+
+
+def test_a_pipe_is_no_file_of_settings(tmp_path):
+    os.mkfifo(tmp_path / "scale.toml")
+    with pytest.raises(ValueError, match=r"scale\.toml: needs"):
+        read_settings(tmp_path / "scale.toml")
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
