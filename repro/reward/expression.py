@@ -54,6 +54,18 @@ _ASCII_SIGNS = {ord(sign): "-" for sign in "\u2010\u2011\u2012\u2013\u2014\u2015
 _ASCII_SIGNS |= {ord(sign): "-" for sign in "\u02d7\u2043\u2796\ufe58\ufe63\uff0d"}
 _ASCII_SIGNS |= {ord(sign): "+" for sign in "\u2795\ufe62\uff0b"}
 _ASCII_SIGNS |= {ord(sign): " " for sign in "\u00a0\u2007\u2009\u200a\u202f\u3000"}
+# Mathematics in Unicode as LaTeX spells it.
+_AS_LATEX = {
+    ord(sign): f"\\{name} "
+    for sign, name in {"π": "pi", "∞": "infty", "±": "pm", "≤": "le", "≥": "ge"}.items()
+}
+_AS_LATEX |= {
+    ord(sign): rf"\frac{{{above}}}{{{below}}}"
+    for sign, above, below in zip(
+        "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True
+    )
+}
+_ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
 _WRITTEN_OUT = {
     "dollar": "\\$", "euro": "\u20ac", "yen": "\u00a5", "cent": "\u00a2", "sterling": "\u00a3",
@@ -120,10 +132,11 @@ Forms = tuple[str, str]
 def tidy(text: str) -> str:
     r"""Return the text without space, mathematics signs, box, emphasis and full stop around it.
 
-    Minus signs and fixed spaces of Unicode become ASCII, a font's content stays in its braces, and
-    a number in `\text{}` comes out of it; nothing inside is changed otherwise.
+    Signs, roots and fractions of Unicode become ASCII or LaTeX, a font's content stays in its
+    braces, and a number in `\text{}` comes out of it; nothing inside is changed otherwise.
     """
-    text = _BARE_DOLLAR.sub(r"\1\\$", text.translate(_ASCII_SIGNS)).strip()
+    text = _ROOT.sub(r"\\sqrt{\1\2}", text.translate(_ASCII_SIGNS | _AS_LATEX))
+    text = _BARE_DOLLAR.sub(r"\1\\$", text).strip()
     if "\\" in text or "{" in text:
         text = _SIGN_COMMANDS.sub(lambda match: _WRITTEN_OUT[match[1]], _MINUS.sub("-", text))
         text = _SIGN_IN_TEXT.sub(r"\1 ", text)
