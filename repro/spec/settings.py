@@ -35,8 +35,9 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         for part in path:
             place = place.setdefault(part, {})
             require(isinstance(place, dict), f"--set {text}: {part} was given a value already")
-        require(leaf not in place, f"--set {text}: {leaf} was given a value already")
-        place[leaf] = value.strip()
+        fits = not isinstance(place.get(leaf), dict)
+        require(fits, f"--set {text}: parts of {leaf} were given values already")
+        place[leaf] = value.strip()  # of one key given twice the last counts, as of a flag
     return nested
 
 
