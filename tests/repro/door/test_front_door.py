@@ -126,10 +126,14 @@ def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path):
         until = time.monotonic() + 120
         while not list(tmp_path.rglob("checkpoint/step-*")) and time.monotonic() < until:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not ended.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    ended = threading.Event()
     threading.Thread(target=stop, daemon=True).start()
-    assert main(line) == 130
+    status = main(line)
+    ended.set()
+    assert status == 130
     (metrics,) = tmp_path.rglob("metrics.jsonl")
     begun = metrics.read_text()
     assert 0 < len(begun.splitlines()) < 4
