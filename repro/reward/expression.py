@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections import Counter
 from fractions import Fraction
 
@@ -55,16 +56,13 @@ _ASCII_SIGNS |= {ord(sign): "-" for sign in "\u02d7\u2043\u2796\ufe58\ufe63\uff0
 _ASCII_SIGNS |= {ord(sign): "+" for sign in "\u2795\ufe62\uff0b"}
 _ASCII_SIGNS |= {ord(sign): " " for sign in "\u00a0\u2007\u2009\u200a\u202f\u3000"}
 # Mathematics in Unicode as LaTeX spells it.
-_AS_LATEX = {
+_ASCII_SIGNS |= {
     ord(sign): f"\\{name} "
     for sign, name in {"π": "pi", "∞": "infty", "±": "pm", "≤": "le", "≥": "ge"}.items()
 }
-_AS_LATEX |= {
-    ord(sign): rf"\frac{{{above}}}{{{below}}}"
-    for sign, above, below in zip(
-        "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True
-    )
-}
+for _sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
+    _above, _below = unicodedata.normalize("NFKD", _sign).split("\u2044")
+    _ASCII_SIGNS[ord(_sign)] = rf"\frac{{{_above}}}{{{_below}}}"
 _ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
 _WRITTEN_OUT = {
@@ -135,7 +133,7 @@ def tidy(text: str) -> str:
     Signs, roots and fractions of Unicode become ASCII or LaTeX, a font's content stays in its
     braces, and a number in `\text{}` comes out of it; nothing inside is changed otherwise.
     """
-    text = _ROOT.sub(r"\\sqrt{\1\2}", text.translate(_ASCII_SIGNS | _AS_LATEX))
+    text = _ROOT.sub(r"\\sqrt{\1\2}", text.translate(_ASCII_SIGNS))
     text = _BARE_DOLLAR.sub(r"\1\\$", text).strip()
     if "\\" in text or "{" in text:
         text = _SIGN_COMMANDS.sub(lambda match: _WRITTEN_OUT[match[1]], _MINUS.sub("-", text))
