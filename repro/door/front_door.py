@@ -15,7 +15,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -287,9 +287,21 @@ def evaluate(
 
 def main_train(args: argparse.Namespace) -> int:
     """Carry out `python -m repro train`; return the exit status, as `run` does."""
-    given = {item.name: getattr(args, item.name, None) for item in fields(TrainRequest)}
-    given |= {"columns": args.columns or "", "settings": parse_settings(args.set or [])}
-    request = TrainRequest(**given)  # type: ignore[arg-type]  # each as its flag reads it
+    request = TrainRequest(
+        model=args.model,
+        data=args.data,
+        columns=args.columns or "",
+        reward=args.reward,
+        format=args.format,
+        aqn=args.aqn,
+        algorithm=args.algorithm,
+        template=args.template,
+        steps=args.steps,
+        until=args.until,
+        seed=args.seed,
+        ranks=args.ranks,
+        settings=parse_settings(args.set or []),
+    )
     status, _ = _carry_out(request, args.runs, args.out and Path(args.out))
     return status
 
