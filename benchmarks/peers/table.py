@@ -151,8 +151,10 @@ def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     rows: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
         beside_ours = ratios(entry, entries)
-        like = ["ours_bf16", "ours_nvfp4"][:: -1 if entry["way"] in _FOUR_BITS else 1]
-        over = next((beside_ours[way] for way in like if way in beside_ours), None)
+        own, other = "ours_bf16", "ours_nvfp4"
+        if entry["way"] in _FOUR_BITS:
+            own, other = other, own
+        over = beside_ours.get(own, beside_ours.get(other))
         beside = "" if over is None or entry["way"] in OURS else f" ({over:.2f} x)"
         shown = f"{cost(entry):.3g}{beside}" if _is_measured(entry) else "failed"
         rows.setdefault(_way(entry), {})[_workload(entry)] = shown

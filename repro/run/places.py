@@ -20,7 +20,7 @@ def runs_folder(named: str | None) -> Path:
     """Return the folder of records; `ValueError` where something else has its name."""
     folder = Path(named or os.environ.get("REPRO_RUNS") or "runs")
     fits = folder.is_dir() or not os.path.lexists(folder)
-    require(fits, f"{folder} is a file; a folder of records is needed there")
+    require(fits, f"{folder} is no folder; records need one there")
     return folder
 
 
