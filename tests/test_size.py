@@ -24,7 +24,7 @@ BUDGET = {
     "lines of source": 59_500,
     "lines of tests": 31_900,
     "hand-written words of docs": 14_000,
-    "generated words of docs": 4_450,
+    "generated words of docs": 4_600,
     "pictures in docs": 15,
     "bytes of expected/": 1_184_000,
     "bytes of CHANGELOG": 16_500,

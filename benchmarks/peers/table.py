@@ -2,7 +2,8 @@
 
 A cell of an update is its seconds, of a whole step its seconds per 1,000 sampled tokens, since ways
 draw completions of their own; in brackets over this project's row of as many bits, or its other one
-where that was not timed: above 1 the way takes longer. The parts of whole steps follow, a row each.
+where that was not timed: above 1 the way takes longer. The parts of whole steps follow, a row each,
+and the `note` of an entry, which a person wrote into the record.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
         *_matrix("seconds per 1,000 tokens", steps),
         *table(_HEAD, map(_step_cells, filter(_is_measured, steps))),
         *(f"- {_way(e)}, {_workload(e)}: {e['failed']}." for e in entries if not _is_measured(e)),
+        *(f"- {_way(e)}, {_workload(e)}: {e['note']}." for e in entries if "note" in e),
         "",
         _versions(entries),
         "",
