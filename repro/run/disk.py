@@ -41,7 +41,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
         return str(error) or type(error).__name__
     path = Path(named)
     if error.errno in _IN_THE_WAY and (file := _file_in_the_way(path)) is not None:
-        return f"{file} is a file; a folder is needed there"
+        return f"{file} is no folder; one is needed there"
     return f"{path} cannot be used: {os.strerror(error.errno)}"
 
 

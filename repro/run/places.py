@@ -38,7 +38,7 @@ def absence_text(runs: Path, folder: Path) -> str:
     """Return why `folder` has no records, and which folders next to it have."""
     looked = runs if not runs.is_dir() else folder
     if looked.exists() and not looked.is_dir():
-        return f"{looked} is a file; a folder of records is needed there"
+        return f"{looked} is no folder; records need one there"
     state = "has no record" if looked.is_dir() else "does not exist"
     present = looked
     while not present.is_dir():

@@ -40,7 +40,7 @@ def test_a_file_where_the_folder_of_records_should_be_is_named(tmp_path, capsys,
     if command == "environment":
         line = ["environment", "--out", str(file / below / "environment.json")]
     assert main(line) == 2
-    assert unsaid(capsys.readouterr().err, f"{file} is a file|folder") == []
+    assert unsaid(capsys.readouterr().err, f"{file} is no folder") == []
     assert file.read_text() == "not a folder"
 
 

@@ -118,7 +118,7 @@ def test_a_plan_refuses_a_place_of_records_that_is_no_folder(tmp_path, capsys, k
     runs = tmp_path / "runs"
     {"file": runs.touch, "pipe": lambda: os.mkfifo(runs)}.get(kind, lambda: runs.symlink_to(runs))()
     assert main(["plan", "table1", "--tier", "smoke", "--runs", str(runs)]) == 2
-    assert f"{runs} is a file" in capsys.readouterr().err
+    assert f"{runs} is no folder" in capsys.readouterr().err
 
 
 def test_a_run_whose_reward_has_gone_since_is_fit_nowhere():
