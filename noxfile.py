@@ -302,16 +302,15 @@ def gpu_tests(session: nox.Session) -> None:
     """
     python = gpu_python(session)
     shutil.rmtree(GPU_TESTS, ignore_errors=True)
-    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-    marked = sorted(path for path, text in texts.items() if "pytest.mark.gpu" in text)
-    alone = [path for path in marked if "pytest.mark.alone" in texts[path]]
-    together = [path for path in marked if path not in alone]
+    tests = (ROOT / "tests").rglob("test_*.py")
+    marked = sorted(path for path in tests if "pytest.mark.gpu" in path.read_text("utf-8"))
     processes = max(1, min(12, (os.cpu_count() or 1) // 2))
+    spread = ("--dist", "loadgroup")
     timings = GPU_TESTS / "benchmarks.json"
     kept = f"--benchmark-json={timings}"
     starts: dict[str, list[str | Path]] = {
-        "alone": ["-m", "gpu", *alone],
-        "together": ["-m", "gpu", "-n", str(processes), "--dist", "loadgroup", *together],
+        "alone": ["-m", "gpu and alone", *marked],
+        "together": ["-m", "gpu and not alone", "-n", str(processes), *spread, *marked],
         "benchmarks": ["benchmarks", "--benchmark-only", "--benchmark-compare", kept],
     }
     for name, arguments in starts.items():
