@@ -125,6 +125,10 @@ def require_plain(config: Any, where: object) -> None:
         require(1 <= value <= most, name, value, f"1 or more, up to {most}")
     pad, size = getattr(config, "pad_token_id", None), config.vocab_size
     require(pad is None or -size <= pad < size, "pad_token_id", pad, "below vocab_size")
+    stated = getattr(config, "eos_token_id", None)
+    ends = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    inside = all(0 <= end < size for end in ends)
+    require(inside, "eos_token_id", stated, f"from 0 to below vocab_size, {size}")
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     channels = getattr(config, "head_dim", None)
     channels = config.hidden_size // heads if channels is None else channels
@@ -141,6 +145,8 @@ def require_plain(config: Any, where: object) -> None:
         if name not in {"rope_type", "type"}:
             number = isinstance(value, int | float | None) and abs(value or 0) < 2**63
             require(number, name, value, "a number that torch can hold")
+    turned = rope.get("partial_rotary_factor")
+    require(turned in (None, 1), "partial_rotary_factor", turned, "1: heads are rotated whole")
     theta, kind = rope.get("rope_theta", 1.0), rope.get("rope_type", "default")
     require(theta is not None and 1 <= theta < math.inf, "rope_theta", theta, "1 or more")
     require(kind in ROPE_TYPES, "rope_type", kind, " or ".join(ROPE_TYPES))
