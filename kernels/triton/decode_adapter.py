@@ -290,10 +290,12 @@ def adapted_swiglu(
             f"needs B ({2 * I}, rank) and z ({M}, 2 rank)"
         )
     y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
-    rows, columns = (16, 128) if M <= 64 else (64, 64)
+    chunk = _chunk(rank)
+    # A rank of several chunks would spill in a wider tile, on cards before Hopper.
+    rows, columns = (16, 128) if M <= 64 else (64, 32 if rank > chunk else 64)
     _swiglu_kernel[(triton.cdiv(I, columns), triton.cdiv(M, rows))](
         gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(0), I, rank,
-        _chunk(rank), rows, columns, gate_up.dtype == torch.float32, overlap,
+        chunk, rows, columns, gate_up.dtype == torch.float32, overlap,
         num_warps=4, **launch(overlap),
     )  # fmt: skip
     return y
