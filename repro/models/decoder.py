@@ -132,7 +132,8 @@ def require_plain(config: Any, where: object) -> None:
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     channels = getattr(config, "head_dim", None)
     channels = config.hidden_size // heads if channels is None else channels
-    even = channels % 2 == 0 and 2 <= channels <= config.hidden_size * heads
+    whole = isinstance(channels, int) and channels % 2 == 0
+    even = whole and 2 <= channels <= config.hidden_size * heads
     require(even, "head_dim", channels, "an even number from 2")
     largest = config.hidden_size * heads * channels
     require(largest < 2**60, "head_dim", channels, f"a matrix below 2^60 numbers, not {largest}")
