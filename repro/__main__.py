@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("repro: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         from repro.evidence.printable import one_line
         from repro.run.disk import sentence_of
 
@@ -55,7 +55,7 @@ def _drop_unprinted() -> None:
     """Drop what standard output does not take: the interpreter would fail on it once more."""
     try:
         sys.stdout.flush()
-    except OSError:
+    except (OSError, ValueError):  # a full disk; a stream that somebody closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 

@@ -46,6 +46,7 @@ from typing import Any, cast
 
 from repro.data import tiny_corpus
 from repro.data.problem import DataError, Problem
+from repro.spec.checks import require, shown
 from repro.spec.config import digest_of
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
@@ -190,15 +191,18 @@ def _own_template(text: str) -> PromptTemplate:
     compiled = functools.cache(ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string)
 
     def fill(question: str) -> str:
-        if "{{" not in text and "{%" not in text:
-            # Not `format`: a text that asks for \\boxed{} has braces of its own.
-            return text.replace("{question}", question)
-        return _rendered(text, lambda: compiled(text).render(question=question), "the template")
+        # Not `format`: a text that asks for \\boxed{} has braces of its own.
+        filled = text.replace("{question}", question)
+        if "{{" in text or "{%" in text:
+            filled = _rendered(
+                text, lambda: compiled(text).render(question=question), "the template"
+            )
+        if " ".join(question.split()) not in " ".join(filled.split()):
+            lost = "" if question == _DIGEST_QUESTION else f", which is {question[:60]!r}"
+            raise ValueError(f"the template {text[:60]!r} does not hold {{question}}{lost}")
+        return filled
 
-    filled = fill(_DIGEST_QUESTION)
-    if _DIGEST_QUESTION not in filled:
-        raise ValueError(f"the template {text[:60]!r} does not hold {{question}}")
-    _require_no_address(filled, "the template")
+    _require_no_address(fill(_DIGEST_QUESTION), "the template")
 
     def build(question: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": fill(question)}]
@@ -233,7 +237,7 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
                 "this tokenizer; remove it from the question"
             )
     prompt = template.build(problem.question)
-    is_bare = template.bare_too and getattr(tokenizer, "chat_template", None) is None
+    is_bare = template.bare_too and _chat_source(tokenizer) is None
     if problem.before:
         if is_bare or not template.chat:
             raise DataError(
@@ -267,9 +271,7 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
 def template_inputs(name: str, tokenizer: Any) -> dict[str, str]:
     """Return a record's inputs of its prompts: the template's digest, and the date if told."""
     inputs = {"prompt_template": template_named(name).digest()}
-    told = template_named(name).chat and _ASKS_DATE.search(
-        str(getattr(tokenizer, "chat_template", ""))
-    )
+    told = template_named(name).chat and _ASKS_DATE.search(_chat_source(tokenizer) or "")
     return inputs | ({"prompt_date": PROMPT_DATE.date().isoformat()} if told else {})
 
 
@@ -331,16 +333,34 @@ def respelled(text: str, tokenizer: Any) -> str:
     return texts_of([tokenizer(text, add_special_tokens=False)["input_ids"]], tokenizer)[0]
 
 
+def _chat_source(tokenizer: Any) -> str | None:
+    """Return a tokenizer's chat template, of several by name the default one; None without any."""
+    source = getattr(tokenizer, "chat_template", None)
+    named = source if isinstance(source, dict) else {"default": source}
+    default = named.get("default", 0)
+    require(
+        isinstance(default, str | None),
+        f"the tokenizer's chat template is {shown(source)}; needed is a text, or several, one of "
+        "them called default",
+    )
+    return cast("str | None", default)
+
+
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
-    source = getattr(tokenizer, "chat_template", None)
-    if source is None:
+    if _chat_source(tokenizer) is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
             "has none (the template without chat is 'tiny')"
         )
     text = _chat_text(prompt, tokenizer, opened=True)
     asked = str(prompt[-1]["content"]).strip()
+    ends = [token for token in sorted(control_tokens(tokenizer) - _MARKS) if token in asked]
+    if ends:
+        raise ValueError(
+            f"prompt template {template.name!r} holds {ends[0]!r}, a control token of this "
+            "tokenizer, whose own chat template writes the turns; needed are words alone"
+        )
     if asked not in text:
         raise ValueError(
             f"the tokenizer's chat template leaves the user's message out: it makes "
@@ -351,7 +371,7 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
 
 def _chat_text(messages: Any, tokenizer: Any, *, opened: bool) -> str:
     """Return messages in the tokenizer's chat template, the assistant's turn `opened` or not."""
-    source = _dated(tokenizer.get_chat_template())
+    source = _dated(_chat_source(tokenizer) or "")
     render = functools.partial(
         tokenizer.apply_chat_template,
         messages,
@@ -384,7 +404,7 @@ def _require_turn(tokenizer: Any) -> None:
     They do where `add_generation_prompt` adds words or marks, or where an answer would follow what
     ends the prompt anyway, as after Llama 2's `[/INST]`.
     """
-    source = str(tokenizer.chat_template)
+    source = _chat_source(tokenizer) or ""
     if source in _TURNS:
         return
     asked = [{"role": "user", "content": _DIGEST_QUESTION}]

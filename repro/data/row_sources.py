@@ -23,6 +23,7 @@ from typing import Any, cast
 from repro.data.problem import DataError
 from repro.spec.checks import shown
 from repro.spec.hub import ANSWER_SECONDS, HubError, endpoint, fetch, hub_cache
+from repro.spec.settings import json_once
 
 # A decoded row, and the file and line that it was read from.
 Row = tuple[Any, str]
@@ -33,7 +34,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 _SAVED = ("dataset_dict.json", "state.json")
 _DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.jsonl.gz", "*.json.gz")
-_FAULTS = (OSError, ValueError, LookupError, TypeError)
+_FAULTS = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 
 
 def tables_of_path(path: Path) -> dict[str, list[Row]]:
@@ -209,16 +210,20 @@ def _numbered(rows: Iterable[Any], name: str) -> list[Row]:
 
 def _files(folder: Path, split: str) -> list[Path]:
     """Return a split's file in a folder, or its parts (`train-00000-of-00002`), also in `data`."""
-    named = re.compile(rf"{split}(-\d+(-of-\d+)?)?", re.IGNORECASE)
+    named = re.compile(rf"{split}(-\d+(-of-(\d+))?)?", re.IGNORECASE)
     for place in (folder, folder / "data"):
         items = sorted(place.iterdir()) if place.is_dir() else []
-        found = [p for p in items if p.suffix.lower() in _READERS and named.fullmatch(p.stem)]
-        whole = [path for path in found if path.stem.lower() == split]
-        if len(whole) > 1 or (whole and found != whole):
+        items = [path for path in items if path.suffix.lower() in _READERS]
+        found = {path: match for path in items if (match := named.fullmatch(path.stem))}
+        whole = sum(match[1] is None for match in found.values())
+        counts = {match[3] and int(match[3]) for match in found.values()}
+        if (len(found) > 1 and (whole or len(counts) > 1)) or counts - {None, len(found)}:
             names = ", ".join(path.name for path in found)
-            raise DataError(f"{place}: found {names}; needed is one {split} file, or its parts")
+            raise DataError(
+                f"{place}: found {names}; needed is one {split} file, or all of its parts"
+            )
         if found:
-            return found
+            return list(found)
     return []
 
 
@@ -230,6 +235,8 @@ def _rows(path: Path) -> Iterator[Row]:
             f"{path}: files that end in {path.suffix or 'nothing'} are not read; needed is one of "
             f"{', '.join(_READERS)}"
         )
+    if path.exists() and not path.is_file():  # who opens a pipe waits for its writer
+        raise DataError(f"{path}: it is no plain file; a file of problems is needed")
     try:
         yield from reader(path)
     except OSError as error:
@@ -252,7 +259,7 @@ def _json(path: Path) -> Iterator[Row]:
 
 def _decoded(raw: bytes, where: str, needed: str) -> Any:
     try:
-        value: Any = json.loads(raw)
+        value: Any = json_once(raw)
         json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
     except (RecursionError, ValueError) as error:
         raise DataError(
@@ -272,8 +279,12 @@ def _separated(delimiter: str, path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, line {line}: {error}; needed is a text in UTF-8") from error
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
+        header = reader.fieldnames or ()
+        twice = [name for name in header if header.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}, line 1: the column {twice[0]!r} is there twice")
         for row in reader:
-            where, width = f"{path}, line {reader.line_num}", len(reader.fieldnames or ())
+            where, width = f"{path}, line {reader.line_num}", len(header)
             beyond = row.pop(None, [])  # cells behind the header's last
             cells = sum(value is not None for value in row.values()) + len(beyond)
             if cells != width:
@@ -292,8 +303,8 @@ def _parquet(path: Path) -> Iterator[Row]:
 
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is no whole Parquet file ({shown(str(error))})") from error
+    except (pyarrow.ArrowException, ArithmeticError, LookupError, ValueError) as error:
+        raise DataError(f"{path} is not read as Parquet ({shown(str(error))})") from error
     yield from _numbered(rows, str(path))
 
 

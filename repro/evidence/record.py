@@ -46,6 +46,8 @@ SCHEMA = 3
 SEAL = "seal"
 # Means that a record forms of any of its series.
 _MEAN = re.compile(r"train_(?P<series>\w+?)_(?:mean|to_(?P<last>[1-9]\d*))")
+# Sums of squares of larger numbers are not finite.
+_LARGEST = 1e100
 # A commit of git, or the value of `REPRO_COMMIT`: no leading dash, no control characters.
 _COMMIT = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 
@@ -339,12 +341,12 @@ def _read(path: Path, stamp: str) -> Record:
         return record
     try:
         return dataclasses.replace(record, metrics=record.metrics | record.derived())
-    except ValueError as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RecordError(f"{path}: no metrics follow from what it holds: {error}") from error
 
 
 def finite_json(text: str) -> Any:
-    """Return the JSON values of a text; `ValueError` names a number that no float can hold."""
+    """Return the JSON values of a text; `ValueError` names a number beyond those of a record."""
     return json.loads(
         text, parse_int=_whole_number, parse_float=_finite_number, parse_constant=_finite_number
     )
@@ -357,8 +359,8 @@ def _whole_number(digits: str) -> int:
 
 def _finite_number(digits: str) -> float:
     number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"a number is {digits:.20}; needs a finite one")
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"a number is {digits:.20}; needs a finite one, at most {_LARGEST:g}")
     return number
 
 

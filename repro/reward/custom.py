@@ -30,7 +30,8 @@ import inspect
 import numbers
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -132,17 +133,27 @@ def pay(
         )
         wanted = inspect.signature(function).parameters
         given = {key: value for key, value in given.items() if key in wanted}
-    try:
+    with _theirs(f"reward {named}"):
         returned: Any = function(**given)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
-    is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
+        is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str | bytes)
+        values = list(returned) if is_sequence else None
     require(
-        is_sequence and len(returned) == len(completions),
+        values is not None and len(values) == len(completions),
         f"reward {named} returned {shown(returned)} for {len(completions)} completions; needed is "
         "a list with one number (or None) each",
     )
-    return [_number(value, named) for value in returned]
+    return [_number(value, named) for value in values or ()]
+
+
+@contextmanager
+def _theirs(what: str) -> Iterator[None]:
+    """Make a `ValueError` of whatever a user's code raises or leaves by, but for Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def source_digest(module: ModuleType) -> str:
@@ -158,20 +169,19 @@ def _imported(name: str) -> ModuleType:
     if here not in sys.path:
         # An installed command does not look there, and worker processes inherit the list.
         sys.path.insert(0, here)
-    try:
+    with _theirs(f"reward module {name} cannot be imported: it"):
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"reward module {name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
 
 
 def function_of(module: ModuleType, name: str) -> CustomReward:
     """Return a module's function; `ValueError` if it cannot be called as this module says."""
     known = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-    function: Any = getattr(module, name, None)
+    with _theirs(f"module {module.__name__}"):
+        function: Any = getattr(module, name, None)
     sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"
     require(callable(function), sentence)
+    waits = inspect.iscoroutinefunction(function)
+    require(not waits, f"{module.__name__}:{name} is asynchronous; needed is a plain function")
     parameters = inspect.signature(function).parameters.values()
     takes = {p.name for p in parameters if p.kind in _BY_NAME}
     require(
@@ -186,8 +196,10 @@ def function_of(module: ModuleType, name: str) -> CustomReward:
 def _number(value: Any, named: str) -> float | None:
     if value is None:
         return None
-    is_real = isinstance(value, numbers.Real)
-    if is_real and -_LARGEST <= value <= _LARGEST:
-        return float(value)
+    if isinstance(value, numbers.Real):
+        # As a float: in NumPy's float16 the bound itself is infinite.
+        with suppress(OverflowError):
+            if abs(number := float(value)) <= _LARGEST:
+                return number
     needed = f"a number from {-_LARGEST:g} to {_LARGEST:g}, or None"
     raise ValueError(f"reward {named} returned {shown(value)}; needed is {needed}")

@@ -27,6 +27,7 @@ from repro.reward.answers import (
 from repro.reward.custom import try_reward
 from repro.reward.grader import GraderPool
 from repro.spec.arm import RewardFunction
+from repro.spec.checks import require, shown
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.hub import local_folders
 
@@ -115,7 +116,12 @@ def require_prompts(folder: Path, template: str) -> None:
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None:
-        render(Problem(id="example", question="2 + 2?", answer="4"), template, tokenizer)
+        asked = Problem(id="example", question="2 + 2?", answer="4")
+        kept = str(tokenizer.decode(render(asked, template, tokenizer)))
+        require(
+            "2+2?" in "".join(kept.split()),
+            f"the tokenizer loses text of a prompt: {asked.question!r} is not in {kept[:300]!r}",
+        )
         reads = template_named(template).reads
         require_readable(reads, lambda text: respelled(text, tokenizer))
 
@@ -147,19 +153,20 @@ def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderP
     for split, problems in splits.items():
         unpayable = _unpayable(problems, pool)
         lines += [
-            f"  {problem.where}: gold {problem.answer!r} can never be paid; its problem is dropped"
+            f"  {problem.where}: gold {shown(problem.answer)} can never be paid; its problem is "
+            "dropped"
             for problem in unpayable[:_NAMED]
         ]
         if len(unpayable) == len(problems):
             raise DataError(
                 f"{source}: no gold of its {len(problems)} {split} problems can be paid; the first "
-                f"is {problems[0].answer!r} ({problems[0].where}), and numbers or formulas are "
-                "needed (docs/grading.md)"
+                f"is {shown(problems[0].answer)} ({problems[0].where}), and numbers or formulas "
+                "are needed (docs/grading.md)"
             )
         wordy = _wordy(problems, pool)
         lines += [
-            f"  {problem.where}: gold {problem.answer!r} is paid for these words alone, and its "
-            "number alone is not; leave the words out"
+            f"  {problem.where}: gold {shown(problem.answer)} is paid for these words alone, and "
+            "its number alone is not; leave the words out"
             for problem in wordy[:_NAMED]
         ]
         lines += [

@@ -47,7 +47,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     require(fits, f"--config {path}: needs a .toml or .json file")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content = tomllib.loads(text) if path.suffix == ".toml" else _read_json(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else json_once(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--config {path}: {error}") from error
     require(
@@ -158,10 +158,12 @@ class _RepeatedKeyError(ValueError):
     """A table of JSON has a key twice, of which `json` would drop the first without a word."""
 
 
-def _read_json(text: str) -> Any:
+def json_once(text: str | bytes) -> Any:
+    """Return the values of JSON; `ValueError` where it is none, or an object has a key twice."""
+
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
-        for key in keys:
+        for key in keys if len(set(keys)) < len(keys) else ():
             if keys.count(key) > 1:
                 raise _RepeatedKeyError(f"the key {shown(key)} is given twice; needed is once")
         return dict(pairs)
@@ -174,7 +176,7 @@ def parsed_json(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return _read_json(given)
+        return json_once(given)
     except _RepeatedKeyError:
         raise
     except (ValueError, RecursionError):

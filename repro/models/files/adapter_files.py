@@ -212,7 +212,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
             f"{trained}: weight_format is {trained_format!r}; known are "
             f"{', '.join(get_args(WeightFormat))}"
         )
-    if not isinstance(order, int | None):
+    if not isinstance(order, int | None) or isinstance(order, bool):
         raise CheckpointError(f"{trained}: order is {order!r}; needed is a whole number or null")
     try:
         rounding = None if planted is None else PlantedRounding(**planted)
@@ -256,7 +256,8 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     require(values.get("peft_type") == "LORA", "peft_type", "LORA")
     for field in sorted(values.keys() - _FREE):
         allowed = _PLAIN.get(field, (None, False, {}, []))
-        require(values[field] in allowed, field, " or ".join(map(repr, allowed)))
+        # By their text: 0, which is a layer or a token, equals False.
+        require(repr(values[field]) in map(repr, allowed), field, " or ".join(map(repr, allowed)))
     saved = values.get("modules_to_save")
     norms = isinstance(saved, list) and sorted(map(str, saved)) == sorted(BLOCK_NORMS)
     require(norms or saved in (None, []), "modules_to_save", f"none or {list(BLOCK_NORMS)}")

@@ -1,8 +1,11 @@
 """One's own problems: every kind of file, folder and row gives the same problems, or a sentence."""
 
 import json
+import os
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from repro.data.load import load_problems, source_named
@@ -142,6 +145,14 @@ def broken(name, content):
     return write
 
 
+def holding(column):
+    def write(folder):
+        pq.write_table(pa.table({"question": column}), folder / "a.parquet")
+        return folder / "a.parquet"
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("write", "columns", "said"),
     [
@@ -151,6 +162,8 @@ def broken(name, content):
         (broken("a.csv", b"question,answer\n\xe9,1\n"), "", "in UTF-8"),
         (broken("a.csv", b'question,answer\n"q,1\n'), "", "line 2: "),
         (broken("a.csv", b"question,answer\nq,1\n"), "answer=gold", "line 2: `gold` is missing"),
+        (broken("a.csv", b"question,answer,answer\nq,1,2\n"), "", "line 1: .*'answer' .*twice"),
+        (broken("a.jsonl", b'{"question": "q", "question": "r", "answer": 1}'), "", "twice"),
         (broken("a.csv", b"x,y\nq,1\n"), "", "`question` is missing .columns found: 'x', 'y'"),
         (broken("a.csv", b"question,answer\n"), "", "no problems found"),
         (broken("a.json", b'[{"question": "q"}]'), "", "row 0: `answer` is missing"),
@@ -158,6 +171,8 @@ def broken(name, content):
         (broken("a.jsonl", b'{"messages": [], "answer": "1"}'), "", "the roles none"),
         (broken("a.jsonl", b'{"messages": ["q"], "answer": "1"}'), "", "a message needs a `role`"),
         (broken("a.parquet", b"PAR1"), "", "Parquet"),
+        (holding(pa.array([2**62], pa.duration("s"))), "", "Parquet"),
+        (holding(pa.array([b"\xff"]).view(pa.string())), "", "Parquet"),
         (broken("a.xlsx", b"PK"), "", ".xlsx"),
         (lambda folder: folder / "nothing.csv", "", "no such file"),
     ],
@@ -170,10 +185,25 @@ def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said,
     assert "\n" not in str(caught.value)
 
 
-def test_two_files_of_one_split_are_refused(tmp_path):
-    for suffix in (".csv", ".jsonl"):
-        table(tmp_path / f"train{suffix}", ROWS)
-    with pytest.raises(DataError, match=r"train.csv, train.jsonl"):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.csv", "train.jsonl"],
+        ["train-00000.jsonl", "train.jsonl"],
+        ["train-00000-of-00002.jsonl"],
+        ["train-00000-of-00002.jsonl", "train-00001-of-00003.jsonl"],
+    ],
+)
+def test_files_that_are_no_one_split_are_refused(names, tmp_path):
+    for name in names:
+        table(tmp_path / name, ROWS)
+    with pytest.raises(DataError, match=", ".join(names)):
+        read_splits(tmp_path)
+
+
+def test_a_pipe_among_files_of_problems_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match="plain file"):
         read_splits(tmp_path)
 
 

@@ -111,6 +111,13 @@ def test_a_file_that_is_no_template_is_a_sentence(text, sentence, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["{{ question | truncate(5) }}", "{{ question | replace(2, 3) }}"])
+def test_a_template_must_hold_every_question(text):
+    with pytest.raises(ValueError, match=r"\{question\}, which is '2 \+ 2 = what"):
+        asked(OWN + text, "2 + 2 = what number?")
+    assert asked(f"{OWN}{{{{ question | replace('\n', ' ') }}}}", "a\nb") == "a b"
+
+
 def test_a_name_that_is_neither_is_a_sentence():
     with pytest.raises(ValueError, match=r"'boxd'.*paper"):
         template_source("boxd")

@@ -97,6 +97,13 @@ def test_a_question_with_a_control_token_is_refused():
     assert render(dataclasses.replace(PROBLEM, question="two <plain>"), "tiny", tokenizer)
 
 
+@pytest.mark.parametrize("own", ["{question} <|im_end|>", "{{ question }} <|im_start|> assistant"])
+def test_a_template_of_control_tokens_is_refused_where_the_tokenizer_writes_turns(own):
+    with pytest.raises(ValueError, match=r"'own' holds '<\|im_"):
+        render(PROBLEM, OWN + own, _tokenizer(QWEN_LIKE, bos=False))
+    assert 2 in render(PROBLEM, f"{OWN}{own} <|im_end|>", _tokenizer(None, bos=False))
+
+
 @pytest.mark.parametrize(
     ("template", "begins"),
     [
@@ -127,6 +134,9 @@ def test_a_beginning_token_that_marks_turns_too_may_come_again(template, begins)
         ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
         ("{{ 'a' * 2 * 10 ** 6 }}", "2000000 letters"),
         ("<|im_start|> {{ messages[0].text }}", "message .*im_start"),
+        (7, "is 7;"),
+        ({"tool_use": QWEN_LIKE}, "called default"),
+        ({"default": 7, "tool_use": QWEN_LIKE}, "called default"),
     ],
 )
 def test_a_chat_template_that_fails_is_one_sentence(template, sentence):
@@ -159,6 +169,7 @@ DATED = (
 
 def test_a_chat_template_that_asks_for_the_date_is_told_one_which_the_record_names():
     plain, dated = (_tokenizer(before + QWEN_LIKE, bos=False) for before in ("", DATED))
+    plain.chat_template = {"default": QWEN_LIKE, "tool_use": DATED}
     dated.backend_tokenizer.add_tokens(["26 Jul 2024"])
     text = dated.decode(render(PROBLEM, "paper", dated))
     assert text.startswith("26 Jul 2024 <|im_start|> user")

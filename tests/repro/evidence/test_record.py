@@ -21,6 +21,7 @@ from repro.evidence.record import (
     record_path,
     seal_of,
 )
+from repro.spec.config import digest_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -137,6 +138,13 @@ def test_an_edited_record_is_refused_with_file_and_reason(
     assert words in str(caught.value)
 
 
+def resealed(path, changed):
+    values = json.loads(path.read_text()) | changed
+    values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
+    path.write_text(json.dumps(values))
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -162,10 +170,7 @@ def test_an_edited_record_is_refused_with_file_and_reason(
 def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
     name, value, run, made_up_record, tmp_path
 ):
-    path = made_up_record(run).write(tmp_path)
-    values = json.loads(path.read_text()) | {name: value}
-    values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
-    path.write_text(json.dumps(values))
+    path = resealed(made_up_record(run).write(tmp_path), {name: value})
     with pytest.raises(RecordError, match=f"{name} is ") as caught:
         read_record(path)
     assert str(path) in str(caught.value)
@@ -173,12 +178,21 @@ def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]"]
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"[NaN]", b"[1" + b"0" * 400 + b"]", b"[1e308]"],
 )
 def test_what_is_no_record_is_refused_with_its_file(content, tmp_path):
     path = tmp_path / "seed-0.json"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=f"{path}: not a readable record"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("config", [{}, {"scale": None}])
+def test_a_record_of_which_no_metrics_follow_is_refused(config, run, made_up_record, tmp_path):
+    digest = {"config": config, "digest": digest_of(config)}
+    path = resealed(made_up_record(run).write(tmp_path), digest)
+    with pytest.raises(RecordError, match=f"{path}: no metrics"):
         read_record(path)
 
 

@@ -93,6 +93,7 @@ def plain_values():
         ("modules_to_save", ["input_layernorm"]),
         ("trainable_token_indices", [1, 2]),
         ("layers_to_transform", [1]),
+        ("layers_to_transform", 0),
         ("rank_pattern", {"q_proj": 16}),
         ("alpha_pattern", {"q_proj": 40}),
         ("a_field_of_a_later_release", 1),

@@ -42,6 +42,16 @@ def broken(completions, answers):
 def leaving(completions, answers):
     raise SystemExit(0)
 
+def off(completions, answers):
+    raise GeneratorExit
+
+def half(completions, answers):
+    import numpy
+    return list(numpy.full(2, numpy.inf, dtype="float16"))
+
+async def later(completions, answers):
+    return [0.0] * len(completions)
+
 def endless(completions, answers):
     return [10**16] * len(completions)
 
@@ -103,6 +113,9 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write):
         ("{}:broken", "raised KeyError: 'gold'"),
         ("{}:leaving", "raised SystemExit: 0"),
         ("{}:endless", r"returned 1000.*1e\+15"),
+        ("{}:off", "raised GeneratorExit"),
+        ("{}:half", "returned .*inf"),
+        ("{}:later", "asynchronous"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_a_sentence(named, sentence, write):

@@ -1,5 +1,7 @@
 """Problems are opened before a plan starts: what is refused, named and counted."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 
 from repro.__main__ import main
 from repro.data.problem import DataError, Problem
-from repro.run.data_check import data_lines
+from repro.models.checkpoint import TINY_FOLDER
+from repro.run.data_check import data_lines, require_prompts
 from repro.run.select import Changes, select
 from tests.repro.problem_files import write_problems
 from tests.said import unsaid
@@ -92,6 +95,22 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
             continue
         with pytest.raises(ValueError, match=said):
             data_lines(plan, named=data is not None)
+
+
+def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(tmp_path):
+    shutil.copytree(TINY_FOLDER, tmp_path / "model")
+    losing = {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": "0"}
+    for name, values in (
+        ("tokenizer.json", {"normalizer": losing}),
+        # Qwen2's tokenizer has a normaliser of its own.
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("config.json", {"model_type": "llama"}),
+    ):
+        path = tmp_path / "model" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    require_prompts(TINY_FOLDER, "tiny")
+    with pytest.raises(ValueError, match=r"'2 \+ 2\?' is not in"):
+        require_prompts(tmp_path / "model", "tiny")
 
 
 def test_the_package_s_own_problems_are_not_opened():
