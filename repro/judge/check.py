@@ -215,7 +215,7 @@ def _judged(
 ) -> list[Verdict]:
     """Return a verdict per claim; claims of the paper are not addressed at the smoke tier."""
     target, smoke = selection.target, selection.tier is Tier.SMOKE
-    metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
+    metrics = {metric.name: metric for metric in target.metrics}  # at a tier without a scale, too
     sentence = "the smoke tier judges the machinery alone"
     addressed = [
         claim for claim in target.claims if claim.mechanism or not smoke or claim.name in refused

@@ -76,7 +76,7 @@ def needs_plan(target: Target, tier: Tier) -> bool:
     source = runs_of(target) if target in TARGETS else target
     asks = bool(target.claims) or target.records_of is None
     learns = asks and source.procedure in ("train", "dose")
-    return tier in PLANNED and target in TARGETS and learns
+    return tier in PLANNED and tier in source.scales and target in TARGETS and learns
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def _readers(home: str, arm: str, tier: Tier) -> tuple[str, ...]:
     names = []
     for target in TARGETS:
         source = runs_of(target)
-        if needs_plan(target, tier) and tier in source.scales:
+        if needs_plan(target, tier):
             homes = [source.home(item.name) for item in target.arms]
             if any((owner.name, name) == (home, arm) for owner, name in homes):
                 names.append(target.name)
