@@ -40,6 +40,7 @@ from repro.evidence.record import (
     parse_record,
     read_record,
 )
+from repro.spec.checks import require
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_files, stamp_of
 
@@ -357,6 +358,8 @@ def raw_records(
     curves = [item for item in items if set(item) == {SERIES, VALUES}]
     records = [item | {SERIES: {}} for item in items[: len(items) - len(curves)]]
     for curve in curves:
+        found, needed = len(curve[VALUES]), len(records)
+        require(found == needed, f"a series is of {found} records; {needed} are there")
         for record, of_run in zip(records, curve[VALUES], strict=True):
             if of_run is not None:
                 record[SERIES][curve[SERIES]] = of_run

@@ -56,6 +56,7 @@ from repro.models.quantized_linear import QuantizedLinear, relative_error
 SUMMARY_FILE = "pretraining.json"
 _CONFIG_FAULTS = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_DESCRIBING = (".json", ".jinja", ".txt", ".model")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
 _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
@@ -103,11 +104,14 @@ def read_description(folder: Path) -> ModelDescription:
     ------
     CheckpointError
         When `config.json` is missing or broken, its quantisation is not one read here, an adapter
-        lies beside it, or `generation_config.json` is broken.
+        lies beside it, `generation_config.json` is broken, or one of such files is a broken link.
     ValueError
         When the architecture is not one that this project builds, or attends otherwise than
         causally over all positions.
     """
+    for link in sorted(path for path in folder.glob("*") if path.suffix in _DESCRIBING):
+        if link.is_symlink() and not link.exists():  # as in a hub's cache of which a part is gone
+            raise CheckpointError(f"{link} is a link to nothing; the file is needed")
     path = folder / "config.json"
     adapter = (folder / "adapter_config.json").is_file()
     if not path.is_file():

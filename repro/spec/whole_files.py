@@ -218,7 +218,8 @@ def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        own = beside is None or error.filename is None or f".{beside.name}." in str(error.filename)
+        name = error.filename2 or error.filename  # of a copy, where it goes
+        own = beside is None or name is None or f".{beside.name}." in str(name)
         if error.errno is None or not own:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -90,6 +90,7 @@ def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhe
         '{"target": "../../etc", "tier": "smoke", "plans": []}',
         '{"target": ["table1"], "tier": {}}',
         '{"target": "table1", "tier": "smoke"}\n{"schema": 1e999}',
+        '{"target": "table1", "tier": "smoke"}\n{"series": "reward", "values": [[1]]}',
         '{"target": "table1", "tier": "smoke"}\n{"schema": NaN}',
         '{"target": "table1", "tier": "smoke"}\n{"schema": ' + "9" * 4000 + "}",
     ],

@@ -101,6 +101,14 @@ def test_a_config_that_is_none_is_refused(copied, text):
     assert "config.json" in refused(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "chat_template.jinja"])
+def test_a_link_to_a_file_that_is_gone_is_refused(copied, name):
+    folder = copied()
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("gone")
+    assert f"{name} is a link to nothing" in refused(folder)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("_attn_implementation", "flash_attention_3"), ("attn_implementation", "fast")],

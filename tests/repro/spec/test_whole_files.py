@@ -131,10 +131,14 @@ def test_a_full_disk_is_told_with_the_folder_that_was_to_appear(tmp_path):
     def half(nameless):
         with appearing(tmp_path / "out") as folder:
             folder.mkdir()
-            raise nameless
+            raise nameless or OSError(errno.ENOSPC, full, "/source", None, str(folder / "copy"))
 
+    full = "No space left on device"
+    with pytest.raises(OSError, match=full) as copied:
+        half(None)
+    assert copied.value.filename == str(tmp_path / "out")
     with pytest.raises(OSError, match="No space left") as caught:
-        half(OSError(errno.ENOSPC, "No space left on device"))
+        half(OSError(errno.ENOSPC, full))
     assert caught.value.filename == str(tmp_path / "out")
     with pytest.raises(FileNotFoundError) as missing:
         half(FileNotFoundError(errno.ENOENT, "No such file", "/somewhere/source"))
