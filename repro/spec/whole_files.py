@@ -218,8 +218,8 @@ def _naming(path: Path, beside: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = error.filename2 or error.filename  # of a copy, where it goes
-        own = beside is None or name is None or f".{beside.name}." in str(name)
+        names = f"{error.filename} {error.filename2}"  # of a copy, where it goes is the second
+        own = beside is None or error.filename is None or f".{beside.name}." in names
         if error.errno is None or not own:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
