@@ -399,10 +399,17 @@ def _checked_files(scale: TrainScale) -> Path:
 
     folder = resolve(scale.checkpoint, scale.revision, weights=False)
     # Before the tokenizer, which transformers reads with the config and blames for its faults.
-    positions = read_description(folder).config.max_position_embeddings
+    description = read_description(folder)
+    positions = description.config.max_position_embeddings
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise ValueError(f"{folder} holds no tokenizer")
+    ends = description.config.eos_token_id, description.end_token_ids, tokenizer.eos_token_id
+    require(
+        any(end not in (None, []) for end in ends),
+        f"{folder}: its configs and its tokenizer name no end token, so that no completion would "
+        "end by itself; needed is an eos_token_id",
+    )
     require_prompts(folder, scale.prompt_template)
     for read in reads_of(scale):
         problems = problems_of(read.data, read.split)
