@@ -133,6 +133,9 @@ def test_an_interrupt_is_a_sentence_and_a_closed_output_no_fault(monkeypatch, ca
     for line in (["environment"], ["check", "table1", "--tier", "smoke"]):
         assert main(line) == 130
         assert capsys.readouterr().err == "repro: interrupted\n"
+    stopped.side_effect = FloatingPointError("no logits")
+    assert main(["environment"]) == 2
+    assert capsys.readouterr().err == "repro: no logits\n"
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["list"]) == 0
 

@@ -189,7 +189,6 @@ def test_what_is_broken_is_one_sentence_with_file_and_line(write, columns, said,
     "names",
     [
         ["train.csv", "train.jsonl"],
-        ["train-00000.jsonl", "train.jsonl"],
         ["train-00000-of-00002.jsonl"],
         ["train-00000-of-00002.jsonl", "train-00001-of-00003.jsonl"],
     ],

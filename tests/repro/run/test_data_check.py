@@ -1,15 +1,15 @@
 """Problems are opened before a plan starts: what is refused, named and counted."""
 
-import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, normalizers
 
 from repro.__main__ import main
 from repro.data.problem import DataError, Problem
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_tokenizer
 from repro.run.data_check import data_lines, require_prompts
 from repro.run.select import Changes, select
 from tests.repro.problem_files import write_problems
@@ -97,20 +97,13 @@ def test_a_reward_is_tried_on_the_columns_of_the_data(tmp_path, monkeypatch):
             data_lines(plan, named=data is not None)
 
 
-def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(tmp_path):
-    shutil.copytree(TINY_FOLDER, tmp_path / "model")
-    losing = {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": "0"}
-    for name, values in (
-        ("tokenizer.json", {"normalizer": losing}),
-        # Qwen2's tokenizer has a normaliser of its own.
-        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
-        ("config.json", {"model_type": "llama"}),
-    ):
-        path = tmp_path / "model" / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+def test_a_tokenizer_that_loses_the_digits_of_a_prompt_is_refused(monkeypatch):
+    losing = load_tokenizer(TINY_FOLDER)
+    losing.backend_tokenizer.normalizer = normalizers.Replace(Regex("[0-9]"), "0")
     require_prompts(TINY_FOLDER, "tiny")
-    with pytest.raises(ValueError, match=r"'2 \+ 2\?' is not in"):
-        require_prompts(tmp_path / "model", "tiny")
+    monkeypatch.setattr("repro.models.policy.load_tokenizer", lambda folder: losing)
+    with pytest.raises(ValueError, match=r"'2 \+ 2\?' is not in '0 \+ 0"):
+        require_prompts(TINY_FOLDER / "other", "tiny")
 
 
 def test_the_package_s_own_problems_are_not_opened():

@@ -208,15 +208,12 @@ def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loade
     assert unsaid(said or "", "max_prompt_tokens|100") == []
 
 
-def test_a_checkpoint_without_any_end_token_is_found_before_anything_is_loaded(
-    checkpoint, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
+def test_a_checkpoint_without_any_end_token_is_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "endless")
     for name in ("config", "generation_config", "tokenizer_config"):
         path = tmp_path / "endless" / f"{name}.json"
-        ends = {"eos_token_id": None, "eos_token": None}
-        path.write_text(json.dumps(json.loads(path.read_text()) | ends))
+        values = json.loads(path.read_text()) | {"eos_token_id": None, "eos_token": None}
+        path.write_text(json.dumps(values))
     selection = small("table1", Tier.PAPER, tmp_path / "endless")
     assert "no end token" in (files_refusal(selection.plan(1, ["bf16"])[0]) or "")
 
