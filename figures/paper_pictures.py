@@ -29,7 +29,7 @@ from figures.panels import METHODS, PICTURES, Panel, Series
 from figures.style import COLOURS, GREY, Style, frame, name_ends, new_figure, tidy
 from repro.evidence.estimate import Interval, mean_interval
 from repro.evidence.paper import PaperCell, out_of_memory, paper_cells, read_paper
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.models.memory_plan import checkpoint_bytes
 from repro.report.systems_rates import absent_because, comparisons
 from repro.spec.schedule import sigma_of_stage
@@ -83,7 +83,7 @@ def by_target(own: Iterable[Checked], blessed: Iterable[Checked]) -> Found:
 
     Those of policies made here are left out.
     """
-    cards = sorted(blessed, key=lambda checked: "h100" not in (device_name(checked.evidence) or ""))
+    cards = sorted(blessed, key=lambda checked: "h100" not in checked.evidence.device)
     found: dict[str, Checked] = {}
     for checked in [*own, *cards]:
         if checked.evidence.count and checked.selection.tier is not Tier.SMOKE:
@@ -190,7 +190,7 @@ def _model(checked: Checked) -> str:
 
 
 def _origin(checked: Checked, arm: str) -> str:
-    return f"{checked.selection.target.name} {arm} {device_name(checked.evidence)}"
+    return f"{checked.selection.target.name} {arm} {checked.evidence.device}"
 
 
 def _bars(panel: Panel, cells: Sequence[PaperCell], found: Found, expected: Path) -> list[Mark]:

@@ -144,12 +144,10 @@ def _bundle(args: argparse.Namespace) -> int:
 
     if bool(args.target) == args.verify:
         raise ValueError("bundle: FILE TARGET packs, --verify FILE judges")
-    expected = expected_folder(None)
     if args.verify:
-        return main_verify(Path(args.file), expected)
+        return main_verify(Path(args.file), expected_folder(None))
     (selection,) = select([args.target], tier=args.tier)
-    source = RunsFolder(runs_folder(args.runs))
-    print(pack(selection, source, expected, Path(args.file)))
+    print(pack(selection, RunsFolder(runs_folder(args.runs)), Path(args.file)))
     return FINE
 
 

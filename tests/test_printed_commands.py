@@ -14,7 +14,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.judge.blessed import blessed_checks
-from repro.judge.check import device_name, exit_status
+from repro.judge.check import exit_status
 from repro.report.ending import ending
 from repro.run.places import expected_folder
 from repro.targets import TARGETS, find
@@ -134,7 +134,7 @@ def stored(names, tier, device=None):
         checked
         for checked in blessed_checks(expected_folder(None), *names)
         if tier in (None, checked.selection.tier.value)
-        and (not device or device_name(checked.evidence) in (None, device))
+        and (not device or checked.evidence.device in ("", device))
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repro.evidence.store import blessed_sources
 from repro.evidence.verdicts.verdict import with_discovery_rate
-from repro.judge.check import Checked, check_selection, device_name
+from repro.judge.check import Checked, check_selection
 from repro.run.select import Selection
 from repro.spec.checks import require
 from repro.spec.target import Target
@@ -76,7 +76,7 @@ def with_study(checks: Sequence[Checked]) -> list[Checked]:
     """
     studies: dict[tuple[str, str | None], list[int]] = {}
     for index, checked in enumerate(checks):
-        place = (checked.selection.tier.value, device_name(checked.evidence))
+        place = (checked.selection.tier.value, checked.evidence.device)
         studies.setdefault(place, []).append(index)
     final = list(checks)
     for indices in studies.values():

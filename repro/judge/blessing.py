@@ -30,7 +30,6 @@ from repro.evidence.store import (
     write_stored,
 )
 from repro.evidence.verdicts.verdict import MINIMUM_SEEDS
-from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
@@ -107,7 +106,7 @@ def _bless_device(args: argparse.Namespace) -> int:
     sentences, blessed = [], 0
     for selection in select(names, tier=tier.value, changes=changes_of(args)):
         name, evidence = selection.target.name, gather(selection, folder, expected)
-        device = device_name(evidence)
+        device = evidence.device
         if here and device and device != here:
             sentences.append(f"left out: {name}: records of {device}; this machine has {here}")
             continue
@@ -143,11 +142,9 @@ def _bless(
         expected=expected,
     )
     if needs_plan(selection.source, selection.tier):
-        target, records = selection.source, [*evidence.every_record(), *evidence.failed_records]
+        target, records = selection.source, evidence.all_records()
         earlier_plans = read_plans(expected)
-        plans = carried_plans(
-            target, selection.tier, records, runs, earlier_plans, device_name(evidence)
-        )
+        plans = carried_plans(target, selection.tier, records, runs, earlier_plans, evidence.device)
         paths.append(keep_plans(plans, expected, replaced=target.name))
     return paths
 
@@ -174,7 +171,8 @@ def with_blessed(runs: Path, expected: Path, selection: Selection, evidence: Evi
     Those of the device that made them; where timings are not compared, another device's if that is
     where the target's records are. The smoke tier's are blessed for every machine.
     """
-    tier, device = selection.tier, device_name(evidence)
+    tier = selection.tier
+    device: str | None = evidence.device
     stored = [s for s in blessed_sources(expected, tier) if s.has(selection.source.name)]
     if tier is Tier.SMOKE:
         device = None

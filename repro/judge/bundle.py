@@ -1,8 +1,7 @@
-"""Bundles: the sealed records of a target and their plans in one file, to be judged elsewhere.
+"""Bundles: the sealed records of a target in one file, to be judged elsewhere.
 
 A bundle is compressed text of the store's form (`repro.evidence.store`): records with their
-configuration and environment, then series. A line before them names target and tier and holds the
-plans that the records carry.
+configuration and environment, then series. A line before them names target and tier.
 
 A bundle is untrusted input. It is read in memory, up to a size limit, and has no file names in it,
 so nothing from it is ever written, opened or executed. Its numbers must be finite. If a value is
@@ -18,13 +17,11 @@ import contextlib
 import dataclasses
 import lzma
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.evidence.environment import device_of
 from repro.evidence.origins import is_clean
-from repro.evidence.plans import read_plans
 from repro.evidence.printable import one_line
 from repro.evidence.provenance import checkout_folder
 from repro.evidence.record import Record, finite_json, parse_record
@@ -34,7 +31,7 @@ from repro.evidence.store import (
     Blessed,
     Entry,
     RunsFolder,
-    blessed_sources,
+    blessed_records,
     entries_of,
     raw_records,
     stored_line,
@@ -42,7 +39,6 @@ from repro.evidence.store import (
 )
 from repro.judge.blessing import compact
 from repro.judge.check import Checked, check_selection
-from repro.run.analysis_plan import carried_plans
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.checks import require
@@ -77,7 +73,7 @@ class Bundle:
         return self.path
 
 
-def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out: Path) -> str:
+def pack(selection: Selection, source: RunsFolder | Blessed, out: Path) -> str:
     """Write a target's records to a new bundle, each read first; return a sentence on it."""
     target, tier = selection.target, selection.tier
     homes = [selection.source.home(arm.name) for arm in target.arms]
@@ -93,61 +89,61 @@ def pack(selection: Selection, source: RunsFolder | Blessed, expected: Path, out
     require(bool(records), absence_text(runs, place))
     require(out.name.endswith(WHOLE), f"{out}: the name of a bundle ends in {WHOLE}")
     require(not out.exists(), f"{out} exists; a bundle is written to a new file")
-    device = device_of(records[0].environment)
-    plans = carried_plans(selection.source, tier, records, runs, read_plans(expected), device)
     timed = [metric.name for metric in target.metrics_at(tier)]
     exact = timed if selection.source.timed_repeats else []
-    head = {
-        "target": target.name,
-        "tier": tier.value,
-        "plans": [dataclasses.asdict(plan) for plan in plans],
-    }
+    head = {"target": target.name, "tier": tier.value}
     text = stored_line(head) + stored_text([compact(record, exact) for record in records])
     replace_files({out: lzma.compress(text.encode(), preset=PRESET)})
-    what = f"{len(records)} records and {len(plans)} plans"
-    return f"{out}: {what} of {target.name}, {tier.value} tier"
+    return f"{out}: {len(records)} records of {target.name}, {tier.value} tier"
 
 
-def judge_folder(folder: Path, expected: Path) -> dict[Path, Checked | str]:
-    """Return the verdicts of each bundle in a folder's folders, or why it has none."""
-    judged: dict[Path, Checked | str] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A bundle with its verdicts or, in a sentence, why it has none.
+
+    Attributes
+    ----------
+    elsewhere
+        A sentence on its runs that are blessed or are in another bundle, too; else empty.
+    """
+
+    path: Path
+    checked: Checked | None = None
+    why: str = ""
+    elsewhere: str = ""
+
+    def runs(self) -> set[tuple[str, str]]:
+        """Return the configuration of each run and the instant at which it began."""
+        records = self.checked.evidence.all_records() if self.checked else []
+        return {(record.digest, record.started) for record in records}
+
+
+def judge_folder(folder: Path, expected: Path) -> list[Judged]:
+    """Return each bundle in a folder's folders, judged; one that cannot be costs itself alone."""
+    judged = []
     for path in sorted(folder.glob(f"*/*{WHOLE}")):
         try:
             with untrusted(path):
                 require(not path.parent.is_symlink(), "its folder is a link")
-            judged[path] = judge_bundle(path, expected)
+            judged.append(Judged(path=path, checked=judge_bundle(path, expected)))
         except ValueError as error:
-            judged[path] = str(error).removeprefix(f"{folder}/")  # pages name no place of a machine
-    return judged
+            # Pages name no place of a machine.
+            judged.append(Judged(path=path, why=str(error).removeprefix(f"{folder}/")))
+    return [dataclasses.replace(one, elsewhere=_elsewhere(one, judged, expected)) for one in judged]
 
 
-def copies(judged: Mapping[Path, Checked | str], expected: Path) -> dict[Path, str]:
-    """Return a sentence on each bundle with runs that are blessed or are in another bundle, too.
-
-    A run is known by its configuration and the instant at which it began.
-    """
-    places: dict[tuple[str, str], set[str]] = {}
-    runs: dict[Path, list[tuple[str, str]]] = {}
-    for path, checked in judged.items():
-        if isinstance(checked, str):
-            continue
-        evidence, tier = checked.evidence, checked.selection.tier
-        records = [*evidence.every_record(), *evidence.failed_records]
-        runs[path] = [(record.digest, record.started) for record in records]
-        for run in runs[path]:
-            places.setdefault(run, set()).add(f"{path.parent.name}/{path.name}")
-        for target in {record.target for record in records}:
-            for source in blessed_sources(expected, tier):
-                for record in (entry.read() for entry in source.entries(tier.value, target)):
-                    places.setdefault((record.digest, record.started), set()).add("blessed here")
-    found = {}
-    for path, own in runs.items():
-        others = {where for run in own for where in places[run]}
-        others -= {f"{path.parent.name}/{path.name}"}
-        if others:
-            listed = one_line(", ".join(sorted(others)))
-            found[path] = f"some of its runs are elsewhere, too: {listed}"
-    return found
+def _elsewhere(one: Judged, judged: Sequence[Judged], expected: Path) -> str:
+    runs = one.runs()
+    others = [item.path for item in judged if item is not one and item.runs() & runs]
+    places = {f"{path.parent.name}/{path.name}" for path in others}
+    if one.checked is not None:
+        tier = one.checked.selection.tier
+        targets = {record.target for record in one.checked.evidence.all_records()}
+        blessed = [item for name in targets for item in blessed_records(expected, tier, name)]
+        if runs & {(item.digest, item.started) for item in blessed}:
+            places.add("blessed here")
+    listed = one_line(", ".join(sorted(places)))
+    return f"some of its runs are elsewhere, too: {listed}" if places else ""
 
 
 @contextlib.contextmanager

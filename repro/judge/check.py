@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence import not_run
-from repro.evidence.environment import device_of
-from repro.evidence.origins import CHANGED, devices_of, mixed_devices
+from repro.evidence.origins import CHANGED, mixed_devices
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.store import Blessed, RunsFolder, Source, source_of
@@ -121,7 +120,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     lacking = _lacking(selection, evidence, source)
     earlier, as_before = verdicts, None
     if not isinstance(source, Blessed):
-        stored = None if lacking else stored_evidence(selection, device_name(evidence), expected)
+        stored = None if lacking else stored_evidence(selection, evidence.device, expected)
         earlier = [] if stored is None else _verdicts(selection, stored, place, expected)
         if stored is not None:
             old = side_of("blessed records", selection, stored)
@@ -189,7 +188,7 @@ def _verdicts(
             stated = marked(stated, mark, reason)
         ordered.append(stated)
     lost = evidence.lost([arm.name for arm in target.arms])
-    for expectation in _expectations(selection, device_name(evidence), expected):
+    for expectation in _expectations(selection, evidence.device, expected):
         verdict = judge_expectation(
             expectation,
             target.metric(expectation.metric),
@@ -390,21 +389,6 @@ def _paper_expectation(arm: str, metric: str, value: float, items: int, place: s
         source="paper",
         because=f"{place}: {value}, with Wilson's 95 % interval on {items} problems",
     )
-
-
-def seeds_by_device(evidence: Evidence) -> dict[str, list[int]]:
-    """Return {kind of device: seeds of its records}, that of most records first."""
-    records = [record for by_seed in evidence.records.values() for record in by_seed.values()]
-    return {
-        device: sorted({r.seed for r in records if device_of(r.environment) == device})
-        for device in devices_of(records)
-        if device is not None
-    }
-
-
-def device_name(evidence: Evidence) -> str | None:
-    """Return the kind of device of most of the records; None for none."""
-    return next(iter(seeds_by_device(evidence)), None)
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:

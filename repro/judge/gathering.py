@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.evidence.origins import CHANGED, OF_THE_SEED, PLAN_INPUT, changed_text, is_changed
+from repro.evidence.environment import device_of
+from repro.evidence.origins import (
+    CHANGED,
+    OF_THE_SEED,
+    PLAN_INPUT,
+    changed_text,
+    devices_of,
+    is_changed,
+)
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import violations
 from repro.evidence.record import Record, RecordError, config_difference
@@ -66,6 +74,25 @@ class Evidence:
     def every_record(self) -> list[Record]:
         """Return the usable records of all arms."""
         return [record for by_seed in self.records.values() for record in by_seed.values()]
+
+    def all_records(self) -> list[Record]:
+        """Return the usable records, and those of failed runs."""
+        return [*self.every_record(), *self.failed_records]
+
+    @property
+    def devices(self) -> dict[str, list[int]]:
+        """{kind of device: seeds of its records}, that of most records first."""
+        records = self.every_record()
+        return {
+            device: sorted({r.seed for r in records if device_of(r.environment) == device})
+            for device in devices_of(records)
+            if device is not None
+        }
+
+    @property
+    def device(self) -> str:
+        """The kind of device of most of the records, as folders spell it; empty for none."""
+        return next(iter(self.devices), "")
 
     def changed(self, arms: Iterable[str]) -> str:
         """Return a sentence on the records of these arms of which no commit is the source."""

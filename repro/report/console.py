@@ -16,13 +16,12 @@ from repro.evidence.printable import without_controls
 from repro.evidence.store import WHOLE
 from repro.evidence.verdicts.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.bundle import copies, judge_bundle, judge_folder, untrusted
+from repro.judge.bundle import Judged, judge_bundle, judge_folder, untrusted
 from repro.judge.check import (
     Checked,
     check_selection,
     checked_json,
     exit_status,
-    seeds_by_device,
 )
 from repro.report.ending import bar_word, ending
 from repro.report.numbers import device_title
@@ -73,7 +72,7 @@ def print_check(checked: Checked) -> None:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
     target, tier = checked.selection.target, checked.selection.tier
-    devices = seeds_by_device(checked.evidence)
+    devices = checked.evidence.devices
     where = "".join(
         f", {device_title(device)}" + (f" ({seeds_text(seeds)})" if len(devices) > 1 else "")
         for device, seeds in devices.items()
@@ -140,21 +139,18 @@ def main_verify(place: Path, expected: Path) -> int:
     Of a folder, a bundle that cannot be judged costs itself alone; then the status is 2. It is 1
     when a record is refused, or when runs in a folder are also elsewhere.
     """
-    if not place.is_dir():
-        judged: dict[Path, Checked | str] = {place: judge_bundle(place, expected)}
-        copied = {}
-    else:
+    if place.is_dir():
         judged = judge_folder(place, expected)
         require(bool(judged), f"{place} holds no bundle: needs WHO/NAME{WHOLE} in it")
-        copied = copies(judged, expected)
-    checks = [one for one in judged.values() if isinstance(one, Checked)]
-    for path, one in judged.items():
-        if isinstance(one, Checked):
+    else:
+        judged = [Judged(path=place, checked=judge_bundle(place, expected))]
+    checks = [one.checked for one in judged if one.checked is not None]
+    for checked, path in ((one.checked, one.path) for one in judged):
+        if checked is not None:
             with untrusted(path):
-                print_check(one)
-    for path, why in copied.items():
-        print(f"{path}: {why}")  # noqa: T201
-    print(ending(checks))  # noqa: T201
-    if broken := [one for one in judged.values() if isinstance(one, str)]:
-        raise ValueError("; ".join(broken))
+                print_check(checked)
+    copied = [f"{one.path}: {one.elsewhere}" for one in judged if one.elsewhere]
+    print("\n".join([*copied, ending(checks)]))  # noqa: T201
+    broken = [one.why for one in judged if one.why]
+    require(not broken, "; ".join(broken))
     return 1 if copied or any(item.evidence.refused or item.lacking for item in checks) else 0

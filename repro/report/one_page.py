@@ -15,20 +15,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from repro.evidence.origins import named_commits
 from repro.evidence.paper import read_paper
 from repro.evidence.printable import one_line, without_controls
-from repro.judge.bundle import COMMIT, copies, judge_folder, untrusted
-from repro.judge.check import Checked, device_name
+from repro.judge.bundle import COMMIT, Judged, judge_folder, untrusted
+from repro.judge.check import Checked
 from repro.report.numbers import device_title, environment_lines
 from repro.report.readme import answer_lines, answers
 from repro.report.tables import by_device, plain, table
 from repro.report.tidy import Row, grouped_by, statements, templates, values
 from repro.report.verdict_words import CLAIM_WORDS, Kind, counted, of_kind
 from repro.run.places import PACKAGE
-from repro.spec.checks import require
 from repro.spec.tier import Tier
 
 _COLUMNS = 4
@@ -115,9 +114,9 @@ def _seeds(checks: Sequence[Checked]) -> dict[tuple[str, ...], list[tuple[str, f
     """Return (seed, value) by target, tier, device, arm and metric."""
     by_place: dict[tuple[str, ...], list[tuple[str, float]]] = {}
     for row in values(checks):
-        place = (row.target, row.tier, row.device, row.arm, row.metric)
-        name = f"{row.seed}" if row.repeat is None else f"{row.seed}.{row.repeat}"
-        by_place.setdefault(place, []).append((name, row.value))
+        place = tuple(row[name] for name in ("target", "tier", "device", "arm", "metric"))
+        name = ".".join(str(row[of]) for of in ("seed", "repeat") if row[of] is not None)
+        by_place.setdefault(place, []).append((name, row["value"]))
     return by_place
 
 
@@ -195,32 +194,33 @@ def _environments(checks: Sequence[Checked]) -> dict[str, list[tuple[str, str]]]
 
 def reports(folder: Path, expected: Path) -> list[Report]:
     """Return what the bundles in a folder report; empty without any."""
-    judged = judge_folder(folder, expected)
-    said = copies(judged, expected)
-    return [_report(path, one, said.get(path, ""), expected) for path, one in judged.items()]
+    return [_report(one, expected) for one in judge_folder(folder, expected)]
 
 
-def _report(path: Path, checked: Checked | str, copied: str, expected: Path) -> Report:
-    who = path.parent.name if _WHO.fullmatch(path.parent.name) else "no account's name"
-    try:
-        require(isinstance(checked, Checked), str(checked))
-        with untrusted(path):
-            return _judged(who, cast(Checked, checked), copied, expected)
-    except ValueError as error:
-        return Report(who=who, title=one_line(path.name), summary=str(error))
+def _report(one: Judged, expected: Path) -> Report:
+    name = one.path.parent.name
+    who = name if _WHO.fullmatch(name) else "no account's name"
+    why = one.why
+    if one.checked is not None:
+        try:
+            with untrusted(one.path):
+                return _judged(who, one.checked, one.elsewhere, expected)
+        except ValueError as error:
+            why = str(error)
+    return Report(who=who, title=one_line(one.path.name), summary=why)
 
 
-def _judged(who: str, checked: Checked, copied: str, expected: Path) -> Report:
+def _judged(who: str, checked: Checked, elsewhere: str, expected: Path) -> Report:
     target, tier = checked.selection.target.name, checked.selection.tier.value
-    records = [*checked.evidence.every_record(), *checked.evidence.failed_records]
+    records = checked.evidence.all_records()
     known = [record for record in records if COMMIT.fullmatch(record.commit)]
     commits = ", ".join(named_commits(known, _SHORT)) or "unknown"
-    device = device_title(device_name(checked.evidence) or "")
+    device = device_title(checked.evidence.device)
     title = f"{target}, {tier} tier, {device}, commit {commits}: {len(records)} records"
     summary = counted(of_kind(checked, Kind.PAPER)) or "no claim of the paper's"
     if refused := len(checked.evidence.refused):
         summary += f"; {refused} records refused"
-    summary += f"; {copied}" if copied else ""
+    summary += f"; {elsewhere}" if elsewhere else ""
     rows = tuple(statements([checked], expected))
     return Report(who=who, title=title, summary=summary, checked=checked, rows=rows)
 

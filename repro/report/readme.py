@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_heads, quantity, span
 from repro.report.systems import RL_STEPS, SMALL_BATCHES, step_spans
 from repro.report.systems_rates import RatePair, comparisons, ratio_span
-from repro.report.tables import NOTHING, device_of
+from repro.report.tables import NOTHING
 from repro.report.tidy import effect_text, rendered
 from repro.report.verdict_words import (
     MIXED,
@@ -86,7 +86,7 @@ def answers(checks: Sequence[Checked], expected: Path) -> list[Answer]:
     for checked in checks:
         tier = checked.selection.tier
         if checked.evidence.count and tier is not Tier.SMOKE:
-            tiers = devices.setdefault(device_of(checked), {})
+            tiers = devices.setdefault(checked.evidence.device, {})
             tiers.setdefault(tier.value, {})[checked.selection.target.name] = checked
     if not devices:
         return []

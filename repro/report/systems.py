@@ -16,7 +16,7 @@ from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads, device_title, span
 from repro.report.systems_rates import RANK, against, comparisons, printed_speedups, ratio_span
-from repro.report.tables import NOTHING, by_device, device_of, table
+from repro.report.tables import NOTHING, by_device, table
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, kind_of, notes_on, of_kind
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
@@ -62,7 +62,7 @@ def systems_writers(judged: Callable[[], Sequence[Checked]], expected: Path) -> 
 
     def of(*names: str) -> list[Checked]:
         found = [c for c in judged() if c.selection.target.name in names and c.evidence.count]
-        return sorted(found, key=lambda one: _PAPERS_CARD not in device_of(one))
+        return sorted(found, key=lambda one: _PAPERS_CARD not in one.evidence.device)
 
     return {
         "systems_answer": lambda: _answer(of(*_names()), expected),
@@ -151,7 +151,7 @@ def _rates(checks: Sequence[Checked]) -> list[str]:
                 metrics[metric.name] = (int(match[1]), int(match[2])) if match else (0, 0)
                 mean = fmean(values.values())
                 # A table of the paper's comes before the target of larger batches.
-                rates.setdefault((metric.name, device_of(checked), arm), f"{mean:,.0f}")
+                rates.setdefault((metric.name, checked.evidence.device, arm), f"{mean:,.0f}")
     if not rates:
         return NOTHING
     devices = device_heads(by_device(checks))

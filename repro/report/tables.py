@@ -11,7 +11,7 @@ from pathlib import Path
 
 from repro.evidence.paper import paper_cells
 from repro.evidence.printable import without_controls
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.report.numbers import cell_text
 from repro.spec.claim import Metric
 from repro.spec.target import Target
@@ -45,13 +45,8 @@ def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
     devices: dict[str, list[Checked]] = {}
     for checked in checks:
         if checked.evidence.count:
-            devices.setdefault(device_of(checked), []).append(checked)
+            devices.setdefault(checked.evidence.device, []).append(checked)
     return devices
-
-
-def device_of(checked: Checked) -> str:
-    """Return the device of a check's records as folders spell it, empty where they name none."""
-    return device_name(checked.evidence) or ""
 
 
 def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:

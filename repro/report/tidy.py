@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from repro.evidence.verdicts.verdict import Status, Verdict
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.report.doses import doses, treatment
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import RatePair, comparisons, printed_speedups
@@ -88,21 +88,7 @@ class Row:
     command: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
-    """A metric of one arm in one seed (and timed repeat, else None)."""
-
-    target: str
-    tier: str
-    device: str
-    arm: str
-    seed: int
-    repeat: int | None
-    metric: str
-    value: float
-    unit: str
-
-
+_VALUE = ("target", "tier", "device", "arm", "seed", "repeat", "metric", "value", "unit")
 _FORMS = {"points": "+.1f", "nats": "+.3f"}
 
 
@@ -179,7 +165,7 @@ _ALIKE = ("effect", "low", "high", "unit", "n", "p", "q", "matters")
 
 def _place(checked: Checked) -> dict[str, Any]:
     selection = checked.selection
-    device = device_name(checked.evidence) or ("cpu" if checked.evidence.count else "")
+    device = checked.evidence.device or ("cpu" if checked.evidence.count else "")
     return {"target": selection.target.name, "tier": selection.tier.value, "device": device}
 
 
@@ -237,15 +223,15 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
             continue
         timed = isinstance(scale, ThroughputScale)
         linears = scale.products(name) if timed else getattr(arm, "linears", "own")
-        own = "this project's" if device_name(checked.evidence) else "torch, dequantised"
+        own = "this project's" if checked.evidence.device else "torch, dequantised"
         names_of_products = {"own": own, "kernels": own, "dequantised": "torch, dequantised"}
         quantised = names_of_products.get(linears, linears)
         names.append("torch" if arm.weight_format == "bf16" else quantised)
     return " over ".join(dict.fromkeys(names))
 
 
-def values(checks: Sequence[Checked]) -> list[Value]:
-    """Return a row per arm, seed (and timed repeat) and metric of the checks' records."""
+def values(checks: Sequence[Checked]) -> list[dict[str, Any]]:
+    """Return a row (`_VALUE`) per arm, seed, timed repeat (else None) and metric of records."""
     rows = []
     for checked in checks:
         target, tier = checked.selection.target, checked.selection.tier
@@ -253,38 +239,28 @@ def values(checks: Sequence[Checked]) -> list[Value]:
             for arm, by_pair in checked.evidence.values(metric.name).items():
                 for pair, value in by_pair.items():
                     seed, repeat = pair if isinstance(pair, tuple) else (pair, None)
-                    rows.append(
-                        Value(
-                            **_place(checked),
-                            arm=arm,
-                            seed=seed,
-                            repeat=repeat,
-                            metric=metric.name,
-                            value=value,
-                            unit=metric.unit,
-                        )
-                    )
+                    own = (arm, seed, repeat, metric.name, value, metric.unit)
+                    rows.append(_place(checked) | dict(zip(_VALUE[3:], own, strict=True)))
     return rows
 
 
-def _as_csv(rows: Sequence[Row] | Sequence[Value], kind: type[Row] | type[Value]) -> str:
+def _as_csv(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
     text = io.StringIO()
-    fields = [field.name for field in dataclasses.fields(kind)]
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
+    writer.writerows(rows)
     return text.getvalue()
 
 
 def write_table(checks: Sequence[Checked], expected: Path, name: str) -> None:
     """Write the statements to FILE.csv, the values to FILE.values.csv; `-` prints the former."""
-    rows = statements(checks, expected)
+    rows = map(dataclasses.asdict, statements(checks, expected))
+    first = _as_csv(rows, [field.name for field in dataclasses.fields(Row)])
     if name == "-":
-        print(_as_csv(rows, Row), end="")  # noqa: T201
+        print(first, end="")  # noqa: T201
         return
     path = Path(name)
-    second = _as_csv(values(checks), Value)
-    both = {path: _as_csv(rows, Row), path.with_suffix(".values.csv"): second}
+    both = {path: first, path.with_suffix(".values.csv"): _as_csv(values(checks), _VALUE)}
     replace_files({file: text.encode() for file, text in both.items()})
     print(f"wrote {path}")  # noqa: T201
 

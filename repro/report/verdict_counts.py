@@ -12,7 +12,7 @@ from pathlib import Path
 from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.numbers import device_heads
-from repro.report.tables import NOTHING, device_of
+from repro.report.tables import NOTHING
 from repro.report.tidy import rendered
 from repro.report.verdict_words import CLAIMS, Kind, all_bars, counted, of_kind
 
@@ -31,10 +31,10 @@ def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
 def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return how many verdicts of each kind there are, a column per tier and device."""
     recorded = [checked for checked in checks if checked.evidence.count]
-    names = device_heads(dict.fromkeys(device_of(checked) for checked in recorded))
+    names = device_heads(dict.fromkeys(checked.evidence.device for checked in recorded))
     places: dict[str, list[Checked]] = {}
     for checked in recorded:
-        place = f"{checked.selection.tier.value}, {names[device_of(checked)]}"
+        place = f"{checked.selection.tier.value}, {names[checked.evidence.device]}"
         places.setdefault(place, []).append(checked)
     counts = {
         place: {

@@ -24,7 +24,7 @@ from pathlib import Path
 from repro.evidence.verdicts.expectation import Expectation, load_bars
 from repro.evidence.verdicts.verdict import EXPLORATORY, OWN_BAR, SHOWN, Status, Verdict
 from repro.judge.as_before import Comparison, MetricRow
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.report.numbers import quantity
 from repro.spec.claim import ALPHA
 from repro.spec.tier import Tier
@@ -216,7 +216,7 @@ def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
     # A verdict's source tells a bar from another one, or the paper's value, of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     bars = []
-    for item in load_bars(expected, tier.value, target.name, device_name(checked.evidence)):
+    for item in load_bars(expected, tier.value, target.name, checked.evidence.device):
         verdict = verdicts.get((f"{item.arm}.{item.metric}", f"{item.source}: {item.because}"))
         if verdict is not None and verdict.effect is not None:
             metric, label = target.metric(item.metric), target.arm(item.arm).label

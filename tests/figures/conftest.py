@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 
 EXPECTED = Path(__file__).resolve().parent.parent.parent / "expected"
 
@@ -20,8 +20,7 @@ def checks_of(every_blessed: Sequence[Checked]) -> Callable[..., list[Checked]]:
         return [
             checked
             for checked in every_blessed
-            if checked.selection.target.name in names
-            and device_name(checked.evidence) in (None, device)
+            if checked.selection.target.name in names and checked.evidence.device in ("", device)
         ]
 
     return of

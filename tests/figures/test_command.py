@@ -8,7 +8,6 @@ import pytest
 
 from figures import curves
 from figures.__main__ import draw, main, save
-from repro.judge.check import device_name
 from tests.figures.conftest import EXPECTED
 
 ROOT = EXPECTED.parent
@@ -39,7 +38,7 @@ def test_curves_are_of_the_target_whose_records_they_are(every_blessed, tmp_path
 
 def test_devices_are_named_where_a_tier_has_several(every_blessed, tmp_path):
     checks = [c for c in every_blessed if c.selection.target.name == "rollout"]
-    assert len({device_name(checked.evidence) for checked in checks}) == 2
+    assert len({checked.evidence.device for checked in checks}) == 2
     draw(checks, EXPECTED, tmp_path, ["svg"])
     text = (tmp_path / "systems_nvidia_h200_rollout_throughput.svg").read_text(encoding="utf-8")
     assert "5 seeds per arm on one NVIDIA H200" in text

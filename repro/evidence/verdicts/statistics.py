@@ -182,17 +182,12 @@ def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
     mean, deviation = fmean(differences), stdev(differences)
     if abs(mean) < _ROUNDING * max(map(abs, differences)):
         mean = 0.0
-    p = _t_test(mean - bound, deviation, n)
-    return Paired(mean=mean, deviation=deviation, p_two_sided=p)
-
-
-def _t_test(distance: float, deviation: float, n: int) -> float:
-    from scipy.special import stdtr
-
+    distance = abs(mean - bound)
     if deviation == 0:
-        return 1.0 if distance == 0 else 0.0
-    t = abs(distance) / (deviation / math.sqrt(n))
-    return float(2 * stdtr(n - 1, -t))
+        p = float(distance == 0)
+    else:
+        p = 2 * t_cdf(-distance / (deviation / math.sqrt(n)), n - 1)
+    return Paired(mean=mean, deviation=deviation, p_two_sided=p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -16,7 +16,7 @@ from repro.evidence.record import RecordError
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import BlessError
-from repro.judge.check import check_selection, device_name
+from repro.judge.check import check_selection
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.tier import Tier
@@ -113,7 +113,7 @@ def test_more_seeds_of_another_card_join_where_the_target_is_stored(tmp_path, ex
     cards = {record.seed: device_of(record.environment) for record in records}
     assert cards == dict.fromkeys(FIRST, "nvidia_h200") | dict.fromkeys(added, "nvidia_h100")
     (checked,) = blessed_checks(expected, "study")
-    assert device_name(checked.evidence) == "nvidia_h200"
+    assert checked.evidence.device == "nvidia_h200"
     assert checked.sound
 
 

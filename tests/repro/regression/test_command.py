@@ -11,7 +11,7 @@ from repro.__main__ import main
 from repro.judge.blessing import bless
 from repro.judge.gathering import gather
 from repro.regression import regression_commands as command
-from repro.regression.render import LINES
+from repro.regression.judgement import LINES
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder
 from repro.run.select import Selection

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from repro.judge.check import Checked, device_name
+from repro.judge.check import Checked
 from repro.spec.tier import Tier
 
 DEVICE = "nvidia_h200"
@@ -15,7 +15,7 @@ DEVICE = "nvidia_h200"
 @pytest.fixture(scope="session")
 def blessed(every_blessed: list[Checked]) -> list[Checked]:
     """Return the checks of the blessed records of one device, and of those that name none."""
-    return [item for item in every_blessed if device_name(item.evidence) in (None, DEVICE)]
+    return [item for item in every_blessed if item.evidence.device in ("", DEVICE)]
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def blessed_of(every_blessed: list[Checked]) -> Callable[..., Checked]:
             item
             for item in every_blessed
             if (item.selection.target.name, item.selection.tier) == (name, tier)
-            and device_name(item.evidence) in (None, device)
+            and item.evidence.device in ("", device)
         )
         return checked
 
