@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import random
 
 import pytest
 
@@ -94,17 +93,6 @@ def test_a_trend_is_pages_and_can_be_reversed():
         assert verdict.paper == pytest.approx(0.25)
 
 
-def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio():
-    a_claim = claim("a", "b", log=True, bound=1.5, because="the headline")
-    b = [100.0, 110.0, 90.0, 105.0, 95.0]
-    twice = verdict_of(a_claim, a=[2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
-    assert twice.status == "reproduced"
-    expected = sum(math.log(2 * (1 + 0.01 * i)) for i in range(5)) / 5
-    assert twice.effect == pytest.approx(math.exp(expected))
-    slow = verdict_of(a_claim, a=[1.2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
-    assert slow.status == "contradicted"
-
-
 def test_holm_makes_a_weak_claim_among_many_inconclusive():
     weak = [1.0, 2.2, 0.3, 1.9, 0.9]
     alone = [A_OVER_B]
@@ -146,25 +134,6 @@ def test_a_claim_without_a_test_counts_in_its_family_with_p_of_1():
     assert alone.p is not None
     assert first[0].p == pytest.approx(min(1.0, 3 * alone.p))
     assert [item.status for item in first[1:]] == ["not run", "not testable", "not run"]
-
-
-def test_without_any_effect_a_family_errs_in_5_percent_whichever_arms_are_sent():
-    draw = random.Random(1)
-    claims = [claim(x, y, name=x + y) for x, y in itertools.combinations("abcd", 2)]
-    sets = [pair for n in (2, 4) for pair in itertools.combinations("abcd", n)]
-    wrong = 0
-    for _ in range(100):
-        base = [draw.gauss(50, 5) for _ in range(8)]
-        columns = {arm: [b + draw.gauss(0, 2) for b in base] for arm in "abcd"}
-        shown = set()
-        for arms in sets:
-            absent = {arm: "not sent" for arm in columns if arm not in arms}
-            sent = values(**{arm: columns[arm] for arm in arms})
-            judged = judge(claims, METRICS, sent, absent, {})
-            shown |= {v.status for v in judged} & {"reproduced", "contradicted"}
-        wrong += bool(shown)
-    # The luckiest of all sets errs no more often than the whole; .05 + 2.5 standard errors.
-    assert wrong / 100 <= 0.1
 
 
 def test_a_failed_seed_takes_every_decision_away():
@@ -304,13 +273,6 @@ def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence():
     assert verdict.status == "not testable"
     assert "a verdict needs 5" in verdict.sentence
     assert (verdict.paper, verdict.matters) == (EIGHT.paper, pytest.approx(EIGHT.matters))
-    # It costs the others nothing.
-    wide = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
-    other = dataclasses.replace(once, name="other")
-    assert (
-        judge([difference(), other], METRICS, wide, {}, {})[0]
-        == (judge([difference()], METRICS, wide, {}, {})[0])
-    )
     often = difference(draws=5)
     assert verdict_of(often, **beside(6.0, 7.0, 6.5, 7.5, 6.0)).status == "reproduced"
 
@@ -332,22 +294,6 @@ def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides():
     assert verdict_of(difference(test="sign_flip"), **risen).status != "contradicted"
 
 
-def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded():
-    effect = Effect(paper=2.0, measure="ratio", place="Table 6")
-    faster = claim("a", "b", log=True, bound=1.0, effect=effect)
-    b = [100.0, 110.0, 90.0, 105.0, 95.0]
-    for factor, spread, status in (
-        (1.5, 0.01, "reproduced"),
-        (1.05, 0.002, "below a tenth"),
-        (1.02, 0.04, "excluded"),
-        (0.9, 0.01, "contradicted"),
-    ):
-        a = [v * factor * (1 + spread * (-1) ** i) for i, v in enumerate(b)]
-        verdict = verdict_of(faster, a=a, b=b)
-        assert verdict.status == status
-        assert verdict.paper == pytest.approx(2.0)
-
-
 def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away():
     numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
     del numbers["accuracy"]["a"][5]
@@ -365,30 +311,38 @@ def scaled(factor, wobble=0.01):
     return [factor * t * (1 + wobble * (-1) ** i) for i, t in enumerate(TOKENS)]
 
 
-@pytest.mark.parametrize(
-    ("factor", "status"),
-    [(1.3, "reproduced"), (1.0, "no difference"), (0.8, "contradicted"), (1.09, "inconclusive")],
-)
-def test_a_ratio_with_a_smallest_size_counts_from_it(factor, status):
-    ratio = claim("a", "b", log=True, bound=1.0, effect=TENTH)
-    wobble = 0.05 if status == "inconclusive" else 0.01
-    verdict = verdict_of(ratio, a=scaled(factor, wobble), b=TOKENS)
-    assert verdict.status == status
-    assert verdict.effect == pytest.approx(factor, rel=0.01)
-    assert verdict.matters == pytest.approx(1.1)
+FASTER = claim("a", "b", log=True, bound=1.0, effect=Effect(paper=2.0, measure="ratio"))
+MORE = claim("a", "b", log=True, bound=1.0, effect=TENTH)
+MUCH_MORE = claim("a", "b", log=True, bound=1.5, because="the headline")
+ALIKE = claim("a", "b", log=True, side="within", bound=1.1, because="chosen", effect=TENTH)
 
 
 @pytest.mark.parametrize(
-    ("factor", "status"), [(1.02, "reproduced"), (1.3, "contradicted"), (1.09, "inconclusive")]
+    ("stated", "factor", "wobble", "status"),
+    [
+        (MUCH_MORE, 2.0, 0.01, "reproduced"),
+        (MUCH_MORE, 1.2, 0.01, "contradicted"),
+        (FASTER, 1.5, 0.01, "reproduced"),
+        (FASTER, 1.05, 0.002, "below a tenth"),
+        (FASTER, 1.02, 0.08, "excluded"),
+        (FASTER, 0.9, 0.01, "contradicted"),
+        (MORE, 1.3, 0.01, "reproduced"),
+        (MORE, 1.0, 0.01, "no difference"),
+        (MORE, 0.8, 0.01, "contradicted"),
+        (MORE, 1.09, 0.05, "inconclusive"),
+        # A point of difference is no ratio: as differences these are far outside 1.1.
+        (ALIKE, 1.02, 0.01, "reproduced"),
+        (ALIKE, 1.3, 0.01, "contradicted"),
+        (ALIKE, 1.09, 0.05, "inconclusive"),
+    ],
 )
-def test_quotients_are_equal_within_the_stated_ratio(factor, status):
-    equal = claim("a", "b", log=True, side="within", bound=1.1, because="chosen", effect=TENTH)
-    wobble = 0.05 if status == "inconclusive" else 0.01
-    verdict = verdict_of(equal, a=scaled(factor, wobble), b=TOKENS)
-    assert verdict.status == status
-    assert verdict.unit == "x"
-    # A point of difference is no ratio: as differences these are far outside a margin of 1.1.
+def test_a_quotient_is_tested_by_its_logarithm_and_told_as_a_ratio(stated, factor, wobble, status):
+    verdict = verdict_of(stated, a=scaled(factor, wobble), b=TOKENS)
+    assert (verdict.status, verdict.unit) == (status, "x")
     assert verdict.effect == pytest.approx(factor, rel=0.01)
+    assert verdict.paper == (pytest.approx(2.0) if stated is FASTER else None)
+    if stated in (MORE, ALIKE):
+        assert verdict.matters == pytest.approx(1.1)
 
 
 def test_an_interaction_of_quotients_does_not_depend_on_the_scale_of_either_pair():

@@ -4,14 +4,13 @@ import dataclasses
 from math import comb
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from repro.evidence.derived import derive, explored
 from repro.evidence.held_out import along
 from repro.evidence.record import Estimate
-from repro.evidence.verdicts.claim_verdicts import judge
 from repro.run.select import select
-from repro.spec.claim import Claim, Effect, Metric
 from tests.repro.made_up import honest_record
 
 END = {
@@ -36,7 +35,6 @@ def test_late_tests_are_those_of_the_last_third_with_the_end():
 
 
 def test_the_area_is_the_trapezoids_from_the_first_test_on():
-    np = pytest.importorskip("numpy")
     found = along(SERIES, 150, END)
     for name, ending in (("test_area", ""), ("test_area_greedy", "_greedy")):
         heights = [*SERIES[f"test_accuracy{ending}"], END[f"accuracy{ending}"].value]
@@ -70,46 +68,13 @@ def test_what_the_trained_policy_samples_has_pass_at_k_and_entropy():
         derive("train", {"evaluation": {}}, {}, {"explored": {"entropy_sum": 1.0}})
 
 
-def of_rewards(rewards):
+def test_the_mean_over_the_first_steps_needs_all_of_them():
     (selection,) = select(["table1"], tier="smoke")
     record = honest_record(selection.plan(1, ["bf16_lora"])[0])
-    return dataclasses.replace(record, series={"reward": rewards})
-
-
-def test_the_mean_over_the_first_steps_needs_all_of_them():
-    record = of_rewards([0.1, 0.2, None, 0.6, 0.9])
+    record = dataclasses.replace(record, series={"reward": [0.1, 0.2, None, 0.6, 0.9]})
     assert record.value("train_reward_to_2") == pytest.approx(0.15)
     assert record.value("train_reward_to_4") == pytest.approx(0.3)
     assert record.value("train_reward_to_6") is None
     assert record.value("train_reward_mean") == pytest.approx(0.45)
     for name in ("train_reward_to_0", "train_reward_to_", "train_reward", "train_other_to_2"):
         assert record.value(name) is None
-
-
-def test_a_start_on_the_same_prompts_leaves_what_was_learnt():
-    """Four arms: what each format gains over its own untrained policy, which takes starts out."""
-    arms = {"nvfp4": 1, "nvfp4_untrained": -1, "bf16": -1, "bf16_untrained": 1}
-    claim = Claim(
-        name="faster", statement="s", source="p", contrast=arms, metric="train_reward_to_3",
-        effect=Effect(paper=0.02, measure="units"),
-    )  # fmt: skip
-    prompts = [0.0, 0.1, 0.05, -0.1, 0.02, 0.07, -0.04, 0.01]
-    gains = {"nvfp4": 0.15, "bf16": 0.10, "nvfp4_untrained": 0.0, "bf16_untrained": 0.0}
-    starts = {"nvfp4": 0.20, "nvfp4_untrained": 0.20, "bf16": 0.30, "bf16_untrained": 0.30}
-
-    def noise(arm, seed):
-        return 0.001 * ((3 * seed + len(arm)) % 5)
-
-    values = {
-        arm: {
-            seed: of_rewards([starts[arm] + gains[arm] + shift + noise(arm, seed)] * 3).value(
-                "train_reward_to_3"
-            )
-            for seed, shift in enumerate(prompts)
-        }
-        for arm in arms
-    }
-    metric = Metric(name="train_reward_to_3", unit="share", title="reward")
-    (verdict,) = judge([claim], {metric.name: metric}, {metric.name: values}, {}, {})
-    assert verdict.effect == pytest.approx(0.05, abs=0.004)
-    assert verdict.status == "reproduced"

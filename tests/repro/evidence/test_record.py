@@ -87,17 +87,6 @@ def test_a_clock_that_is_set_back_leaves_a_record_that_can_be_read(run, tmp_path
         assert read.started <= read.finished
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_metric_that_is_not_finite_is_absent_when_read_back(value, run, made_up_record, tmp_path):
-    record = made_up_record(run)
-    metrics = {**record.metrics, "peak_bytes": Estimate(value=value, unit="bytes")}
-    series = {**record.series, "loss": [value, 1.0]}
-    path = dataclasses.replace(record, metrics=metrics, series=series).write(tmp_path)
-    read = read_record(path)
-    assert read.value("peak_bytes") is None
-    assert read.series["loss"] == [None, 1.0]
-
-
 def test_a_record_that_could_not_be_read_is_not_written(run, made_up_record, tmp_path):
     record = made_up_record(run)
     for change in ({"config": record.config | {"seed": math.inf}}, {"started": "2999-01-01"}):
@@ -202,14 +191,16 @@ def test_what_is_no_file_keeps_nobody_waiting(make, tmp_path):
         read_record(tmp_path / "seed-0.json")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_become_null_and_are_left_out_of_means_over_steps(
-    run, made_up_record, tmp_path
+    value, run, made_up_record, tmp_path
 ):
-    made = made_up_record(run)
-    spoiled = dataclasses.replace(made, series={**made.series, "loss": [1.0, float("nan"), 2.0]})
-    path = spoiled.write(tmp_path)
-    assert "NaN" not in path.read_text()
+    record = made_up_record(run)
+    metrics = {**record.metrics, "peak_bytes": Estimate(value=value, unit="bytes")}
+    series = {**record.series, "loss": [1.0, value, 2.0]}
+    path = dataclasses.replace(record, metrics=metrics, series=series).write(tmp_path)
     read = read_record(path)
+    assert read.value("peak_bytes") is None
     assert read.series["loss"] == [1.0, None, 2.0]
     assert read.value("train_loss_mean") == 1.5
     assert read.value("loss") is read.value("loss_mean") is read.value("train_loss") is None
@@ -262,23 +253,29 @@ def test_a_device_is_named_as_folders_spell_it():
     assert device_of({"gpu": {"failed": "x"}}) is None
 
 
-def test_the_commit_is_named_asked_or_unknown(monkeypatch, tmp_path):
+def test_the_source_is_known_by_its_commit_and_by_the_digest_of_its_files(monkeypatch, tmp_path):
     def ask():
         return provenance.source_commit.__wrapped__()
 
     monkeypatch.setenv("REPRO_COMMIT", "abc")
     assert ask() == ("abc", None)
     monkeypatch.delenv("REPRO_COMMIT")
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
-    (tmp_path / "repro").mkdir()
+    package, digest = tmp_path / "repro", provenance.source_digest.__wrapped__
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    (package / "expected").mkdir(parents=True)  # as a wheel has it
     assert ask() == ("unknown", None)
-    (tmp_path / "repro" / "old.py").write_text("")
+    (package / "old.py").write_text("A = 1")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "b.cu").write_text("// b")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "repro"], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    for line in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *line], check=True)
     commit, dirty = ask()
-    assert len(commit) == 40
-    assert dirty is False
-    (tmp_path / "repro" / "new.py").write_text("")
+    assert (len(commit), dirty) == (40, False)
+    (package / "notes.txt").write_text("not code")
+    (package / "expected" / "value.json").write_text("{}")
     assert ask() == (commit, True)
+    assert digest() == provenance.digest_of_commit(commit)
+    (package / "old.py").write_text("A = 2")
+    assert digest() not in map(provenance.digest_of_commit, (commit, commit[:7]))
+    assert provenance.digest_of_commit("0" * 40) is None

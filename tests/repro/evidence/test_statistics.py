@@ -92,3 +92,47 @@ def test_few_values_have_their_range_and_its_own_level():
     assert level == pytest.approx(1 - 2 / 32)
     with pytest.raises(ValueError, match="no values"):
         st.median_interval([])
+
+
+OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
+
+
+def test_welch_agrees_with_scipy():
+    ours = st.difference(OLD, NEW)
+    by_scipy = stats.ttest_ind(NEW, OLD, equal_var=False, alternative="greater")
+    interval = stats.ttest_ind(NEW, OLD, equal_var=False).confidence_interval(0.95)
+    assert ours.p_above == pytest.approx(by_scipy.pvalue, rel=1e-9)
+    assert ours.p_below == pytest.approx(1 - by_scipy.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_a_single_new_value_is_given_the_spread_of_the_old_ones():
+    ours = st.difference(OLD, (10.4,))
+    # A new value lies outside the old ones' prediction interval: t of n - 1 degrees.
+    t = (10.4 - 10.04) / (stats.tstd(OLD) * (1 + 1 / 5) ** 0.5)
+    assert ours.p_above == pytest.approx(stats.t.sf(t, 4), rel=1e-9)
+
+
+def test_pairs_agree_with_scipy():
+    old, new = OLD[:3], (10.6, 10.9, 10.4)
+    ours = st.difference(old, new, paired=True)
+    by_scipy = stats.ttest_rel(new, old, alternative="greater")
+    interval = stats.ttest_rel(new, old).confidence_interval(0.95)
+    assert ours.p_above == pytest.approx(by_scipy.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "paired", "found"),
+    [
+        # Two values a side show no spread; equal ones differ for certain or not at all.
+        ((1.0, 1.1), (2.0, 2.1), False, (1.0, None, None, None, None)),
+        ((3.0,) * 3, (4.0,) * 3, False, (1.0, 1.0, 1.0, 0.0, 1.0)),
+        ((3.0,) * 3, (3.0,) * 3, False, (0.0, 0.0, 0.0, 1.0, 1.0)),
+        (OLD, OLD, True, (0.0, 0.0, 0.0, 1.0, 1.0)),
+    ],
+)
+def test_without_a_spread_there_is_a_difference_and_no_test(old, new, paired, found):
+    ours = st.difference(old, new, paired=paired)
+    shown = (ours.value, ours.low, ours.high, ours.p_above, ours.p_below)
+    assert [value if value is None else pytest.approx(value) for value in shown] == [*found]

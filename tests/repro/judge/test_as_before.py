@@ -128,13 +128,14 @@ def test_few_timings_are_judged_by_what_spread_there_is(new, old, verdict):
     assert (one.p_worse is None) == (max(len(new), len(old)) < 3)
 
 
-def test_a_count_that_should_stay_zero_regresses_by_one():
-    target = only(STEP, unit="rows", better="lower")
-    quiet = values(0.0, 0.0, 0.0)
-    assert row(compared(quiet, old=quiet, target=target), STEP).verdict == "unchanged"
-    assert (
-        row(compared(values(1.0, 1.0, 1.0), old=quiet, target=target), STEP).verdict == "regressed"
-    )
+@pytest.mark.parametrize(
+    ("unit", "new", "verdict"),
+    [("rows", 0.0, "unchanged"), ("rows", 1.0, "regressed"), ("bytes", 512.0, "regressed")],
+)
+def test_what_was_zero_has_no_ratio_and_regresses_all_the_same(unit, new, verdict):
+    target = only(STEP, unit=unit, better="lower")
+    one = row(compared(values(*[new] * 3), old=values(0.0, 0.0, 0.0), target=target), STEP)
+    assert (one.verdict, one.relative, one.change) == (verdict, False, new)
 
 
 def smoke_rows(metric, *factors):
@@ -169,12 +170,6 @@ def with_values(seed, metric, value):
 def test_seeds_are_compared_in_pairs_where_they_draw_something(metric, factors, verdict):
     """Seeds differ by a tenth of their value each, which would hide every one of these changes."""
     assert smoke_rows(find("table1").metric(metric), *factors).verdict == verdict
-
-
-def test_bytes_that_were_zero_have_no_ratio_and_regress_all_the_same():
-    target = only(STEP, unit="bytes")
-    one = row(compared(values(512.0, 512.0), old=values(0.0, 0.0), target=target), STEP)
-    assert (one.verdict, one.relative, one.change) == ("regressed", False, 512.0)
 
 
 def on_arms(change):

@@ -26,7 +26,7 @@ MARKUP = "<script>alert(1)</script>![x](http://x.test/y)\x1b[2J|"
 
 
 @pytest.fixture
-def packed(tmp_path):
+def packed(tmp_path, capsys):
     """Return a bundle of Table 1's two arms with two seeds each, whose runs lie beside it."""
     for run in plan(find("table1"), Tier.SMOKE, 2, ["bf16_lora", "nvfp4_lora_aqn"]):
         honest_record(run).write(tmp_path / "runs")
@@ -34,6 +34,7 @@ def packed(tmp_path):
     line = ["bundle", str(file), "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
     assert main(line) == 0
     assert main(line) == 2, "a bundle is never overwritten"
+    capsys.readouterr()
     return file
 
 
@@ -52,7 +53,6 @@ def first(file):
 
 
 def test_a_bundle_is_judged_as_the_runs_are(packed, tmp_path, capsys):
-    capsys.readouterr()
     main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")])
     said = capsys.readouterr().out
     for place in (packed, tmp_path / "reported"):
@@ -97,7 +97,6 @@ def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhe
 )
 def test_what_is_no_bundle_is_a_sentence(packed, text, capsys):
     packed.write_bytes(lzma.compress(text.encode()))
-    capsys.readouterr()
     assert main(["bundle", "--verify", str(packed)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -133,7 +132,6 @@ def test_damaged_linked_and_bloated_files_are_a_sentence(packed, monkeypatch):
 def test_a_small_file_that_grows_when_it_is_read_is_refused_early(packed, capsys, content, why):
     head = text_of(packed).splitlines(keepends=True)[0]
     packed.write_bytes(lzma.compress((head + content).encode()))
-    capsys.readouterr()
     tracemalloc.start()
     assert main(["bundle", "--verify", str(packed)]) == 2
     peak = tracemalloc.get_traced_memory()[1]
@@ -251,7 +249,6 @@ def test_one_broken_file_costs_itself_alone(packed, capsys):
     rows = reported_rows(place, EXPECTED)
     assert sum(row.startswith("|") for row in rows) == 2 + len(found)
     assert str(place) not in "".join([*rows, *(one.summary for one in found.values())])
-    capsys.readouterr()
     assert main(["bundle", "--verify", str(place)]) == 2
     printed = capsys.readouterr()
     assert "4 records" in printed.out

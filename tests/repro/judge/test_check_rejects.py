@@ -108,28 +108,25 @@ def test_arms_that_saw_other_problems_are_not_compared(table1_records, tmp_path)
     assert ending([outcome]).startswith("Fault: 4 records refused (table1).")
 
 
-def test_training_that_teaches_nothing_is_contradicted(table1_records, tmp_path):
-    def no_gain(record):
-        return with_gain(record, (record.seed - 2) / 3)
-
-    table1_records(tmp_path, on_arm("bf16_lora", no_gain))
-    outcome = checked(tmp_path)
-    assert {v.name for v in outcome.verdicts if v.worse} == {"bf16_lora.gain_greedy"}
-    assert not any(v.own_fault for v in outcome.verdicts)
-    assert exit_status([outcome]) == 1
-    assert ending([outcome]).startswith("Worse than before: 1 ")
+CONTROL = "bf16_lora_random_reward"
 
 
-def test_a_control_that_gains_is_contradicted(table1_records, tmp_path):
+@pytest.mark.parametrize(
+    ("arm", "points", "own"),
+    [("bf16_lora", 0.0, set()), (CONTROL, 40, {f"{CONTROL}_does_not_gain"})],
+)
+def test_training_that_teaches_nothing_and_a_control_that_gains_are_contradicted(
+    arm, points, own, table1_records, tmp_path
+):
     def gains(record):
-        return with_gain(record, 40.0 + record.seed)
+        return with_gain(record, points + (record.seed - 2) / 3)
 
-    table1_records(tmp_path, on_arm("bf16_lora_random_reward", gains))
-    broken = {v.name for v in checked(tmp_path).verdicts if v.own_fault or v.worse}
-    assert broken == {
-        "bf16_lora_random_reward_does_not_gain",
-        "bf16_lora_random_reward.gain_greedy",
-    }
+    table1_records(tmp_path, on_arm(arm, gains))
+    outcome = checked(tmp_path)
+    assert {v.name for v in outcome.verdicts if v.worse} == {f"{arm}.gain_greedy"}
+    assert {v.name for v in outcome.verdicts if v.own_fault} == own
+    assert exit_status([outcome]) == 1
+    assert "Worse than before: 1 " in ending([outcome])
 
 
 def test_a_failed_run_is_named_and_takes_success_away(table1_records, tmp_path):

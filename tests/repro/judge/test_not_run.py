@@ -16,7 +16,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.rollout_speed import ROLLOUT
 from repro.targets.steps import TABLE3
-from tests.repro.made_up import at_commit
+from tests.repro.made_up import at_commit, on_device
 
 SAID = "needs 95.8 of 79.2 GiB by the plan"
 SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
@@ -49,10 +49,9 @@ def made_up(run):
     return at_commit(record)
 
 
-def on_h200(records, **changes):
+def on_h200(records):
     """Return records of the device whose bars name every cell."""
-    gpu = {"gpu": [{"name": "NVIDIA H200"}]}
-    return [dataclasses.replace(record, environment=gpu, **changes) for record in records]
+    return [on_device(record, "NVIDIA H200") for record in records]
 
 
 def checked(records, folder, expected=None):
@@ -61,20 +60,15 @@ def checked(records, folder, expected=None):
     return check_selection(SELECTION, folder, expected or expected_folder(None))
 
 
-def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(records, tmp_path):
-    by_name = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
-    claim = by_name["faster_32b_256"]
-    assert claim.status == "not run"
-    assert claim.sentence == f"bf16_lora, 32b_256: {SAID}"
+def test_claims_and_bars_on_a_point_that_does_not_fit_are_not_run_and_cost_nothing(
+    records, tmp_path
+):
+    by_name = {verdict.name: verdict for verdict in checked(on_h200(records), tmp_path).verdicts}
+    for name in ("faster_32b_256", "bf16_lora.tokens_per_second_32b_256"):
+        verdict = by_name[name]
+        assert (verdict.status, verdict.worse) == ("not run", False)
+        assert verdict.sentence == f"bf16_lora, 32b_256: {SAID}"
     assert by_name["faster_32b_64"].status == by_name["faster_7b_256"].status == "reproduced"
-
-
-def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(records, tmp_path):
-    result = checked(on_h200(records), tmp_path)
-    by_name = {verdict.name: verdict for verdict in result.verdicts}
-    bar = by_name["bf16_lora.tokens_per_second_32b_256"]
-    assert (bar.status, bar.sentence) == ("not run", f"bf16_lora, 32b_256: {SAID}")
-    assert not bar.worse
     assert by_name["bf16_lora.tokens_per_second_32b_64"].status != "not run"
     assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 

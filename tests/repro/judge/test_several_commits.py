@@ -197,29 +197,21 @@ def test_shared_arms_come_from_the_blessed_records_too(tmp_path, expected):
     assert {record.arm for record in records} == {"lora_3e5"}
 
 
-def test_timings_stay_with_one_commit(made_up_record):
+def test_timings_stay_with_one_state_of_the_source_and_so_do_the_arms_of_a_seed(made_up_record):
     (selection,) = select(["table1"], tier="smoke")
-    records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
-    assert origins.mixed_sources(records, several=True) is None
-    assert "timings" in str(origins.mixed_sources(records, several=False))
-
-
-@pytest.mark.parametrize("several", [True, False])
-def test_commits_of_the_same_sources_are_one_state(made_up_record, monkeypatch, several):
-    (selection,) = select(["table1"], tier="smoke")
-
-    def of(arm):
-        return OLD if arm < "nf4" else NEW
-
-    records = [at(made_up_record(run), of(run.arm.name)) for run in selection.plan(5)]
-    told_apart = origins.mixed_sources(records, several=several)
-    assert told_apart is not None
+    made = [made_up_record(run) for run in selection.plan(5)]
+    by_seed = [at(record, OLD if record.seed < 3 else NEW) for record in made]
+    assert origins.mixed_sources(by_seed, several=True) is None
+    assert "timings" in str(origins.mixed_sources(by_seed, several=False))
+    by_arm = [at(record, OLD if record.arm < "nf4" else NEW) for record in made]
     state = {"dirty": None, "sha256": source_of(OLD)}
     alike = [
         dataclasses.replace(record, sources=[{"commit": record.commit, **state}])
-        for record in records
+        for record in by_arm
     ]
-    assert origins.mixed_sources(alike, several=several) is None
+    for several in (True, False):
+        assert origins.mixed_sources(by_arm, several=several) is not None
+        assert origins.mixed_sources(alike, several=several) is None
 
 
 def test_commits_are_named_with_their_seeds(made_up_record):

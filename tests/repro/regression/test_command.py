@@ -18,6 +18,7 @@ from repro.run.select import Selection
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
+from tests.repro.made_up import on_device
 from tests.repro.recorded_steps import step_records, times, unchanged, write_steps
 
 STEP = "step_seconds_7b_b2"
@@ -48,49 +49,41 @@ def expected(tmp_path):
     return folder
 
 
-def compare(tmp_path, *more):
-    return main(["compare", str(tmp_path / "old"), str(tmp_path / "new"), *more])
+def compare(tmp_path, new="new", *more):
+    return main(["compare", str(tmp_path / "old"), str(tmp_path / new), *more])
 
 
 def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(tmp_path, capsys):
-    write_steps(tmp_path / "old")
-    write_steps(tmp_path / "new")
+    for name, change in (("old", unchanged), ("new", unchanged), ("slow", SLOWER)):
+        write_steps(tmp_path / name, change)
     assert compare(tmp_path) == 0
     assert capsys.readouterr().out.startswith("fine: none of")
-    write_steps(tmp_path / "slow", SLOWER)
-    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "slow"), "table3"]) == 1
+    assert compare(tmp_path, "slow", "table3") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("regressed: 1 of")
     assert lines[2].startswith(f"regressed: table3 nvfp4_lora {STEP} 10.0 s -> 10.6 s, +6.0 %")
     (tmp_path / "empty").mkdir()
-    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "empty"), "table3"]) == 2
+    assert compare(tmp_path, "empty", "table3") == 2
     assert "there is no record" in capsys.readouterr().out
+    assert compare(tmp_path, "emty") == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'emty'} does not exist" in said
+    assert "mean empty?" in said
 
 
 def test_software_that_differs_is_named_beside_the_devices(tmp_path, capsys):
-    def of(version):
-        def change(record):
-            environment = dict(record.environment) | {"packages": {"torch": version}}
-            return dataclasses.replace(record, environment=environment)
-
-        return change
-
-    write_steps(tmp_path / "old", spoil=of("2.11.0"))
-    write_steps(tmp_path / "new", spoil=of("2.13.0"))
+    for name, version in (("old", "2.11.0"), ("new", "2.13.0"), ("same", "2.11.0")):
+        packages = {"packages": {"torch": version}}
+        write_steps(
+            tmp_path / name,
+            spoil=lambda record, more=packages: dataclasses.replace(
+                record, environment=record.environment | more
+            ),
+        )
     assert compare(tmp_path) == 0
     assert "; torch 2.11.0 -> 2.13.0" in capsys.readouterr().out
-    write_steps(tmp_path / "same", spoil=of("2.11.0"))
-    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "same")]) == 0
+    assert compare(tmp_path, "same") == 0
     assert "torch" not in capsys.readouterr().out
-
-
-def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(tmp_path, capsys):
-    write_steps(tmp_path / "runs")
-    assert main(["compare", "blessed", str(tmp_path / "rnus")]) == 2
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'rnus'} does not exist" in said
-    assert "mean runs?" in said
-    assert "holds runs" in said
 
 
 @pytest.mark.parametrize(
@@ -121,9 +114,7 @@ def test_blessed_stands_for_the_blessed_records_of_the_device(tmp_path, expected
     assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 0
     assert main(["compare", "blessed", str(tmp_path / "slow"), *where]) == 1
     capsys.readouterr()
-    other = on_arm("nvfp4_lora", environment={"gpu": [{"name": "NVIDIA H100"}]})
-    both = on_arm("bf16_lora", environment={"gpu": [{"name": "NVIDIA H100"}]})
-    write_steps(tmp_path / "other", spoil=lambda record: both(other(record)))
+    write_steps(tmp_path / "other", spoil=lambda record: on_device(record, "NVIDIA H100"))
     assert main(["compare", "blessed", str(tmp_path / "other"), *where]) == 2
     said = capsys.readouterr().out
     assert "nvidia_h100 (but on nvidia_h200)" in said
@@ -150,16 +141,13 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(tmp_path,
     assert f"is of another configuration ({difference}); to replace the baseline: python" in said
 
 
-def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(tmp_path, capsys):
+def test_check_of_an_empty_folder_is_unsound_and_names_what_there_is(tmp_path, capsys):
     write_steps(tmp_path / "runs")
-    line = ["check", "table5", "--tier", "systems", "--json", "--runs"]
-    assert main([*line, str(tmp_path / "runs")]) == 2
-    (item,) = json.loads(capsys.readouterr().out)
-    assert not item["sound"]
-    assert f"{tmp_path}/runs/systems/table5 does not exist" in item["reason"]
-    assert "holds table3" in item["reason"]
-    assert main([*line, str(tmp_path / "rnus")]) == 2
-    assert "holds runs" in json.loads(capsys.readouterr().out)[0]["reason"]
+    for name, beside in (("runs", "holds table3"), ("rnus", "holds runs")):
+        line = ["check", "table5", "--tier", "systems", "--json", "--runs", str(tmp_path / name)]
+        assert main(line) == 2
+        (item,) = json.loads(capsys.readouterr().out)
+        assert (item["sound"], beside in item["reason"]) == (False, True)
 
 
 # What follows runs `regress` with made-up records in place of a GPU.

@@ -80,15 +80,6 @@ def test_claims_of_the_paper_without_any_run_have_rows_after_the_others(every_bl
     assert text.count('data-status="not run"') == text.count("no run is stored") == len(rows)
 
 
-def test_pictures_have_the_values_of_their_ends(blessed_of):
-    checked = blessed_of("table6")
-    rows = statements([checked], EXPECTED)
-    (row,) = [r for r in rows if r.kind == Kind.PAPER.value and r.name.endswith("_8")]
-    marks = interval_marks(row)
-    assert (marks["least"], marks["most"]) == (1.0, row.high)
-    assert f"<span>{marks['most']:.3g}</span>" in page_text([checked], EXPECTED)
-
-
 def test_what_records_say_is_text_not_html(blessed_of):
     checked = blessed_of("table6")
     bad = dataclasses.replace(checked.verdicts[0], sentence="<script>alert(1)</script>")
@@ -102,22 +93,15 @@ def test_what_records_say_is_text_not_html(blessed_of):
 
 
 def test_marks_lie_in_the_order_of_their_values(blessed_of):
-    (row,) = [
-        row
-        for row in statements([blessed_of("table6")], EXPECTED)
-        if row.kind == "claims of the paper" and row.name.endswith("_8")
-    ]
+    checked = blessed_of("table6")
+    rows = statements([checked], EXPECTED)
+    (row,) = [r for r in rows if r.kind == Kind.PAPER.value and r.name.endswith("_8")]
     marks = interval_marks(row)
     assert 0 < marks["none"] < marks["paper"] < marks["low"] < marks["effect"] < marks["high"] < 100
+    assert (marks["least"], marks["most"]) == (1.0, row.high)
+    assert f"<span>{marks['most']:.3g}</span>" in page_text([checked], EXPECTED)
     assert interval_marks(dataclasses.replace(row, low=None)) == {}
-
-
-def test_every_seed_of_each_arm_has_its_mark_by_its_value(blessed_of):
-    (row,) = [
-        row
-        for row in statements([blessed_of("table6")], EXPECTED)
-        if row.kind == "claims of the paper" and row.name.endswith("_8")
-    ]
+    # Every seed of each arm has one.
     place = (row.target, row.tier, row.device)
     slow, fast = ((*place, arm, row.metric) for arm in row.arms.split())
     seeds = {slow: [("0", 1.0), ("1", 2.0)], fast: [("0", 5.0)]}

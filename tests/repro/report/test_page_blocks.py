@@ -18,21 +18,13 @@ PAGES = ("README.md", "kernels/README.md", *(f"docs/{name}.md" for name in
 
 
 def test_a_block_is_replaced_and_nothing_else():
-    text = "before\n<!-- results:begin (by a command) -->\nold\n<!-- results:end -->\nafter\n"
-    renewed = renew_blocks(text, {"results": lambda: ["new"]})
-    assert renewed.splitlines() == [
-        "before",
-        "<!-- results:begin (by a command) -->",
-        "",
-        "new",
-        "",
-        "<!-- results:end -->",
-        "after",
-    ]
-    assert renew_blocks(renewed, {"results": lambda: ["new"]}) == renewed
+    text = "before\n<!-- a:begin (by a command) -->\nold\n<!-- a:end -->\nafter\n"
+    renewed = renew_blocks(text, {"a": lambda: ["new"]})
+    assert renewed == text.replace("old\n", "\nnew\n\n")
+    assert renew_blocks(renewed, {"a": lambda: ["new"]}) == renewed
     with pytest.raises(ValueError, match="no block"):
-        renew_blocks("nothing here", {"results": lambda: ["new"]})
-    with pytest.raises(ValueError, match="'results' is unknown"):
+        renew_blocks("nothing here", {"a": lambda: ["new"]})
+    with pytest.raises(ValueError, match="'a' is unknown"):
         renew_blocks(text, {"kernels": lambda: ["new"]})
 
 
