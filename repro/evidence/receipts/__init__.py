@@ -56,7 +56,6 @@ _OF_TRAINING: tuple[Check, ...] = (
     training.rewards,
     training.rows,
     added_noise.noise,
-    added_noise.touched,
 )
 _OF_TIMES: tuple[Check, ...] = (device.timed, device.own_device)
 _OF_NUMBERS: tuple[Check, ...] = (plausible.inputs, plausible.nats, plausible.formed)

@@ -25,6 +25,8 @@ from repro.spec.whole_files import stamp_of
 
 Source = Literal["paper", "derived"]
 Statistic = Literal["mean", "every_seed"]
+# Fields of a bar that are not an expectation's as they stand.
+_BOUNDS = ("at_least", "at_most", "stated")
 
 
 class ExpectationError(ValueError):
@@ -127,26 +129,13 @@ def _group(
     device: str | None = None,
     stated: datetime | None = None,
 ) -> list[Expectation]:
-    return [_bar(because, statistic, **{"stated": stated, **bar}) for bar in bars]
-
-
-def _bar(
-    because: str,
-    statistic: Statistic,
-    arm: str,
-    metric: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    goal: float | None = None,
-    stated: datetime | None = None,
-) -> Expectation:
-    return Expectation(
-        arm=arm,
-        metric=metric,
-        accept=(at_least, at_most),
-        source="derived",
-        because=because,
-        statistic=statistic,
-        goal=goal,
-        stated=stated,
-    )
+    own: dict[str, Any] = {"because": because, "statistic": statistic, "source": "derived"}
+    return [
+        Expectation(
+            accept=(bar.get("at_least"), bar.get("at_most")),
+            stated=bar.get("stated", stated),
+            **own,
+            **{name: value for name, value in bar.items() if name not in _BOUNDS},
+        )
+        for bar in bars
+    ]

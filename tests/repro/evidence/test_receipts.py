@@ -36,7 +36,7 @@ NOT_DONE = [
     ("nvfp4_lora_aqn", {"noise.modules": 1}, "facts.noise.modules"),
     ("nvfp4_lora_aqn", {"noise.channels_changed": 5}, "facts.noise.channels_changed"),
     ("nvfp4_lora_aqn", {"noise.rollouts_perturbed": 3}, "were really perturbed"),
-    ("nvfp4_lora", {"noise": {"modules": 6, "channels_changed": 10}}, "perturbed 6 norms"),
+    ("nvfp4_lora", {"noise": {"modules": 6, "channels_changed": 10}}, "facts.noise.modules is 6"),
     ("bf16_lora", {"adapter_modules": 0}, "no adapter"),
     ("bf16_lora", {"adapter_modules": 1}, "facts.adapter_modules is 1"),
     ("bf16_full", {"parameters_trainable": LARGER}, "the model has"),
