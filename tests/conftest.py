@@ -16,6 +16,7 @@ import torch
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.run.places import expected_folder
+from repro.spec.tier import Tier
 from tests.groups import pytest_xdist_make_scheduler
 
 __all__ = ["pytest_xdist_make_scheduler"]  # a hook: pytest finds it by its name
@@ -113,3 +114,30 @@ def planned_targets() -> Iterator[None]:
 def every_blessed() -> list[Checked]:
     """Return the checks of all blessed records, read once."""
     return blessed_checks(expected_folder(None))
+
+
+@pytest.fixture(scope="session")
+def checks_of(every_blessed: list[Checked]) -> Callable[..., list[Checked]]:
+    """Return what gives the checks of blessed records, of one device where they name one."""
+
+    def of(*names: str, tier: Tier | None = None, device: str = "nvidia_h200") -> list[Checked]:
+        return [
+            checked
+            for checked in every_blessed
+            if (not names or checked.selection.target.name in names)
+            and tier in (None, checked.selection.tier)
+            and checked.evidence.device in ("", device)
+        ]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def blessed_of(checks_of: Callable[..., list[Checked]]) -> Callable[..., Checked]:
+    """Return what gives the one check of a target at a tier and on a device."""
+
+    def of(name: str, tier: Tier = Tier.SYSTEMS, **more: str) -> Checked:
+        (checked,) = checks_of(name, tier=tier, **more)
+        return checked
+
+    return of

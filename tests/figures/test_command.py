@@ -8,7 +8,9 @@ import pytest
 
 from figures import curves
 from figures.__main__ import draw, main, save
-from tests.figures.conftest import EXPECTED
+from repro.run.places import expected_folder
+
+EXPECTED = expected_folder(None)
 
 ROOT = EXPECTED.parent
 

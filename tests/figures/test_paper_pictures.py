@@ -11,9 +11,11 @@ from figures.__main__ import main
 from figures.curves import training_points
 from figures.panels import PICTURES
 from repro.evidence.paper import paper_cells
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
-from tests.figures.conftest import EXPECTED
+
+EXPECTED = expected_folder(None)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,10 @@ from figures import bars, captions, curves, intervals, paper_pictures, roofline
 from figures.__main__ import SYSTEMS_PICTURES, pictures, save
 from figures.curves import heldout_points, smooth, training_points
 from figures.panels import PICTURES
+from repro.run.places import expected_folder
 from repro.targets import find
-from tests.figures.conftest import EXPECTED
+
+EXPECTED = expected_folder(None)
 
 DOCS = EXPECTED.parent / "docs" / "figures"
 H100 = "nvidia_h100_80gb_hbm3"
@@ -49,9 +51,7 @@ def test_a_curve_is_the_mean_over_seeds_with_its_interval():
     low, high = stats.t.interval(0.95, 3, data.mean(0), stats.sem(data))
     np.testing.assert_allclose([point.ends for point in points], np.transpose([low, high]))
     assert training_points(checked, "entropy") == {}
-
-
-def test_smoothing_is_centred_and_shorter_at_the_ends():
+    # Smoothing is centred, and shorter at the ends.
     assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
     assert smooth([1.0, None, 5.0], 3) == [1.0, 3.0, 5.0]
 

@@ -44,11 +44,27 @@ def with_facts(**facts):
     return lambda record: dataclasses.replace(record, facts={**record.facts, **facts})
 
 
-def test_the_claims_on_an_arm_that_is_refused_are_not_run(table1_records, tmp_path):
-    table1_records(tmp_path, on_arm("nvfp4_lora", with_facts(linears={"bf16": 21})))
+def longer(record):
+    config = record.config | {"scale": record.config["scale"] | {"steps": 300}}
+    return dataclasses.replace(record, config=config, digest=digest_of(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (longer, "scale.steps is 300, needed 30"),
+        (lambda record: dataclasses.replace(record, inputs={}), "inputs.checkpoint is missing"),
+        (with_facts(linears={"bf16": 21}), "no projection was nvfp4"),
+    ],
+)
+def test_an_arm_whose_records_are_no_evidence_is_refused_and_its_claims_not_run(
+    change, words, table1_records, tmp_path
+):
+    table1_records(tmp_path, on_arm("nvfp4_lora", change))
     outcome = checked(tmp_path)
     assert {path.parent.name for path, _ in outcome.evidence.refused} == {"nvfp4_lora"}
     assert len({path for path, _ in outcome.evidence.refused}) == 5
+    assert any(words in why for _, why in outcome.evidence.refused)
     assert not outcome.sound
     claims = {claim.name for claim in TABLE1.claims if "nvfp4_lora" in claim.arms}
     judged = [v for v in outcome.verdicts if v.name in claims and v.about == "mechanism"]
@@ -56,31 +72,14 @@ def test_the_claims_on_an_arm_that_is_refused_are_not_run(table1_records, tmp_pa
     assert all("refused" in verdict.sentence for verdict in judged)
 
 
-def test_a_record_of_another_configuration_is_refused(made_up_record, tmp_path):
-    for run in plan(TABLE1, Tier.SMOKE):
-        scale = run.scale
-        if run.arm.name == "nvfp4_lora":
-            scale = dataclasses.replace(scale, steps=300)
-        made_up_record(dataclasses.replace(run, scale=scale)).write(tmp_path)
-    outcome = checked(tmp_path)
-    assert len(outcome.evidence.refused) == 3
-    assert "scale.steps is 300, needed 30" in outcome.evidence.refused[0][1]
-
-
-def test_a_record_copied_to_another_arms_place_is_refused(table1_records, tmp_path):
-    table1_records(tmp_path)
-    arms = tmp_path / "smoke/table1"
-    (arms / "nf4_lora/seed-0.json").write_text((arms / "nvfp4_lora/seed-0.json").read_text())
-    assert "lies elsewhere" in checked(tmp_path).evidence.refused[0][1]
-
-
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
         (lambda raw: raw["facts"].update(answers="all"), "no run leaves"),
-        (lambda raw: raw["facts"].update(noise=[]), "facts.noise.modules"),
+        (lambda raw: raw["facts"].update(noise=[]), "facts.noise"),
         (lambda raw: raw["series"].update(tokens_sampled=[2.0]), "no metrics follow"),
         (lambda raw: raw["config"]["scale"].update(steps=1), "digest"),
+        (lambda raw: raw.update(arm="bf16"), "lies elsewhere"),
     ],
 )
 def test_a_record_that_another_hand_sealed_is_one_refusal(edit, words, smoke_runs, tmp_path):
@@ -156,23 +155,18 @@ def test_a_planned_seed_without_a_record_is_a_failed_one(table1_records, tmp_pat
 
 
 @pytest.mark.parametrize(("seeds", "status"), [(2, "inconclusive"), (3, "reproduced")])
-def test_the_smoke_tier_is_decided_on_the_three_seeds_that_it_plans(
+def test_the_smoke_tier_is_decided_on_its_three_seeds_and_says_nothing_of_the_papers_claims(
     table1_records, tmp_path, seeds, status
 ):
     table1_records(tmp_path, seeds=seeds)
     outcome = checked(tmp_path)
     assert {v.status for v in outcome.verdicts if v.name.endswith("_gains")} == {status}
-
-
-def test_the_smoke_tier_says_nothing_of_the_papers_claims(table1_records, tmp_path):
-    table1_records(tmp_path)
-    outcome = checked(tmp_path)
     claims = {claim.name: claim for claim in TABLE1.claims}
     for verdict in outcome.verdicts:
         if verdict.name in claims:
             addressed = verdict.status != "not addressed"
             assert addressed == claims[verdict.name].mechanism
-            assert addressed == (verdict.p is not None)
+            assert seeds == 2 or addressed == (verdict.p is not None)
 
 
 def test_the_exit_status_tells_a_cheat_from_a_finding(table1_records, tmp_path, capsys):
@@ -190,18 +184,6 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(table1_records, tmp_path, 
     assert main_check(parser.parse_args([*line, str(tmp_path / "honest")])) == 0
     assert '"not addressed"' in capsys.readouterr().out
     assert main_check(parser.parse_args([*line, str(tmp_path / "cheat")])) == 1
-
-
-def test_an_arm_without_inputs_is_no_evidence(table1_records, tmp_path):
-    def emptied(record):
-        return dataclasses.replace(record, inputs={})
-
-    table1_records(tmp_path, on_arm("nvfp4_lora_aqn", emptied))
-    evidence = checked(tmp_path).evidence
-    assert "nvfp4_lora_aqn" not in evidence.records
-    assert {why for _, why in evidence.refused} >= {
-        "inputs.train_problems is missing", "inputs.checkpoint is missing"
-    }  # fmt: skip
 
 
 def test_results_of_another_seed_are_not_compared(table1_records, tmp_path):

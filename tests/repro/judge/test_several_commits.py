@@ -92,6 +92,7 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(tmp_path, expected):
     go("study", tmp_path / "new", expected, "--add")
     records = blessed_records(expected, Tier.MINI, "study")
     assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
+    assert seeds_text([9, 0, 1, 5, 6, 7, 0]) == "seeds 0, 1, 5 to 7, 9"
     assert len(records) == 10 * len(find("study").arms)
     assert len(list((tmp_path / "new" / "mini" / "study" / "bf16_lora").iterdir())) == 5
     # Blessing the same again changes nothing: what is there already is met, not doubled.
@@ -117,19 +118,24 @@ def test_more_seeds_of_another_card_join_where_the_target_is_stored(tmp_path, ex
     assert checked.sound
 
 
-def other_commit(record):
-    return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 8) else record
+def of_one(change):
+    """Return a change of one arm of one seed."""
+
+    def changed(record):
+        return change(record) if (record.arm, record.seed) == ("nvfp4_lora", 8) else record
+
+    return changed
 
 
-def other_device(record):
-    here = (record.arm, record.seed) == ("nvfp4_lora", 8)
-    return on_device(record, "NVIDIA H100 80GB HBM3") if here else record
+def with_sources(*earlier, digest=None):
+    """Return a change to records of a run that saw other states of the source."""
 
+    def changed(record):
+        states = [*earlier, *record.sources]
+        states[-1] = states[-1] | ({"sha256": digest} if digest else {})
+        return dataclasses.replace(record, sources=states)
 
-def other_sources(record):
-    state = record.sources[0] | {"sha256": "0" * 64}
-    environment = record.environment | {"source_sha256": "0" * 64}
-    return dataclasses.replace(record, sources=[state], environment=environment)
+    return changed
 
 
 def other_input(key):
@@ -139,18 +145,16 @@ def other_input(key):
     return change
 
 
-def two_sources(record):
-    more = {"commit": OLD, "dirty": None, "sha256": source_of(OLD)}
-    return dataclasses.replace(record, sources=[more, *record.sources])
+EARLIER = {"commit": OLD, "dirty": None, "sha256": source_of(OLD)}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (other_commit, None, r"2 commits, .*seed 8"),
-        (other_device, None, r"seed 8 .*device"),
-        (None, other_sources, r"with changes"),
-        (None, two_sources, r"changed"),
+        (of_one(lambda record: at(record, NEW)), None, r"2 commits, .*seed 8"),
+        (of_one(lambda record: on_device(record, "NVIDIA H100")), None, r"seed 8 .*device"),
+        (None, with_sources(digest="0" * 64), r"with changes"),
+        (None, with_sources(EARLIER), r"changed"),
         (None, other_input("checkpoint"), r"another checkpoint"),
         (None, other_input("plan:study"), r"another analysis plan"),
     ],
@@ -212,11 +216,3 @@ def test_timings_stay_with_one_state_of_the_source_and_so_do_the_arms_of_a_seed(
     for several in (True, False):
         assert origins.mixed_sources(by_arm, several=several) is not None
         assert origins.mixed_sources(alike, several=several) is None
-
-
-def test_commits_are_named_with_their_seeds(made_up_record):
-    (selection,) = select(["table1"], tier="smoke")
-    records = [at(made_up_record(run), NEW if run.seed < 3 else OLD) for run in selection.plan(4)]
-    assert commits_of(records) == {NEW: [0, 1, 2], OLD: [3]}
-    assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
-    assert seeds_text([9, 0, 1, 5, 6, 7]) == "seeds 0, 1, 5 to 7, 9"

@@ -187,11 +187,6 @@ def test_slopes_by_one_cause_alone_stand_beside_the_verdicts(every_blessed):
     made.statements = lambda: few
     assert cells(slope_rows([made], name), PAPERS_GAINS)["final accuracy"] == ""
     made.statements = lambda: [(claim, dataclasses.replace(v, effect=None)) for claim, v in few]
-    assert slope_rows([made], name) == NOTHING
-
-
-def test_without_records_the_page_says_so():
-    assert slope_rows([], "dose_response_coder_0_5b") == NOTHING
-    assert dose_rows([], EXPECTED, DOSES.name) == NOTHING
-    assert untrained_rows([], EXPECTED, UNTRAINED.name) == NOTHING
-    assert training_rows([], EXPECTED, TRAINED.name) == NOTHING
+    assert slope_rows([made], name) == slope_rows([], name) == NOTHING
+    for rows, of in ((dose_rows, DOSES), (untrained_rows, UNTRAINED), (training_rows, TRAINED)):
+        assert rows([], EXPECTED, of.name) == NOTHING

@@ -30,8 +30,8 @@ def word(cell):
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell)
 
 
-def test_nine_questions_have_a_line_for_each_device_that_answers_them(blessed, every_blessed):
-    heads, *alone = rows(blessed)
+def test_nine_questions_have_a_line_for_each_device_that_answers_them(checks_of, every_blessed):
+    heads, *alone = rows(checks_of())
     _, *both = rows(every_blessed)
     assert heads == ["What the paper claims", "Paper", "What we measured", "Verdict"]
     assert len(alone) == len(both) == 9
@@ -53,12 +53,12 @@ def test_verdicts_that_differ_between_devices_are_named_by_device(blessed_of):
     }
 
 
-def test_the_rollouts_span_and_statements_are_those_of_the_tables(blessed, blessed_of):
+def test_the_rollouts_span_and_statements_are_those_of_the_tables(checks_of, blessed_of):
     pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
     ratios = [pair.ratio.value for pair in pairs]
     span_text = f"{min(ratios):.2f} to {max(ratios):.2f}x"
-    assert rows(blessed)[1][2].partition(";")[0] == f"3B to 32B<br>H200: {span_text}"
-    (decided,) = answers(blessed, EXPECTED)[0].verdicts.values()
+    assert rows(checks_of())[1][2].partition(";")[0] == f"3B to 32B<br>H200: {span_text}"
+    (decided,) = answers(checks_of(), EXPECTED)[0].verdicts.values()
     assert decided == [pair.verdict for pair in pairs if pair.verdict is not None]
 
 
@@ -105,24 +105,6 @@ def test_one_word_says_what_all_deciding_statements_say(blessed_of, statuses, sa
     assert short_word(marked) == (said if said == "not tested" else f"{said}, post hoc{shown}")
 
 
-def test_readmes_words_are_those_of_the_deciding_statements(every_blessed):
-    page = PACKAGE.parent / "README.md"
-    if not page.is_file():
-        pytest.skip("README.md is not part of an installed package")
-    text = page.read_text(encoding="utf-8")
-    found = answers(every_blessed, EXPECTED)
-    judged = {(row.name, row.status) for row in statements(every_blessed, EXPECTED)}
-    for item in found:
-        (line,) = [
-            line for line in text.splitlines() if line.startswith(f"| {item.asked['text']} |")
-        ]
-        words = {short_word(verdicts) for verdicts in item.verdicts.values()} or {"not tested"}
-        assert set(re.findall(r"\[([^]]+)\]\(docs/", line)) == words
-        assert item.asked["place"] in line
-        for verdicts in item.verdicts.values():
-            assert {(verdict.name, verdict.status) for verdict in verdicts} <= judged
-
-
 def test_what_reviewers_should_expect_is_what_was_measured(every_blessed):
     page = PACKAGE.parent / "docs" / "reproduce.md"
     if not page.is_file():
@@ -149,9 +131,9 @@ def test_a_row_names_the_models_of_its_statements(every_blessed):
 
 
 def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
-    blessed, blessed_of
+    checks_of, blessed_of
 ):
-    for row in rows(blessed)[5:]:
+    for row in rows(checks_of())[5:]:
         assert row[2] == ""
         assert word(row[3]) == "not tested"
     smoke = blessed_of("table1", Tier.SMOKE)

@@ -17,8 +17,8 @@ def test_a_cell_is_one_line():
     assert in_cell("mean exp |a - b|\nover rows") == "mean exp \\|a - b\\| over rows"
 
 
-def test_kinds_are_counted_apart_and_every_claim_once(blessed):
-    smoke = [item for item in blessed if item.selection.tier is Tier.SMOKE]
+def test_kinds_are_counted_apart_and_every_claim_once(checks_of):
+    smoke = [item for item in checks_of() if item.selection.tier is Tier.SMOKE]
     lines = count_rows(smoke, expected_folder(None))
     for kind in (Kind.PAPER, Kind.MACHINERY):
         verdicts = [verdict for checked in smoke for verdict in of_kind(checked, kind)]
