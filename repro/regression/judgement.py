@@ -125,8 +125,8 @@ def selected(names: Sequence[str], tier: str | None, folders: Sequence[Path]) ->
         for item in recorded_selections(tier, folder)
         if item.target is item.source and (not asked or item.source.name in asked)
     }
-    lacking = asked.keys() - {name for name, _ in recorded}
-    for name in sorted(lacking):
+    known = {name for name, _ in recorded}
+    for name in (name for name in asked if name not in known):
         at = tier or list(find(name).scales)[-1].value
         recorded |= {(one.source.name, one.tier): one for one in select([name], tier=at)}
     return [*recorded.values()]
