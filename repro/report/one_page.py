@@ -102,7 +102,6 @@ def page_text(
             seeds_of=lambda one: _seeds([one.checked]),
             scale=interval_marks,
             strips=seed_marks,
-            span=seed_span,
             contradictions=_contradictions(expected),
             differences=differences_with_code(PACKAGE.parent / "docs" / "background.md"),
             environments=_environments(checks),
@@ -138,26 +137,21 @@ def interval_marks(row: Row) -> dict[str, float]:
     return places | {"least": least, "most": most}
 
 
-def seed_marks(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
-    """Return where the seeds of each arm (see `_seeds`) lie, in percent; empty of too few."""
-    arms = _values_of(row, seeds)
+def seed_marks(
+    row: Row, seeds: Mapping[tuple[str, ...], Any]
+) -> tuple[list[list[float]], tuple[float, ...]]:
+    """Return where the seeds of each arm (see `_seeds`) lie, in percent, and the outer two values.
+
+    Both are empty where there are too few.
+    """
+    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
+    arms = [[value for _, value in seeds[place]] for place in places if place in seeds]
     every = [value for arm in arms for value in arm]
     if len(every) < _FEWEST or min(every) == max(every):
-        return []
+        return [], ()
     least, room = min(every), max(every) - min(every)
-    return [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
-
-
-def seed_span(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> tuple[float, float]:
-    """Return the values of the leftmost and the rightmost mark."""
-    every = [value for arm in _values_of(row, seeds) for value in arm]
-    return min(every), max(every)
-
-
-def _values_of(row: Row, seeds: Mapping[tuple[str, ...], Any]) -> list[list[float]]:
-    """Return the values of each arm that has some."""
-    places = [(row.target, row.tier, row.device, arm, row.metric) for arm in row.arms.split()]
-    return [[value for _, value in seeds[place]] for place in places if place in seeds]
+    marks = [[round(3 + 94 * (value - least) / room, 2) for value in arm] for arm in arms]
+    return marks, (least, max(every))
 
 
 def _contradictions(expected: Path) -> list[tuple[str, Mapping[str, Any]]]:

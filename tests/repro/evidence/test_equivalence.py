@@ -2,34 +2,27 @@
 
 import dataclasses
 import random
+from functools import partial
 from statistics import correlation, fmean
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from repro.evidence.verdicts.claim_verdicts import judge
-from repro.evidence.verdicts.secondary import secondary
+from repro.evidence.verdicts.comparison import secondary
 from repro.evidence.verdicts.statistics import welch
-from repro.spec.claim import Claim, Effect, Metric
+from repro.spec.claim import Effect
+from tests.repro.evidence.test_claim_verdicts import claim as any_claim
+from tests.repro.evidence.test_claim_verdicts import verdict_of
 
-METRICS = {"accuracy": Metric(name="accuracy", unit="percent", title="accuracy")}
 BASE = [30.0, 31.5, 29.0, 33.0, 30.5, 28.5, 31.0, 32.0]
-
-
-def claim(**more):
-    stated = {"contrast": {"a": 1, "b": -1}, "metric": "accuracy"}
-    stated |= {"name": "c", "statement": "s", "source": "p"}
-    return Claim(**(stated | more))
-
-
+claim = partial(any_claim, "a", "b")
 EQUAL = claim(test="tost", side="within", bound=1.35, because="half of the paper's")
 ABOVE = claim(effect=Effect(paper=2.7, smallest=1.35, measure="units", because="half"))
 
 
 def judged(stated, a, b):
-    values = {"accuracy": {"a": dict(enumerate(a)), "b": dict(enumerate(b))}}
-    return judge([stated], METRICS, values, {}, {})[0]
+    return verdict_of(stated, a=a, b=b)
 
 
 def apart(*differences):

@@ -105,8 +105,8 @@ def test_marks_lie_in_the_order_of_their_values(blessed_of):
     place = (row.target, row.tier, row.device)
     slow, fast = ((*place, arm, row.metric) for arm in row.arms.split())
     seeds = {slow: [("0", 1.0), ("1", 2.0)], fast: [("0", 5.0)]}
-    assert seed_marks(row, seeds) == [[3.0, 26.5], [97.0]]
-    assert seed_marks(row, {slow: [("0", 1.0), ("1", 1.0)], fast: [("0", 1.0)]}) == []
+    assert seed_marks(row, seeds) == ([[3.0, 26.5], [97.0]], (1.0, 5.0))
+    assert seed_marks(row, {slow: [("0", 1.0), ("1", 1.0)], fast: [("0", 1.0)]}) == ([], ())
 
 
 def test_differences_are_those_of_the_page(tmp_path):
