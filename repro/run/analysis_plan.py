@@ -239,7 +239,7 @@ def carried_plans(
         known = [item for item in (*earlier, *written) if item.key == key]
         if not known and name == target.name and digest == plan_digest(name, tier):
             known = [present_plan(name, tier, device or "")]
-        plans += [min(known, key=lambda item: item.time)] if known else []
+        plans += [min(known, key=lambda item: item.made)] if known else []
     return plans
 
 

@@ -1,8 +1,6 @@
 """The sum of the GPU tests' JUnit files: counts, names of what failed, and a start that died."""
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
@@ -11,25 +9,17 @@ from repro.evidence import gpu_tests
 from repro.evidence.environment import ask_driver_tool
 from repro.run.places import expected_folder
 
-PASSES = "def test_passes():\n    pass\n"
-MIXED = f"""import pytest
-
-{PASSES}
-def test_fails():
-    assert 1 + 1 == 3
-
-@pytest.mark.skip(reason="needs two CUDA devices; found 1")
-def test_skips():
-    pass
-"""
+PASSES = '<testcase classname="tests.test_a" name="test_passes" />'
+MIXED = f"""{PASSES}
+<testcase classname="tests.test_a" name="test_fails"><failure message="1 is not 2" /></testcase>
+<testcase classname="tests.test_a" name="test_skips"><skipped message="needs two" /></testcase>"""
+BROKEN = '<testcase classname="tests.test_b" name=""><error message="no module" /></testcase>'
 
 
-def start(folder, name, text):
-    test = folder / f"test_{name}.py"
-    test.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    command += [f"--junitxml={folder / name}.xml", "-c", "/dev/null", str(test)]
-    subprocess.run(command, cwd=folder, capture_output=True, check=False)
+def start(folder, name, cases):
+    """Write what pytest leaves in a JUnit file."""
+    text = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    (folder / f"{name}.xml").write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +30,7 @@ def h200(monkeypatch):
 
 def test_results_are_counted_and_a_start_without_any_is_a_failure(tmp_path):
     start(tmp_path, "alone", MIXED)
-    start(tmp_path, "together", "import no_such_package\n")
+    start(tmp_path, "together", BROKEN)
     assert gpu_tests.main(tmp_path) == 1
     record = json.loads((tmp_path / "gpu_tests.json").read_text(encoding="utf-8"))
     assert (record["commit"], record["device"]) == ("c" * 40, "NVIDIA H200")

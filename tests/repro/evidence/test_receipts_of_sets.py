@@ -23,13 +23,7 @@ MEANS = {
 NAMES = ("one", "two")
 
 
-def changed(record, part, **values):
-    """Return a record with other members of one part of its configuration."""
-    config = record.config | {part: record.config[part] | values}
-    return dataclasses.replace(record, config=config)
-
-
-def over_sets():
+def over_sets(**evaluation):
     """Return a record whose accuracy is the mean over its further test sets."""
     (run,) = plan(STUDY, Tier.MINI, 1, ["bf16_lora"])
     sets = tuple(ProblemSet(name=name, data=SCALE.data) for name in NAMES)
@@ -38,8 +32,15 @@ def over_sets():
     )
     for number, name in enumerate(NAMES):
         record = with_accuracy(record, f"accuracy_{name}", 30.0 + 7 * number)
-    answers = {n: t for n, t in record.facts["answers"].items() if n != "accuracy"}
-    record = changed(record, "scale", accuracy_over="sets")
+    scale = record.config["scale"]
+    scale = scale | {"accuracy_over": "sets", "evaluation": scale["evaluation"] | evaluation}
+    record = dataclasses.replace(record, config=record.config | {"scale": scale})
+    return without(record, "accuracy")
+
+
+def without(record, name):
+    """Return a record without the answers of one accuracy."""
+    answers = {n: tally for n, tally in record.facts["answers"].items() if n != name}
     return dataclasses.replace(record, facts=record.facts | {"answers": answers})
 
 
@@ -61,19 +62,13 @@ def test_a_mean_over_sets_needs_no_answers_of_its_own():
         tally = answers["accuracy_one"][MEANS[metric]]
         assert metrics[f"{metric}_one"].value == pytest.approx(share(tally))
     assert "format_rate_one" not in metrics
-
-
-def test_a_set_that_was_not_asked_is_missed():
-    record = over_sets()
-    answers = {n: t for n, t in record.facts["answers"].items() if n != "accuracy_two"}
-    less = dataclasses.replace(record, facts=record.facts | {"answers": answers})
-    assert "facts.answers.accuracy_two is missing" in violations(less)
+    # A set that was not asked is missed.
+    assert "facts.answers.accuracy_two is missing" in violations(without(record, "accuracy_two"))
 
 
 def test_estimates_at_k_over_sets_follow_from_the_sets_answers():
-    record = over_sets()
-    evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
-    metrics = changed(record, "scale", evaluation=evaluation).derived()
+    record = over_sets(at=(1,))
+    metrics = record.derived()
     of_sets = [at_k_metrics(record.facts["answers"][f"accuracy_{name}"], (1,)) for name in NAMES]
     assert metrics["pass_at_1_one"] == of_sets[0]["pass_at_1"]
     for name in ("pass_at_1", "maj_at_1_lenient"):
