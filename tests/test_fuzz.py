@@ -35,8 +35,8 @@ from repro.evidence.verdicts.statistics import (
     difference,
     false_discovery,
     holm,
-    paired,
     power,
+    t_test,
     wilson_interval,
 )
 from repro.judge.bundle import judge_bundle
@@ -361,7 +361,7 @@ def test_intervals_and_tests_are_scipys(first, second, n, share):
     interval = test.confidence_interval()
     mean = mean_interval(first)
     assert (mean.low, mean.high) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-9)
-    assert paired(first).p_two_sided == pytest.approx(test.pvalue, rel=1e-7, abs=1e-12)
+    assert t_test(first) == pytest.approx(test.pvalue, rel=1e-7, abs=1e-12)
     welch = stats.ttest_ind(second, first, equal_var=False)
     ours = difference(first, second)
     bounds = welch.confidence_interval()

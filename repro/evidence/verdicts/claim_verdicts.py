@@ -133,7 +133,7 @@ def _test(
         sentence = f"no {pair} has {claim.metric} for {', '.join(claim.arms)}"
         return replace(verdict, sentence=sentence)
     numbers = contrasts(claim, blocks)
-    mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
+    mean = st.mean(numbers)
     verdict = replace(verdict, n=len(blocks))
     blocked = _blocked(claim, by_arm, lost, pair)
     sizes = sizes_of(claim, metrics, by_arm, values)

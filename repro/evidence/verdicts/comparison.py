@@ -70,7 +70,7 @@ class Compared:
         """Standard deviation of the values, or what it would have to be for Welch's error."""
         if self.welch is not None:
             return self.welch.error * math.sqrt(self.n)
-        return st.paired(self.values).deviation
+        return stdev(self.values)
 
     @property
     def level(self) -> float:
@@ -103,10 +103,10 @@ def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
         As `blocks_of` returns them, two or more.
     """
     values, bound = contrasts(claim, blocks), bound_of(claim)
-    effect, welch = st.paired(values).mean, _unpaired(claim, blocks)
+    effect, welch = st.mean(values), _unpaired(claim, blocks)
 
     def p_against(bound: float) -> float:
-        return st.paired(values, bound).p_two_sided if welch is None else welch.p(effect - bound)
+        return st.t_test(values, bound) if welch is None else welch.p(effect - bound)
 
     if claim.test == "sign_flip":
         effect = st.median_interval(values)[0].value

@@ -42,23 +42,6 @@ MINIMUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """Comparison of per-seed values with a bound.
-
-    Attributes
-    ----------
-    deviation
-        Standard deviation of the values (n - 1).
-    p_two_sided
-        t test that the mean is `bound`.
-    """
-
-    mean: float
-    deviation: float
-    p_two_sided: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Welch:
     """A sum of means of independent columns: its standard error and degrees of freedom.
 
@@ -170,24 +153,19 @@ def wilson_interval(successes: float, n: int) -> Interval:
     return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
 
 
-def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
-    """Compare paired differences with `bound`.
+def mean(differences: Sequence[float]) -> float:
+    """Return the mean, 0 of differences that cancel but for the rounding of floats."""
+    value = fmean(differences)
+    return value if abs(value) >= _ROUNDING * max(map(abs, differences)) else 0.0
 
-    Differences that cancel but for the rounding of floats have a mean of 0. Fewer than two
-    differences raise.
-    """
-    n = len(differences)
-    if n < 2:
-        raise ValueError(f"a paired comparison needs 2 or more pairs; found {n}")
-    mean, deviation = fmean(differences), stdev(differences)
-    if abs(mean) < _ROUNDING * max(map(abs, differences)):
-        mean = 0.0
-    distance = abs(mean - bound)
+
+def t_test(differences: Sequence[float], bound: float = 0.0) -> float:
+    """Return the two-sided p-value that the mean of two or more paired differences is `bound`."""
+    distance, deviation = abs(mean(differences) - bound), stdev(differences)
     if deviation == 0:
-        p = float(distance == 0)
-    else:
-        p = 2 * t_cdf(-distance / (deviation / math.sqrt(n)), n - 1)
-    return Paired(mean=mean, deviation=deviation, p_two_sided=p)
+        return float(distance == 0)
+    n = len(differences)
+    return 2 * t_cdf(-distance / (deviation / math.sqrt(n)), n - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

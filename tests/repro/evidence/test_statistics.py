@@ -21,10 +21,10 @@ def test_differences_that_cancel_have_a_mean_of_zero():
     # Of accuracies: 98.2 - 97.6 and 97.6 - 98.2, and so on; their plain mean is about 3e-15.
     ends = [(98.2, 97.6), (97.6, 98.2), (98.4, 98.0), (97.0, 97.4)]
     differences = [first - second for first, second in ends]
-    assert st.paired(differences).mean == 0
-    assert st.paired([*differences, 0.001]).mean == pytest.approx(0.0002)
+    assert st.mean(differences) == 0
+    assert st.mean([*differences, 0.001]) == pytest.approx(0.0002)
     small = [1e-15, 2e-15, 3e-15]
-    assert st.paired(small).mean == pytest.approx(2e-15)
+    assert st.mean(small) == pytest.approx(2e-15)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 3), (5, 4), (8, 4), (4, 5)])
