@@ -19,13 +19,9 @@ from figures import captions
 from figures.style import COLOURS, Style, frame, new_figure, styles, tidy
 from repro.evidence.record import Record
 from repro.judge.check import Checked
+from repro.spec.shapes import shape_named
 
 _OURS = re.compile(r"seconds_ours_(\w+)_(\d+)")
-# Weights of the four linear layers of a block, fused q/k/v and gate/up.
-_WEIGHTS = {
-    "7b": (4608 + 3584 + 37888) * 3584 + 3584 * 18944,
-    "32b": (7168 + 5120 + 55296) * 5120 + 5120 * 27648,
-}
 _BYTES_PER_WEIGHT = 9 / 16
 
 
@@ -69,7 +65,7 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
     timing = [record.facts["timing"] for record in records]
     copy = median(float(item["bytes_per_second"]) for item in timing)
     matmul = median(float(item["flops_per_second"]) for item in timing)
-    weights = _WEIGHTS[block]
+    weights = sum(N * K for N, K in shape_named(block).projections().values())
     return max(weights * _BYTES_PER_WEIGHT / copy, 2 * count * weights / matmul)
 
 
