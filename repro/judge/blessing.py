@@ -13,7 +13,7 @@ Blessed records are the store's (`repro.evidence.store`); new ones are compared 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def main_bless(args: argparse.Namespace) -> int:
         if args.add:
             both = with_blessed(folder, expected, selection, evidence)
             evidence = gather(selection, both, expected)
-        paths = _bless(selection, evidence, folder, expected, unfinished=args.unfinished)
+        paths = bless(selection, evidence, expected, runs=folder, unfinished=args.unfinished)
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
     return 0
@@ -111,7 +111,7 @@ def _bless_device(args: argparse.Namespace) -> int:
             sentences.append(f"left out: {name}: records of {device}; this machine has {here}")
             continue
         try:
-            paths = _bless(selection, evidence, folder, expected)
+            paths = bless(selection, evidence, expected, runs=folder)
         except BlessError as error:
             sentences.append(f"left out: {error}")
             continue
@@ -119,34 +119,6 @@ def _bless_device(args: argparse.Namespace) -> int:
         sentences.append(f"blessed: {name} ({paths[0].parent})")
     print("\n".join([*sentences, f"{blessed} of {len(sentences)} targets blessed"]))  # noqa: T201
     return 0 if blessed else 2
-
-
-def _bless(
-    selection: Selection,
-    evidence: Evidence,
-    runs: Path,
-    expected: Path,
-    *,
-    unfinished: bool = False,
-) -> list[Path]:
-    # Where learning is planned, a run that fails is a result like any other, and is kept as one.
-    counts = selection.tier in PLANNED
-    problems = [why for _, why in (*evidence.refused, *([] if counts else evidence.failed))]
-    paths = bless(
-        selection.source,
-        selection.tier,
-        evidence.records,
-        problems=problems + ([] if unfinished else incomplete(selection, evidence)),
-        unfinished=unfinished,
-        failed=evidence.failed_records if counts else (),
-        expected=expected,
-    )
-    if needs_plan(selection.source, selection.tier):
-        target, records = selection.source, evidence.all_records()
-        earlier_plans = read_plans(expected)
-        plans = carried_plans(target, selection.tier, records, runs, earlier_plans, evidence.device)
-        paths.append(keep_plans(plans, expected, replaced=target.name))
-    return paths
 
 
 def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
@@ -182,41 +154,49 @@ def with_blessed(runs: Path, expected: Path, selection: Selection, evidence: Evi
 
 
 def bless(
-    target: Target,
-    tier: Tier,
-    records: Mapping[str, Mapping[int, Record]],
-    *,
-    problems: Sequence[str],
+    selection: Selection,
+    evidence: Evidence,
     expected: Path,
-    failed: Sequence[Record] = (),
+    *,
+    runs: Path,
     unfinished: bool = False,
 ) -> list[Path]:
-    """Write the records to their place in the store, with rounded series; return the paths.
+    """Write records to their place in the store, with rounded series; return the paths.
+
+    Records of shared arms are compared with, and kept by the target that ran them. The analysis
+    plans that the records carry are kept, too.
 
     Raises `BlessError` if the records do not qualify.
 
     Parameters
     ----------
-    records
-        By arm and seed, those of shared arms among them: they are compared, and kept by the target
-        that ran them.
+    runs
+        The folder of the records, with the plans beside them.
     unfinished
         Whether planned seeds or arms may still be missing.
     """
-    compared = [record for by_seed in records.values() for record in by_seed.values()]
-    records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
-    reason = _unfit(target, tier, [*compared, *failed], problems, unfinished=unfinished)
+    target, tier = selection.source, selection.tier
+    # Where learning is planned, a run that fails is a result like any other, and is kept as one.
+    every, failed = evidence.every_record(), evidence.failed
+    if tier in PLANNED:
+        every, failed = evidence.all_records(), []
+    problems = [why for _, why in (*evidence.refused, *failed)]
+    problems += [] if unfinished else incomplete(selection, evidence)
+    reason = _unfit(target, tier, every, problems, unfinished=unfinished)
     if reason is not None:
         raise BlessError(f"{target.name} at the {tier.value} tier is not blessed: {reason}")
-    failed = [record for record in failed if record.target == target.name]
-    every = [record for by_seed in records.values() for record in by_seed.values()]
-    device = devices_of(every)[0] if tier is not Tier.SMOKE else None
-    path = stored_path(expected, tier.value, target.name, device)
+    own = [record for record in every if record.target == target.name]
+    device = devices_of(record for record in own if record.ok)[0] if tier != Tier.SMOKE else None
     names = [metric.name for metric in target.metrics_at(tier)]
     read = [name for name in _DIAGNOSTICS if f"train_{name}_mean" in names]
     exact = names if target.timed_repeats else read
-    stored = [compact(record, exact) for record in (*every, *failed)]
-    return write_stored(path, names, stored)
+    path = stored_path(expected, tier.value, target.name, device)
+    paths = write_stored(path, names, [compact(record, exact) for record in own])
+    if needs_plan(target, tier):
+        records, earlier = evidence.all_records(), read_plans(expected)
+        plans = carried_plans(target, tier, records, runs, earlier, evidence.device)
+        paths.append(keep_plans(plans, expected, replaced=target.name))
+    return paths
 
 
 def _unfit(

@@ -24,15 +24,15 @@ TABLE1 = find("table1")
 SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
 
 
-def blessed(evidence, expected, tier=Tier.SMOKE):
-    problems = [why for _, why in (*evidence.refused, *evidence.failed)]
-    return bless(TABLE1, tier, evidence.records, problems=problems, expected=expected)
+def blessed(runs, expected, tier=Tier.SMOKE):
+    selection = dataclasses.replace(SELECTION, tier=tier)
+    return bless(selection, gather(SELECTION, runs), expected, runs=runs)
 
 
 def test_records_are_as_before_beside_themselves_blessed(table1_records, tmp_path, expected):
     runs = tmp_path / "runs"
     table1_records(runs)
-    paths = blessed(gather(SELECTION, runs), expected)
+    paths = blessed(runs, expected)
     assert [path.name for path in paths] == ["table1.csv", "table1.jsonl.xz"]
     records = blessed_records(expected, Tier.SMOKE, "table1")
     assert commits_of(records) == {"0" * 40: [0, 1, 2, 3, 4]}
@@ -52,7 +52,7 @@ def test_a_result_that_is_not_as_before_is_worse_unless_it_is_better(
     table1_records, tmp_path, expected
 ):
     table1_records(tmp_path / "runs")
-    blessed(gather(SELECTION, tmp_path / "runs"), expected)
+    blessed(tmp_path / "runs", expected)
 
     def by(points):
         def changed(record):
@@ -95,7 +95,7 @@ def test_records_that_do_not_deserve_it_are_not_blessed(
 ):
     table1_records(tmp_path / "runs", spoil, seeds)
     with pytest.raises(BlessError, match=words):
-        blessed(gather(SELECTION, tmp_path / "runs"), expected, tier)
+        blessed(tmp_path / "runs", expected, tier)
     assert not (expected / "records").exists()
 
 

@@ -1,6 +1,7 @@
 """A point that does not fit: claims and bars on it are not run, with the sentence; others stand."""
 
 import dataclasses
+import shutil
 from datetime import UTC, datetime
 
 import pytest
@@ -74,12 +75,11 @@ def test_claims_and_bars_on_a_point_that_does_not_fit_are_not_run_and_cost_nothi
 
 
 def test_records_with_a_point_left_out_are_blessed_with_the_others(records, tmp_path):
-    by_arm = {}
-    for record in records:
-        by_arm.setdefault(record.arm, {})[record.seed] = record
-    expected = tmp_path / "expected"
-    bless(ROLLOUT, Tier.SYSTEMS, by_arm, problems=[], expected=expected)
-    again = checked(records, tmp_path / "runs", expected).as_before
+    expected, runs = tmp_path / "expected", tmp_path / "runs"
+    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
+    evidence = checked(records, runs, expected).evidence
+    bless(SELECTION, evidence, expected, runs=runs)
+    again = check_selection(SELECTION, runs, expected).as_before
     assert again is not None
     blessed = {(row.arm, row.metric) for row in again.rows}
     assert ("bf16_lora", "tokens_per_second_32b_64") in blessed

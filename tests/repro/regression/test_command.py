@@ -9,7 +9,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.judge.blessing import bless
-from repro.judge.gathering import gather
+from repro.judge.gathering import Evidence, gather
 from repro.regression import regression_commands as command
 from repro.regression.judgement import LINES
 from repro.run.execute import INTERRUPTED
@@ -23,6 +23,7 @@ from tests.repro.recorded_steps import step_records, times, unchanged, write_ste
 
 STEP = "step_seconds_7b_b2"
 SLOWER = times(1.06, STEP)
+SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 
 
 def on_arm(name, **changes):
@@ -43,9 +44,7 @@ def expected(tmp_path):
     """Return a folder of expectations in which Table 3 is blessed on an H200."""
     folder = tmp_path / "expected"
     shutil.copytree(expected_folder(None) / "paper", folder / "paper")
-    selection = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
-    evidence = gather(selection, write_steps(tmp_path / "baseline"))
-    bless(TABLE3, Tier.SYSTEMS, evidence.records, problems=[], expected=folder)
+    bless(SELECTION, gather(SELECTION, write_steps(tmp_path / "baseline")), folder, runs=tmp_path)
     return folder
 
 
@@ -129,11 +128,10 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(tmp_path,
             record, config=config, digest=digest_of(config), target_version=version
         )
 
-    records = {
-        arm: {seed: earlier(record) for seed, record in by_seed.items()}
-        for arm, by_seed in step_records().items()
-    }
-    bless(TABLE3, Tier.SYSTEMS, records, problems=[], expected=expected)
+    records = step_records()
+    for by_seed in records.values():
+        by_seed |= {seed: earlier(record) for seed, record in by_seed.items()}
+    bless(SELECTION, Evidence(records=records, timed=True), expected, runs=tmp_path)
     where = ["--expected", str(expected)]
     assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 2
     said = capsys.readouterr().out
