@@ -232,7 +232,7 @@ def _kernels(checked: Checked, arms: Sequence[str]) -> str:
 
 def values(checks: Sequence[Checked]) -> list[dict[str, Any]]:
     """Return a row (`_VALUE`) per arm, seed, timed repeat (else None) and metric of records."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for checked in checks:
         target, tier = checked.selection.target, checked.selection.tier
         for metric in target.metrics_at(tier):

@@ -104,29 +104,6 @@ def test_a_record_of_another_configuration_is_named_with_the_difference(
         find_record(run, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda raw: raw.pop("metrics"), "['metrics']"),
-        (lambda raw: raw.update(schema=1), "schema is 1"),
-        (lambda raw: raw.update(extra=1), "['extra']"),
-        (lambda raw: raw["config"].update(seed=7), "seal"),
-        (lambda raw: raw["metrics"].update(accuracy=3.0), "seal"),
-    ],
-)
-def test_an_edited_record_is_refused_with_file_and_reason(
-    spoil, words, run, made_up_record, tmp_path
-):
-    path = made_up_record(run).write(tmp_path)
-    raw = json.loads(path.read_text())
-    spoil(raw)
-    path.write_text(json.dumps(raw))
-    with pytest.raises(RecordError) as caught:
-        read_record(path)
-    assert str(path) in str(caught.value)
-    assert words in str(caught.value)
-
-
 def resealed(path, changed):
     values = json.loads(path.read_text()) | changed
     values["seal"] = seal_of({key: item for key, item in values.items() if key != "seal"})
@@ -135,34 +112,50 @@ def resealed(path, changed):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("sealed", "values", "words"),
     [
-        ("commit", "--output=precious.txt"),
-        ("commit", "a\0b"),
-        ("commit", "\x1b[31m<script>"),
-        ("commit", None),
-        ("schema", "2"),
-        ("dirty", "no"),
-        ("environment", []),
-        ("started", None),
-        ("started", "2999-01-01T00:00:00+00:00"),
-        ("started", "2026-11-21T07:12:30"),
-        ("inputs", {"checkpoint": 7}),
-        ("series", {"reward": "x"}),
-        ("facts", "none"),
-        ("outcome", "ok"),
-        ("metrics", {"accuracy": 7}),
-        ("metrics", {"accuracy": {"value": "1", "unit": "percent"}}),
-        ("sources", [7]),
+        (False, {"metrics": None}, "['metrics']"),
+        (False, {"extra": 1}, "['extra']"),
+        (False, {"schema": 1}, "schema is 1"),
+        (False, {"seed": 7}, "seal"),
+        *(
+            (True, {name: value}, f"{name} is ")
+            for name, value in (
+                ("commit", "--output=precious.txt"),
+                ("commit", "a\0b"),
+                ("commit", "\x1b[31m<script>"),
+                ("commit", 7),
+                ("schema", "2"),
+                ("dirty", "no"),
+                ("environment", []),
+                ("started", 7),
+                ("started", "2999-01-01T00:00:00+00:00"),
+                ("started", "2026-11-21T07:12:30"),
+                ("inputs", {"checkpoint": 7}),
+                ("series", {"reward": "x"}),
+                ("facts", "none"),
+                ("outcome", "ok"),
+                ("metrics", {"accuracy": 7}),
+                ("metrics", {"accuracy": {"value": "1", "unit": "percent"}}),
+                ("sources", [7]),
+            )
+        ),
     ],
 )
-def test_a_record_sealed_by_others_is_refused_by_the_field_that_is_out_of_form(
-    name, value, run, made_up_record, tmp_path
+def test_a_record_that_was_edited_or_sealed_by_others_is_refused_by_the_field_out_of_form(
+    sealed, values, words, run, made_up_record, tmp_path
 ):
-    path = resealed(made_up_record(run).write(tmp_path), {name: value})
-    with pytest.raises(RecordError, match=f"{name} is ") as caught:
+    path = made_up_record(run).write(tmp_path)
+    if sealed:
+        resealed(path, values)
+    else:
+        raw = json.loads(path.read_text()) | values
+        raw = {name: value for name, value in raw.items() if value is not None}
+        path.write_text(json.dumps(raw))
+    with pytest.raises(RecordError) as caught:
         read_record(path)
     assert str(path) in str(caught.value)
+    assert words in str(caught.value)
     assert str(caught.value).isprintable()
 
 
