@@ -68,7 +68,7 @@ def test_blessed_records_of_an_h100_are_packed_small_and_judged_the_same_elsewhe
     name, file = ["table1_coder_0_5b", "--tier", "mini"], Path("theirs.jsonl.xz")
     stored = Blessed(EXPECTED, "mini", "nvidia_h100_80gb_hbm3")
     (selection,) = select(name[:1], tier="mini")
-    assert "49 records of table1_coder_0_5b" in bundle.pack(selection, stored, file)
+    assert "56 records of table1_coder_0_5b" in bundle.pack(selection, stored, file)
     assert file.stat().st_size < 200_000  # 49 runs of 200 steps
     assert main(["check", *name, "--blessed"]) == 0
     blessed = capsys.readouterr().out
