@@ -9,34 +9,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from repro.evidence.verdicts.verdict import Verdict
 from repro.judge.blessed import blessed_of, untested_checks
 from repro.judge.check import Checked, check_selection
 from repro.judge.recorded import recorded_selections
-from repro.report.numbers import device_heads, environment_lines
-from repro.report.tables import NOTHING, arms_table, paper_columns
+from repro.report.numbers import environment_lines
+from repro.report.readme import KINDS, counts_of
+from repro.report.tables import arms_table, paper_columns
 from repro.report.tidy import rendered
-from repro.report.verdict_words import (
-    CLAIMS,
-    Kind,
-    about,
-    all_bars,
-    as_before_lines,
-    counted,
-    labelled,
-    of_kind,
-)
+from repro.report.verdict_words import about, as_before_lines, labelled
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.checks import require
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS
 
-# What is counted apart; so are tiers and devices.
-KINDS = (*CLAIMS, Kind.BAR)
 # Flags that write another page: what it is, and the flags that go with them.
 _READ = {
     "html": ("one page of what is blessed, or of --runs", {"expected", "runs", "targets", "tier"}),
@@ -91,34 +79,6 @@ def _details_table(checked: Checked) -> str:
         if metric.name != target.headline and checked.evidence.values(metric.name)
     ]
     return "\n".join(arms_table(target, {}, shown, n=False)) if shown else ""
-
-
-def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
-    return all_bars(checked, expected) if kind is Kind.BAR else of_kind(checked, kind)
-
-
-def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
-    """Return the counts of a check's verdicts, a text per kind of `KINDS`."""
-    return tuple(counted(_verdicts(checked, kind, expected)) for kind in KINDS)
-
-
-def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return how many verdicts of each kind there are, a column per tier and device."""
-    recorded = [checked for checked in checks if checked.evidence.count]
-    names = device_heads(dict.fromkeys(checked.evidence.device for checked in recorded))
-    places: dict[str, list[Checked]] = {}
-    for checked in recorded:
-        place = f"{checked.selection.tier.value}, {names[checked.evidence.device]}"
-        places.setdefault(place, []).append(checked)
-    counts = {
-        place: {
-            kind.value: counted(v for one in group for v in _verdicts(one, kind, expected))
-            for kind in KINDS
-        }
-        for place, group in places.items()
-    }
-    kinds = [kind.value for kind in KINDS]
-    return rendered("counts.md", places=counts, kinds=kinds) if counts else NOTHING
 
 
 def chosen_selections(args: argparse.Namespace, runs: Path) -> list[Selection]:
