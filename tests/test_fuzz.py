@@ -189,7 +189,7 @@ def test_any_completion_gets_a_status_and_no_answer_drops_its_item():
         statuses = {grade.status for grade in pool.grade_answers(pairs)}
         assert statuses <= {"ok", "wrong", "timeout"}
 
-    with GraderPool(workers=1, seconds_per_item=0.5) as pool:
+    with GraderPool(seconds_per_item=0.5) as pool:
         check()
 
 

@@ -81,7 +81,7 @@ def main_evaluate(args: argparse.Namespace) -> int:
     asked = asked_of(args)
     policy = _load(asked, device)
     began = time.perf_counter()
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         answers = _ask(asked, policy, pool)
     seconds = time.perf_counter() - began
     metrics = {name: one.estimates() | one.at_k(asked.at) for name, one in answers.items()}

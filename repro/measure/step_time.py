@@ -55,7 +55,7 @@ def measure_steps(
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
-    with GraderPool(workers=2) as pool, GraderPool(workers=2, among=ranks) as shared_pool:
+    with GraderPool() as pool, GraderPool(among=ranks) as shared_pool:
         bench = Bench(scale=scale, seed=run.seed, pool=pool, progress=progress, product_rate=rate,
                       should_stop=lambda: ranks.any(should_stop()), ranks=ranks,
                       shared_pool=shared_pool)  # fmt: skip

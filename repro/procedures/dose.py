@@ -96,7 +96,7 @@ def measure_dose(
     progress("loading", {})
     policy = load_arm(run, device_of(run))
     temperature = run.rollout.temperature
-    with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
+    with torch.no_grad(), _noise(run, policy) as receipt, GraderPool() as pool:
         progress("sampling its own", {})
         own = _sampled(policy, common.asked, scale, run.seed, temperature)
         if should_stop():

@@ -230,7 +230,7 @@ def loaded(run: RunConfig, ranks: Ranks, progress: Progress, threads: int) -> It
     torch.set_num_threads(threads)
     release()  # memory that the process's previous run left reserved
     reset_peak()
-    with GraderPool(workers=1, among=ranks if ranks.world > 1 else None) as pool:
+    with GraderPool(among=ranks if ranks.world > 1 else None) as pool:
         progress("loading", {})
         made = _loaded_run(run, ranks, pool, began)
         with made.sampler if isinstance(made.sampler, VllmSampler) else nullcontext():

@@ -63,6 +63,7 @@ _ASCII_SIGNS |= {
 for _sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞":
     _above, _below = unicodedata.normalize("NFKD", _sign).split("\u2044")
     _ASCII_SIGNS[ord(_sign)] = rf"\frac{{{_above}}}{{{_below}}}"
+_RAISED = re.compile(r"(?<=[\w)}\]])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]+")
 _ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _MINUS = re.compile(r"\\(?:text)?minus(?![A-Za-z])\s?|\\text\s?\{\s?-\s?\}|\{-\}")
 _WRITTEN_OUT = {
@@ -130,9 +131,10 @@ Forms = tuple[str, str]
 def tidy(text: str) -> str:
     r"""Return the text without space, mathematics signs, box, emphasis and full stop around it.
 
-    Signs, roots and fractions of Unicode become ASCII or LaTeX, a font's content stays in its
+    Signs, roots, powers and fractions of Unicode become LaTeX, a font's content stays in its
     braces, and a number in `\text{}` comes out of it; nothing inside is changed otherwise.
     """
+    text = _RAISED.sub(_as_power, text)
     text = _ROOT.sub(r"\\sqrt{\1\2}", text.translate(_ASCII_SIGNS))
     text = _BARE_DOLLAR.sub(r"\1\\$", text).strip()
     if "\\" in text or "{" in text:
@@ -155,6 +157,12 @@ def tidy(text: str) -> str:
         if text == before:
             break
     return text
+
+
+def _as_power(match: re.Match[str]) -> str:
+    """Return `^2` for a raised 2, and `^{12}` for more signs than one."""
+    plain = unicodedata.normalize("NFKD", match[0])
+    return f"^{plain}" if len(plain) == 1 else f"^{{{plain}}}"
 
 
 def _without_space(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A pool of worker processes that grade answers, each killable at any moment.
+"""A worker process that grades answers, killable at any moment, and replaced when it is.
 
 Grading is computer algebra on text that a policy under training wrote, so three things are certain
 to happen: an answer that never finishes (`10^{10^{10}}`), one that ends the interpreter, and one
@@ -28,20 +28,17 @@ thread but the main one, and a caller that catches the error pays zero to everyb
 outlives its parent. Workers here hold nothing but a pipe, read end of file as the order to leave,
 and are in a process group of their own, so that Ctrl-C reaches the parent alone.
 
-Measured on one core: 0.7 s to start and 63 MB per worker; 0.2 ms per new pair of integers,
-6 microseconds per pair seen before. Every pair that may be compared goes to math-verify once, in
-the forms that `expression` gives; there is no shortcut in the parent.
+Measured on one core: 0.7 s to start a worker, 0.2 ms per new pair of integers, 6 microseconds per
+pair seen before. Every pair that may be compared goes to math-verify once, in the forms that
+`expression` gives; there is no shortcut in the parent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import queue
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, cast, get_args
 
@@ -95,7 +92,7 @@ class Sharing(Protocol):
 class GraderPool:
     """Grades answers against golds; to be used as a context manager.
 
-    Workers are started when the first pair needs one. Any thread may call; calls share the workers.
+    A worker is started when the first pair needs one. Any thread may call; calls take turns.
 
     Parameters
     ----------
@@ -113,26 +110,15 @@ class GraderPool:
         Processes started, and those ended for being late.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        seconds_per_item: float = 5.0,
-        *,
-        among: Sharing | None = None,
-    ) -> None:
-        self.workers = workers
+    def __init__(self, seconds_per_item: float = 5.0, *, among: Sharing | None = None) -> None:
         self.seconds_per_item = seconds_per_item
         self.counters: Counter[str] = Counter()
         self.workers_started = 0
         self.workers_killed = 0
+        self.worker: Worker | None = None
         self._among = among
         self._memory: OrderedDict[Pair, _Result] = OrderedDict()
-        self._lock = threading.Lock()
-        # Places for workers; None is a place whose worker is not started.
-        self._places: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-        for _ in range(workers):
-            self._places.put(None)
-        self._alive: set[Worker] = set()
+        self._turn = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -142,52 +128,39 @@ class GraderPool:
         self.close()
 
     def close(self) -> None:
-        """End every worker at once; a grading under way in another thread raises `GraderError`."""
-        with self._lock:
-            self._closed = True
-            alive = list(self._alive)
+        """End the worker at once; a grading under way in another thread raises `GraderError`."""
+        self._closed = True
         # A pipe is closed only by the thread that reads it: the number of a file that is closed
-        # under a reader may already belong to another. So busy workers are killed, and idle ones,
-        # found in their places, ended.
-        for worker in alive:
-            worker.process.kill()
-        for _ in range(self._places.qsize()):
-            with contextlib.suppress(queue.Empty):
-                idle = self._places.get_nowait()
-                if idle is not None:
-                    self._discard(idle)
-                self._places.put(None)
+        # under a reader may already belong to another. So a busy worker is killed.
+        if self.worker is not None:
+            self.worker.process.kill()
+        with self._turn:
+            self._discard()
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
         """Grade `(gold, answer)` pairs; an answer of None is wrong unless the gold is at fault."""
-        if self._closed:
-            raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
         asked = [_form_of(gold, answer) for gold, answer in pairs]
-        statuses = self._statuses(dict.fromkeys(form.pair for form in asked if form is not None))
-        grades = [
-            Grade(status=_status_of(form, statuses), answer=answer)
-            for (_, answer), form in zip(pairs, asked, strict=True)
-        ]
-        with self._lock:
+        with self._turn:
+            self._require_open()
+            results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
+            grades = [
+                Grade(status=_status_of(form, results), answer=answer)
+                for (_, answer), form in zip(pairs, asked, strict=True)
+            ]
             self.counters.update(grade.status for grade in grades)
         return grades
 
-    def _statuses(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
-        """Return the status of each different pair, from memory or from the workers."""
-        known: dict[Pair, _Result] = {}
-        with self._lock:
-            for pair in pairs:
-                if pair in self._memory:
-                    self._memory.move_to_end(pair)
-                    known[pair] = self._memory[pair]
+    def _results(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
+        """Return the result of each different pair, from memory or from the worker."""
+        known = {pair: self._memory[pair] for pair in pairs if pair in self._memory}
         batches = _batches([pair for pair in pairs if pair not in known])
-        known.update(self._shared_work(batches) if self._among else self._work(batches))
-        with self._lock:
-            for pair in pairs:
-                if known[pair] != "error":
-                    self._memory[pair] = known[pair]
-            while len(self._memory) > _REMEMBERED:
-                self._memory.popitem(last=False)
+        known |= self._shared_work(batches) if self._among else self._work(batches)
+        for pair in pairs:
+            if known[pair] != "error":
+                self._memory[pair] = known[pair]
+                self._memory.move_to_end(pair)
+        while len(self._memory) > _REMEMBERED:
+            self._memory.popitem(last=False)
         return known
 
     def _shared_work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
@@ -206,70 +179,45 @@ class GraderPool:
         return dict(zip(pairs, [_CODES[code] for code in codes], strict=True))
 
     def _work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
-        """Grade batches, on as many threads as there are workers to wait for."""
+        """Grade batches, replacing the worker each time that it is late or gone."""
         results: dict[Pair, _Result] = {}
-        if self.workers == 1:
-            for batch in batches:
-                results.update(self._grade_batch(batch))
-            return results
-        threads = ThreadPoolExecutor(self.workers)
         try:
-            for graded in threads.map(self._grade_batch, batches):
-                results.update(graded)
-        finally:
-            # After an error, what is under way ends when the pool is closed.
-            threads.shutdown(wait=False, cancel_futures=True)
+            for batch in batches:
+                results |= self._grade_batch(batch)
+        except BaseException:
+            # The worker may still hold unread answers, which would be taken for the next ones.
+            self._discard()
+            raise
         return results
 
     def _grade_batch(self, batch: list[Pair]) -> dict[Pair, _Result]:
-        """Grade one batch, replacing the worker each time that it is late or gone."""
         results: dict[Pair, _Result] = {}
         failures: Counter[Pair] = Counter()
         late_pairs: list[Pair] = []
         left = list(batch)
-        worker = self._places.get()
-        try:
-            while left:
-                if worker is None:
-                    worker = self._start()
-                try:
-                    worker.send(left)
-                    while left:
-                        results[left[0]] = _settled(left[0], worker.receive(self.seconds_per_item))
-                        left.pop(0)
-                except WorkerLateError:
-                    self._discard(worker, late=True)
-                    worker = None
-                    failures[left[0]] += 1
-                    if failures[left[0]] < _ATTEMPTS:
-                        continue
-                    pair = left.pop(0)
-                    own = (pair[0], pair[0])
-                    if pair == own:
-                        results[own] = "late_gold"
-                    else:
-                        # Whose fault is it? The gold alone, on a new worker, tells.
-                        late_pairs.append(pair)
-                        left += [own] if own not in results and own not in left else []
-                except WorkerGoneError:
-                    self._discard(worker)
-                    worker = None
-                    if self._closed:
-                        raise GraderError("the grader pool was closed while grading") from None
-                    failures[left[0]] += 1
-                    if failures[left[0]] >= _ATTEMPTS:
-                        results[left.pop(0)] = "error"
-        except BaseException:
-            # The worker may still hold unread answers, which would be taken for the next ones.
-            if worker is not None:
-                self._discard(worker)
-                worker = None
-            raise
-        finally:
-            if worker is not None and self._closed:
-                self._discard(worker)
-                worker = None
-            self._places.put(worker)
+        while left:
+            worker = self.worker or self._start()
+            try:
+                worker.send(left)
+                while left:
+                    results[left[0]] = _settled(left[0], worker.receive(self.seconds_per_item))
+                    left.pop(0)
+            except (WorkerLateError, WorkerGoneError) as error:
+                is_late = isinstance(error, WorkerLateError)
+                self._discard(late=is_late)
+                failures[left[0]] += 1
+                if failures[left[0]] < _ATTEMPTS:
+                    continue
+                pair = left.pop(0)
+                own = (pair[0], pair[0])
+                if not is_late:
+                    results[pair] = "error"
+                elif pair == own:
+                    results[own] = "late_gold"
+                else:
+                    # Whose fault is it? The gold alone, on a new worker, tells.
+                    late_pairs.append(pair)
+                    left += [own] if own not in results and own not in left else []
         for pair in late_pairs:
             of_gold = results[pair[0], pair[0]]
             results[pair] = "timeout" if of_gold == "ok" else of_gold
@@ -279,30 +227,29 @@ class GraderPool:
         """Start a worker and wait for its imports, once more if it ends before that."""
         said = ""
         for _ in range(_ATTEMPTS):
-            if self._closed:
-                raise GraderError("the grader pool was closed while grading")
-            worker = Worker(self.seconds_per_item)
-            with self._lock:
-                self.workers_started += 1
-                self._alive.add(worker)
+            self._require_open()
+            worker = self.worker = Worker(self.seconds_per_item)
+            self.workers_started += 1
             try:
                 worker.wait_until_ready()
             except (WorkerGoneError, WorkerLateError):
                 said = worker.errors() or f"exit code {worker.process.poll()}, nothing said"
-                self._discard(worker)
-            except BaseException:
-                self._discard(worker)
-                raise
+                self._discard()
             else:
+                self._require_open()
                 return worker
         raise GraderError(f"a grader worker does not start: {said}; math-verify must import in it")
 
-    def _discard(self, worker: Worker, *, late: bool = False) -> None:
-        """End a worker and forget it."""
-        worker.end()
-        with self._lock:
-            self._alive.discard(worker)
-            self.workers_killed += late
+    def _require_open(self) -> None:
+        if self._closed:
+            raise GraderError("the grader pool is closed; it grades inside its `with` block")
+
+    def _discard(self, *, late: bool = False) -> None:
+        """End the worker, if there is one, and forget it."""
+        if self.worker is not None:
+            self.worker.end()
+            self.worker = None
+        self.workers_killed += late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

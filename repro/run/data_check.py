@@ -96,7 +96,7 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
     ]
     _try_rewards(rewarded, named)
     lines: list[str] = []
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         # Data that are trained on come first.
         for data in sorted({data for data, _ in every}, key=lambda d: (d not in trained, repr(d))):
             if _is_opened(data, named):

@@ -79,19 +79,15 @@ def kept_graders(idle_graders):
             same = worker.process.args[-1] == str(pool.seconds_per_item)
             if same and worker.process.poll() is None:
                 idle_graders.remove(worker)
-                with pool._lock:
-                    pool.workers_started += 1
-                    pool._alive.add(worker)
+                pool.worker = worker
+                pool.workers_started += 1
                 return worker
         return start(pool)
 
     def closed(pool):
-        for _ in range(pool._places.qsize()):
-            worker = pool._places.get_nowait()
-            if worker is not None:
-                idle_graders.append(worker)
-                pool._alive.discard(worker)
-            pool._places.put(None)
+        if pool.worker is not None:
+            idle_graders.append(pool.worker)
+            pool.worker = None
         close(pool)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -52,7 +52,7 @@ def test_the_last_box_or_mark_is_the_answer(reads, text, answer, is_format):
 
 def test_reward_and_accuracy_go_by_the_template_s_reading():
     texts = ["I get \\boxed{4}.", "#### 4", "<think>a</think><answer>4</answer>", "\\boxed{5}"]
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         boxed = score(texts, ["4"] * 4, "task", 0.2, pool, reads="boxed")
         hashed = score(texts, ["4"] * 4, "task", 0.2, pool, reads="hashes")
     assert boxed.total == [1.2, 0.0, 0.0, 0.2]

@@ -9,7 +9,7 @@ from repro.reward.grader import GraderPool
 
 @pytest.fixture(scope="package")
 def pool():
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         yield pool
 
 

@@ -100,5 +100,5 @@ def policy(fresh_policy: Callable[[], Policy]) -> Policy:
 
 @pytest.fixture
 def pool() -> Iterator[GraderPool]:
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         yield pool

@@ -85,7 +85,7 @@ def load(folder, point, device):
     engine.sample(prompt, SamplingConfig(max_new_tokens=1), group_size=1, seeds=[0])
     found = {"seconds": time.perf_counter() - began, "linears": linears_of(policy)}
     steps, micro_tokens = StepScale(points=(point,)), 4 * point.row_tokens
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         t = training_of(
             policy, engine, pool, NVFP4, point, steps, seed=0, micro_tokens=micro_tokens
         )

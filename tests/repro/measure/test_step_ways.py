@@ -66,7 +66,7 @@ def build(arm, device):
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm, device):
     point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         bench = small.bench_of(scale, pool)
         entry = small.measured_at(bench, arm, point, build(arm, device))
     facts = entry.facts
@@ -93,7 +93,7 @@ def gradients_of(arm, rows, device):
     )
     # An engine rearranges the codes that the trainer's kernels read.
     engine = Engine(policy, step_measure.engine_config(POINT, planned))
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         t = training_of(
             policy,
             engine,
@@ -151,7 +151,7 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path)
     scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
     policy = build(NVFP4, "cuda")
     planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         engine = Engine(policy, step_measure.engine_config(point, planned))
         t, fresh = (
             training_of(

@@ -8,7 +8,7 @@ from repro.reward.grader import GraderPool
 @pytest.fixture(scope="module")
 def pool():
     """Return a pool of one worker with a short limit."""
-    with GraderPool(workers=1, seconds_per_item=0.6) as pool:
+    with GraderPool(seconds_per_item=0.6) as pool:
         yield pool
 
 

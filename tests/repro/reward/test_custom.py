@@ -173,7 +173,7 @@ def test_a_module_that_fails_on_import_is_a_sentence(source, error, write):
 def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write):
     own = load_reward(reward_named(f"{write(SHORT)}:none"))
     texts = ["<think>1</think><answer>3</answer>", "no"]
-    with GraderPool(workers=1) as pool:
+    with GraderPool() as pool:
         rewards = score(texts, ["3", "3"], "task", 0.2, pool, None, own)
     assert rewards.total == [None, None]
     assert rewards.accuracy == [1.0, 0.0]

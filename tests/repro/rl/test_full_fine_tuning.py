@@ -63,7 +63,7 @@ def body(runs, folder, records, progress, should_stop, threads):
 
     packed.packed_logprobs = counted
     seconds = []
-    with GraderPool(workers=2, among=ranks) as pool:
+    with GraderPool(among=ranks) as pool:
         t = training_of(policy, sampler, pool, step_arm(BF16_FULL), point, scale, seed=0,
                         micro_tokens=shape.micro_tokens)
         shared = SharedSampler(PointSampler(inner=sampler, point=own), ranks)
