@@ -31,11 +31,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from repro.data.problem import Problem
+from repro.data.problem import Problem, Split
 from repro.spec.checks import require, require_choice
 from repro.spec.config import derive_seed
 
-Split = Literal["train", "development", "test"]
 Operator = Literal["+", "-", "*"]
 
 # Draws without a new question of the wanted split after which the space counts as exhausted.

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repro.data.own import Split, cut_development, load_own, parse_columns
-from repro.data.problem import DataError, Problem, hash_of
+from repro.data.own import cut_development, load_own, parse_columns
+from repro.data.problem import DataError, Problem, Split, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public
 from repro.data.row_sources import FILE_SUFFIXES
 from repro.spec.checks import require, require_choice, unknown

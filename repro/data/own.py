@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
-from repro.data.problem import ROLES, DataError, Problem, hashes_of, problems_of_rows, same_text
+from repro.data.problem import (
+    ROLES,
+    DataError,
+    Problem,
+    Split,
+    hashes_of,
+    problems_of_rows,
+    same_text,
+)
 from repro.data.row_sources import tables_of_hub, tables_of_path
 from repro.spec.checks import require, unknown
 from repro.spec.hub import is_hub_name
-
-Split = Literal["train", "development", "test"]
 
 _MOST_DEVELOPMENT = 5  # at most one training question in this many is held out
 _TEST_OF_ALL = 10  # one question in this many, where a source has no test split

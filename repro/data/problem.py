@@ -24,7 +24,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from repro.spec.checks import shown
 
@@ -47,6 +47,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "level": ("level",),
     "source": ("source",),
 }
+Split = Literal["train", "development", "test"]
 _NEEDED = ("question", "answer")
 _SPEAKERS = ("system", "user", "assistant")
 
@@ -152,7 +153,7 @@ def _columns_of(
         taken = {found.get(of) for of in _NEEDED} | {columns.get(of) for of in _NEEDED}
         own = (name for name in names if name in row and (name == role or name not in taken))
         found[role] = wanted or next(own, None)
-    if found["solution"] == found["answer"]:
+    if found["solution"] == found["answer"] and "solution" not in columns:
         found["solution"] = None
     if found["question"] is None:
         raise _missing("question", row, where)

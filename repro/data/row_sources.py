@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from repro.data.problem import DataError
 from repro.spec.checks import shown
@@ -43,7 +43,7 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
     Raises `DataError`, naming file and line, if there are none or they cannot be decoded.
     """
     if path.is_file():
-        return {"all": list(_rows(path))}
+        return {"all": list(rows_of_file(path))}
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
     if any((path / name).is_file() for name in _SAVED):
@@ -61,7 +61,7 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
             "called train and test (train.jsonl, test.jsonl), or the name of one file"
         )
     return {
-        split: [row for file in files for row in _rows(file)]
+        split: [row for file in files for row in rows_of_file(file)]
         for split, files in found.items()
         if files
     }
@@ -91,20 +91,11 @@ def tables_of_hub(name: str) -> dict[str, list[Row]]:
         tables = {}
         for split, globs in listed.items():
             files = sorted({path for pattern in globs for path in folder.glob(pattern)})
-            tables[split] = [row for file in files for row in _rows(file)]
+            tables[split] = [row for file in files for row in rows_of_file(file)]
         return _by_split(tables, name)
     import datasets
 
     return _loaded(partial(datasets.load_dataset, str(folder), config or None), name)
-
-
-def rows_by_datasets(path: str) -> Sequence[Any]:
-    """Return the rows of a local Parquet or JSON lines file, read as they are asked for."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    kind = "parquet" if path.endswith(".parquet") else "json"
-    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=path, split="train"))
 
 
 def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]) -> Path:
@@ -145,31 +136,23 @@ def _listed_files(card: Path, name: str, config: str) -> dict[str, list[str]]:
 
     Empty where it lists none; `datasets` then finds them by their names.
     """
+    from datasets.data_files import sanitize_patterns
     from huggingface_hub import DatasetCard
 
     try:
         configs = DatasetCard.load(card).data.to_dict().get("configs") or []
-        of_name = {str(item["config_name"]): _patterns(item) for item in configs}
+        listed = {str(item["config_name"]): item.get("data_files") for item in configs}
+        of_name = {own: sanitize_patterns(files) for own, files in listed.items() if files}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         said = shown(" ".join(str(error).split()))
         raise DataError(f"data set {name}: its card, {card}, is not read ({said})") from error
-    taken = config or (next(iter(of_name)) if len(of_name) == 1 else "default")
-    if of_name and taken not in of_name:
+    taken = config or (next(iter(listed)) if len(listed) == 1 else "default")
+    if listed and taken not in listed:
         raise DataError(
-            f"data set {name} has the configurations {', '.join(of_name)}; needed is one of them: "
-            f"{name.partition(':')[0]}:{next(iter(of_name))}"
+            f"data set {name} has the configurations {', '.join(listed)}; needed is one of them: "
+            f"{name.partition(':')[0]}:{next(iter(listed))}"
         )
     return of_name.get(taken, {})
-
-
-def _patterns(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return a configuration's patterns of files by split, as cards write them: all for `train`."""
-    files: dict[str, list[str]] = {}
-    listed = config.get("data_files") or []
-    for item in listed if isinstance(listed, list) else [listed]:
-        split, paths = (item["split"], item["path"]) if isinstance(item, dict) else ("train", item)
-        files.setdefault(str(split), []).extend([paths] if isinstance(paths, str) else paths)
-    return files
 
 
 def _loaded(load: Callable[[], Any], name: str) -> dict[str, list[Row]]:
@@ -227,8 +210,8 @@ def _files(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file, read as its suffix says."""
+def rows_of_file(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, read as its suffix says; `DataError` names file and line."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(

@@ -227,14 +227,16 @@ def write_hub(
 
 def _row(name: str, split: str, number: int) -> dict[str, Any]:
     """Return a row with every field that any set reads."""
-    public, gold = PUBLIC_SETS[name], 7 + number % 2
-    answer = f"It is so. #### {gold}" if name == "gsm8k" else str(gold)
-    row = {public.question: _question(name, split, number), public.answer: answer}
-    if public.solution and public.solution not in row:
-        row[public.solution] = f"It is {gold}."
-    if public.row_id:
-        row[public.row_id] = f"{split}-{number}"
-    return row | ({public.level: 1 + number % 5} if public.level else {})
+    gold = 7 + number % 2
+    by_role = {
+        "solution": f"It is {gold}.",
+        "id": f"{split}-{number}",
+        "level": 1 + number % 5,
+        "question": _question(name, split, number),
+        "answer": f"It is so. #### {gold}" if name == "gsm8k" else str(gold),
+    }
+    columns = PUBLIC_SETS[name].columns
+    return {columns[role]: value for role, value in by_role.items() if role in columns}
 
 
 def _question(name: str, split: str, number: int) -> str:
