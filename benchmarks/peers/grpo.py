@@ -75,29 +75,21 @@ class StepClock:
         else:
             self._add_seconds(trainer, "_generate_single_turn", "generate")
         self._add_seconds(trainer, "_generate_and_score_completions", "whole")
-        whole = trainer._generate_and_score_completions
-
-        def counted(*given: Any, **named: Any) -> Any:
-            out = whole(*given, **named)
-            self._tokens += int(out["completion_mask"].sum())
-            return out
-
-        trainer._generate_and_score_completions = counted
         hand: Any = TrainerCallback()
         hand.on_step_begin = lambda *unused, **also: self.step_began()
         hand.on_step_end = lambda *unused, **also: self.step_ended()
         trainer.add_callback(hand)
 
     def _add_seconds(self, of: Any, name: str, part: str) -> None:
-        """Let the seconds of a method be added to a part."""
+        """Let the seconds of a method be added to a part, and the tokens of what it completes."""
         inner = getattr(of, name)
 
         def outer(*given: Any, **named: Any) -> Any:
             began = harness.now(self.device)
-            try:
-                return inner(*given, **named)
-            finally:
-                self._spent[part] += harness.now(self.device) - began
+            out = inner(*given, **named)
+            self._spent[part] += harness.now(self.device) - began
+            self._tokens += int(out["completion_mask"].sum()) if part == "whole" else 0
+            return out
 
         setattr(of, name, outer)
 

@@ -48,13 +48,6 @@ def by_turns(count: int) -> torch.Tensor:
     return 2.0 * (torch.arange(count) % 2) - 1.0
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return how long a work takes, the device waited for at both ends."""
-    started = now(device)
-    work()
-    return now(device) - started
-
-
 def now(device: torch.device) -> float:
     """Return the time, the device waited for."""
     if device.type == "cuda":
@@ -63,18 +56,23 @@ def now(device: torch.device) -> float:
 
 
 def time_steps(
-    once: Callable[[int], float], asked: Namespace, steps: Sequence[Mapping[str, Any]]
+    prepared: Callable[[int], Callable[[], object]],
+    asked: Namespace,
+    steps: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the seconds of the updates that `once` makes, and the most memory in tensors.
+    """Return the seconds of updates, the device waited for, and the most memory in tensors.
 
-    `steps` are their rows; the first warms up and is not timed.
+    `steps` are their rows, of which `prepared` gives a step's work; the first warms up and is not
+    timed.
     """
     device = torch.device(asked.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds: list[float] = []
     for step in range(1, len(steps)):
-        seconds.append(once(step))
+        work, started = prepared(step), now(device)
+        work()
+        seconds.append(now(device) - started)
         say(f"{asked.way}, {asked.model}: step {step}: {seconds[-1]:.3f} s")
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     counted = [sum(map(len, rows["completions"])) for rows in steps[1:]]

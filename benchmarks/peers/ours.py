@@ -15,6 +15,8 @@ import dataclasses
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -182,12 +184,10 @@ def measure_update(asked: Namespace) -> dict[str, Any]:
         first = drawn_rollout(steps[0])
         warm = update(learner, state, first, 0)
 
-        def once(step: int) -> float:
-            own = drawn_rollout(steps[step])
-            device = learner.policy.device
-            return harness.seconds_of(lambda: update(learner, state, own, step), device)
+        def prepared(step: int) -> Callable[[], object]:
+            return partial(update, learner, state, drawn_rollout(steps[step]), step)
 
-        return harness.time_steps(once, asked, steps) | {
+        return harness.time_steps(prepared, asked, steps) | {
             "logprob": token_mean(warm.logprobs, first.rows.mask),
             "micro_batch_tokens": learner.micro_tokens,
         }

@@ -19,7 +19,8 @@ with.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,50 +80,25 @@ def policy_gain(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return gain.sum(), (logprobs.detach() * batch["mask"]).sum()
 
 
-def quantise(model: Any, dtype: torch.dtype, device: str) -> None:
-    """Replace the projections by bitsandbytes' NF4 layers with doubly quantised scales."""
-    import bitsandbytes
-
-    chosen = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if name.rpartition(".")[2] in PROJECTIONS
-    ]
-    if not chosen:
-        raise ValueError(f"the model has none of {', '.join(PROJECTIONS)}; nothing is quantised")
-    for name, layer in chosen:
-        replacement = bitsandbytes.nn.Linear4bit(
-            layer.in_features,
-            layer.out_features,
-            bias=layer.bias is not None,
-            compute_dtype=dtype,
-            compress_statistics=True,
-            quant_type="nf4",
-            device="meta",
-        )
-        replacement.weight = bitsandbytes.nn.Params4bit(
-            layer.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
-        )
-        replacement.bias = layer.bias
-        model.set_submodule(name, replacement.to(device))
-    # What peft asks to choose its layer.
-    model.is_loaded_in_4bit = True
-
-
 class Update:
     """A model with its adapter, its optimiser and the passes of a step."""
 
     def __init__(self, asked: Namespace) -> None:
         from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
         self.device, self.dtype = torch.device(asked.device), getattr(torch, asked.dtype)
+        in_4_bits = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=self.dtype,
+        )  # fmt: skip
         base: Any = AutoModelForCausalLM.from_pretrained(
-            asked.folder, dtype=self.dtype, attn_implementation="sdpa"
+            asked.folder,
+            dtype=self.dtype,
+            attn_implementation="sdpa",
+            device_map=asked.device,
+            quantization_config=in_4_bits if asked.way == "qlora" else None,
         )
-        base.to(self.device)
-        if asked.way == "qlora":
-            quantise(base, self.dtype, asked.device)
         settings = LoraConfig(
             r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM"
         )
@@ -164,14 +140,11 @@ def measure(update: Update, asked: Namespace) -> dict[str, Any]:
     warm = first[:2] if asked.lengths == "long" else first
     logprob = update.step(warm)
 
-    def once(step: int) -> float:
-        own = pad_rows(steps[step], rows, update.device)
-        return harness.seconds_of(lambda: update.step(own), update.device)
+    def prepared(step: int) -> Callable[[], object]:
+        return partial(update.step, pad_rows(steps[step], rows, update.device))
 
-    return harness.time_steps(once, asked, steps) | {
-        "logprob": logprob,
-        "micro_batch_rows": rows,
-    }
+    timed = harness.time_steps(prepared, asked, steps)
+    return timed | {"logprob": logprob, "micro_batch_rows": rows}
 
 
 def main() -> None:

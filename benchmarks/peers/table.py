@@ -1,4 +1,4 @@
-"""A record of peers: read with checks, and shown as tables of one screen each.
+"""A record of peers, shown as tables of one screen each.
 
 A cell of an update is its seconds, of a whole step its seconds per 1,000 sampled tokens, since ways
 draw completions of their own; in brackets over this project's row of as many bits, or its other one
@@ -45,6 +45,9 @@ LENGTH_LABELS = UPDATE_LABELS | {
     "tiny_2x2_real": "2 x 2, real rewards",
 }
 _FOUR_BITS = ("qlora", "unsloth_nf4")
+# What a way is laid beside: this project's row of as many bits, or its other one.
+_OF_16_BITS = ("ours_bf16", "ours_nvfp4")
+_OF_4_BITS = _OF_16_BITS[::-1]
 # In which order entries are shown.
 _PLACES = {"model": list(MODEL_LABELS), "lengths": list(LENGTH_LABELS), "way": list(LABELS)}
 _BLOCK = re.compile(r"(<!-- peers: begin [^\n]*-->\n)(.*?)(<!-- peers: end -->)", re.DOTALL)
@@ -53,38 +56,12 @@ Entry = Mapping[str, Any]
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record; `ValueError` names the file, the entry and what is wrong with it."""
+    """Return a record."""
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for place, entry in enumerate(record["entries"]):
+    for entry in record["entries"]:
         if (entry["lengths"], entry["way"]) == ("sampled", "trl"):
             entry["way"] = "trl_alone"  # as an earlier record names it
-        why = _fault(entry)
-        if why is not None:
-            raise ValueError(f"{path}: entry {place}: {why}")
     return record
-
-
-def _fault(entry: Entry) -> str | None:
-    """Return what is wrong with an entry, or None."""
-    for name, known in _PLACES.items():
-        if entry.get(name) not in known:
-            return f"{name} is {entry.get(name)!r}; needs one of {', '.join(known)}"
-    lacking = [name for name in ("commit", "date") if not isinstance(entry.get(name), str)]
-    if lacking:
-        return f"{lacking[0]} is {entry.get(lacking[0])!r}; needs text"
-    if "failed" in entry:
-        return None if entry["failed"] else "failed is empty; needs the reason"
-    parts = _parts_of(entry)
-    of_steps = [] if entry["lengths"] in UPDATE_LABELS else ["completion_tokens"]
-    for name in ("seconds", *of_steps, *(f"{part}_seconds" for part in parts)):
-        values = entry.get(name)
-        if not (values and len(values) == len(entry["seconds"]) and min(values) >= 0):
-            return f"{name} is {values!r}; needs a number of 0 or more for each step"
-    for place, total in enumerate(entry["seconds"] if parts else ()):
-        spent = sum(entry[f"{part}_seconds"][place] for part in parts if part != "sync")
-        if abs(spent - total) > 0.01 * total:
-            return f"the parts of a step add up to {spent:.4g} s; needs its {total:.4g} s"
-    return None
 
 
 def _parts_of(entry: Entry) -> list[str]:
@@ -100,16 +77,6 @@ def cost(entry: Entry) -> float:
     if entry["lengths"] in UPDATE_LABELS:
         return float(entry["median"])
     return 1e3 * sum(entry["seconds"]) / sum(entry["completion_tokens"])
-
-
-def ratios(entry: Entry, entries: Sequence[Entry]) -> dict[str, float]:
-    """Return how many times as long a way takes as each of this project's on the same workload."""
-    return {
-        other["way"]: cost(entry) / cost(other)
-        for other in entries
-        if other["way"] in OURS and _is_measured(other) and _is_measured(entry)
-        if (other["model"], other["lengths"]) == (entry["model"], entry["lengths"])
-    }
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
@@ -150,16 +117,16 @@ def renewed(text: str, benchmarks: Path) -> str:
 def _matrix(title: str, entries: Sequence[Entry]) -> list[str]:
     """Return a table of ways by workloads."""
     columns = list(dict.fromkeys(map(_workload, entries)))
+    costs = {(e["way"], _workload(e)): cost(e) for e in entries if _is_measured(e)}
     rows: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: _PLACES["way"].index(e["way"])):
-        beside_ours = ratios(entry, entries)
-        own, other = "ours_bf16", "ours_nvfp4"
-        if entry["way"] in _FOUR_BITS:
-            own, other = other, own
-        over = beside_ours.get(own, beside_ours.get(other))
-        beside = "" if over is None or entry["way"] in OURS else f" ({over:.2f} x)"
-        shown = f"{cost(entry):.3g}{beside}" if _is_measured(entry) else "failed"
-        rows.setdefault(_way(entry), {})[_workload(entry)] = shown
+        way, workload, shown = entry["way"], _workload(entry), "failed"
+        if _is_measured(entry):
+            own, other = _OF_4_BITS if way in _FOUR_BITS else _OF_16_BITS
+            base = costs.get((own, workload), costs.get((other, workload)))
+            beside = "" if base is None or way in OURS else f" ({cost(entry) / base:.2f} x)"
+            shown = f"{cost(entry):.3g}{beside}"
+        rows.setdefault(_way(entry), {})[workload] = shown
     lines = [[way, *(own.get(column, "") for column in columns)] for way, own in rows.items()]
     return table([title, *columns], lines)
 

@@ -102,28 +102,6 @@ def test_what_needs_no_choice_has_no_trial():
     assert not sweep.applies("trl_alone", "64x8", "0.5b")
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"way": "nobody"}, "way is 'nobody'"),
-        ({"seconds": []}, "seconds is \\[\\]"),
-        ({"update_seconds": [0.4, 0.4]}, "update_seconds"),
-        ({"score_seconds": [3.0] * 3}, "add up to"),
-        ({"completion_tokens": None}, "completion_tokens is None"),
-        ({"failed": ""}, "failed is empty"),
-        ({"date": None}, "date is None"),
-    ],
-)
-def test_a_record_is_refused_with_the_entry_and_what_is_wrong(changed, named, tmp_path):
-    path = tmp_path / "peers.json"
-    good = step_entry("trl", 2.0)
-    path.write_text(json.dumps({"device": "A", "entries": [good]}), encoding="utf-8")
-    assert table.read_record(path)["entries"] == [good]
-    path.write_text(json.dumps({"device": "A", "entries": [good | changed]}), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"entry 0: .*{named}"):
-        table.read_record(path)
-
-
 def test_the_table_has_a_row_a_way_the_ratio_by_token_and_what_failed():
     entries = [
         step_entry("trl", 4.0, 500, driver_bytes=2**30, start_seconds=75.0,
