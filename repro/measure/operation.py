@@ -16,6 +16,7 @@ they do in a model. `F.linear` reaches another speed on zeros than on data, so e
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,8 @@ from repro.targets.kernel_speed import (
     ratio_name,
 )
 
+Calls = Sequence[Callable[[], object]]
+
 # Metric to the row of `kernels.ops.OPS` and the shape that it is timed at: rows of a decode step
 # for its attention and its draw, tokens of a prefill or of training for the others.
 _BETWEEN_THE_PRODUCTS: dict[str, tuple[str, Shape]] = {
@@ -62,32 +65,52 @@ _BETWEEN_THE_PRODUCTS: dict[str, tuple[str, Shape]] = {
 _LOGPROBS_SHAPE = (8192, 3584, 152064)
 
 
-@dataclasses.dataclass(slots=True)
-class Totals:
-    """What was timed in all, for the receipt."""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Timed:
+    """Times calls, and keeps their metrics and what was timed in all, for the receipt.
 
+    Attributes
+    ----------
+    rate
+        The device's copy rate, bytes per second.
+    difference
+        The largest relative difference from plain PyTorch, in the Frobenius norm.
+    """
+
+    replays: int
+    rate: float
     seconds: float = 0.0
     nbytes: float = 0.0
     flops: float = 0.0
     difference: float = 0.0
+    metrics: dict[str, Estimate] = dataclasses.field(default_factory=dict)
 
-    def add(self, microseconds: float, nbytes: float, flops: float) -> None:
-        """Add one timed call."""
-        self.seconds += microseconds * 1e-6
+    def median(self, calls: Calls) -> float:
+        """Return the microseconds of a call."""
+        return timing.time_calls(calls, self.replays).median
+
+    def counted(self, calls: Calls, nbytes: float, flops: float = 0.0) -> float:
+        """Return the microseconds of a call, which is added to what was timed in all."""
+        taken = self.median(calls)
+        self.seconds += taken * 1e-6
         self.nbytes += nbytes
         self.flops += flops
+        return taken
 
     def compare(self, ours: Tensor, plain: Tensor) -> None:
-        """Keep the largest relative difference, in the Frobenius norm."""
+        """Keep the largest difference."""
         gap = (ours.float() - plain.float()).norm() / plain.float().norm()
         self.difference = max(self.difference, float(gap))
 
+    def note(self, name: str, value: float, unit: str = "ratio", n: int = 0) -> None:
+        """Keep a metric, of all replays unless `n` says of how many."""
+        method = "medians of graph replays, device events, cold caches"
+        self.metrics[name] = Estimate(value=value, unit=unit, n=n or self.replays, method=method)
 
-def ratio(value: float, unit: str, n: int) -> Estimate:
-    """Return what was timed as an estimate of `n` replays."""
-    return Estimate(
-        value=value, unit=unit, n=n, method="medians of graph replays, device events, cold caches"
-    )
+    def share(self, name: str, nbytes: float, calls: Calls) -> None:
+        """Time calls that move so many bytes, and keep their share of the copy rate."""
+        taken = self.counted(calls, nbytes)
+        self.note(name, nbytes / (taken * 1e-6) / self.rate)
 
 
 def measure_operations(
@@ -104,144 +127,116 @@ def measure_operations(
         raise RuntimeError("the kernels target needs a Hopper GPU (compute capability 9.0)")
     torch.manual_seed(derive_seed(run.seed, "operation") % 2**31)
     scale: OperationScale = run.scale
-    totals = Totals()
+    timed = Timed(replays=scale.replays, rate=timing.copy_rate())
     if run.arm.name == "operations":
-        metrics = around_the_layers(scale, totals, progress)
+        around_the_layers(timed, progress)
     else:
-        metrics = {}
         for block in scale.blocks:
-            metrics |= _block(block, run.arm.weight_format, scale, totals, progress, should_stop)
-    measured_copy_rate = timing.copy_rate()
+            _block(block, run.arm.weight_format, scale, timed, progress, should_stop)
     facts = Facts(
-        largest_relative_difference=totals.difference,
+        largest_relative_difference=timed.difference,
         tuned_table=tuning.device_slug(torch.cuda.get_device_name()),
         **Timing(
-            seconds=totals.seconds,
-            bytes=totals.nbytes,
-            flops=totals.flops,
-            bytes_per_second=measured_copy_rate,
+            seconds=timed.seconds,
+            bytes=timed.nbytes,
+            flops=timed.flops,
+            bytes_per_second=timed.rate,
             flops_per_second=timing.matmul_rate(),
         ).fact(),
     )
-    return Measured(metrics=metrics, facts=facts)
+    return Measured(metrics=timed.metrics, facts=facts)
 
 
 def _block(
     block: str,
     format: str,
     scale: OperationScale,
-    totals: Totals,
+    timed: Timed,
     progress: Progress,
     should_stop: Callable[[], bool],
-) -> dict[str, Estimate]:
+) -> None:
     """Time the four linear layers of one block: forward, backward, with an adapter."""
-    ours: dict[tuple[str, int], float] = {}
-    plain: dict[tuple[str, int], float] = {}
+    taken: dict[tuple[str, int], float] = defaultdict(float)
     for name, (N, K) in LAYERS[block].items():
         if should_stop():
             raise Stopped
         progress(f"{block} {name}", {})
         base = random_packed(N, K, format, 0)
-        packed = [
+        layer = _Layer(base, ENDS.get((block, name), ()), scale.adapter_rank, timed)
+        for M in scale.rows:
+            ours, plain = layer.forward(M)
+            taken["ours", M] += ours
+            taken["bf16", M] += plain
+        for M in scale.adapter_rows:
+            taken["adapter", M] += layer.with_adapter(M)
+        for M in scale.backward_rows:
+            ours, plain = layer.backward(M)
+            taken["backward", M] += ours
+            taken["backward in bf16", M] += plain
+        del layer, base
+        torch.cuda.empty_cache()
+    for M in scale.rows:
+        timed.note(ratio_name(block, M), taken["bf16", M] / taken["ours", M])
+        for who in ("ours", "bf16"):
+            timed.note(f"seconds_{who}_{block}_{M}", taken[who, M] * 1e-6, "seconds")
+    for M in scale.backward_rows:
+        over = taken["backward in bf16", M] / taken["backward", M]
+        timed.note(backward_name(block, M), over)
+    for M in scale.adapter_rows:
+        timed.note(adapter_name(block, M), taken["adapter", M] / taken["ours", M])
+
+
+def _rows(M: int, width: int) -> Tensor:
+    """Return random activations, (M, width), bfloat16."""
+    return torch.randn(M, width, device="cuda").bfloat16()
+
+
+class _Layer:
+    """One layer in both forms, copied often enough to outgrow the caches, and an adapter of it."""
+
+    def __init__(self, base: PackedWeight, ends: tuple[int, ...], rank: int, timed: Timed) -> None:
+        self.base, self.timed, self.dense = base, timed, hopper.dequantize_packs(base)
+        self.packed = [
             dataclasses.replace(base, packs=base.packs.clone())
             for _ in range(timing.copies(base.packs.nbytes))
         ]
-        dense = hopper.dequantize_packs(base)
-        copies = [dense.clone() for _ in range(timing.copies(dense.nbytes))]
-        ends = ENDS.get((block, name), ())
-        adapter = _adapter(N, K, scale.adapter_rank, ends)
-        layer = _Layer(base, packed, dense, copies, adapter, scale.replays, totals)
-        for M in scale.rows:
-            ours["forward", M] = ours.get(("forward", M), 0.0) + layer.forward(M)
-            plain["forward", M] = plain.get(("forward", M), 0.0) + layer.plain(M)
-        for M in scale.adapter_rows:
-            ours["adapter", M] = ours.get(("adapter", M), 0.0) + layer.with_adapter(M)
-        for M in scale.backward_rows:
-            packed_time, dense_time = layer.backward(M)
-            ours["backward", M] = ours.get(("backward", M), 0.0) + packed_time
-            plain["backward", M] = plain.get(("backward", M), 0.0) + dense_time
-        del layer, packed, copies, dense
-        torch.cuda.empty_cache()
-    n = scale.replays
-    estimates = {}
-    for M in scale.rows:
-        estimates[ratio_name(block, M)] = ratio(
-            plain["forward", M] / ours["forward", M], "ratio", n
-        )
-        for who, taken in (("ours", ours), ("bf16", plain)):
-            estimates[f"seconds_{who}_{block}_{M}"] = ratio(
-                taken["forward", M] * 1e-6, "seconds", n
-            )
-    for M in scale.backward_rows:
-        estimates[backward_name(block, M)] = ratio(
-            plain["backward", M] / ours["backward", M], "ratio", n
-        )
-    for M in scale.adapter_rows:
-        slower = ours["adapter", M] / ours["forward", M]
-        estimates[adapter_name(block, M)] = ratio(slower, "ratio", n)
-    return estimates
+        self.copies = [self.dense.clone() for _ in range(timing.copies(self.dense.nbytes))]
+        N, K = base.shape
+        a = torch.randn(rank * (len(ends) + 1), K, device="cuda") * 0.02
+        b = torch.randn(N, rank, device="cuda") * 0.02
+        self.adapter = Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends, scaling=1.0)
 
-
-def _adapter(N: int, K: int, rank: int, ends: tuple[int, ...]) -> Adapter:
-    a = torch.randn(rank * (len(ends) + 1), K, device="cuda") * 0.02
-    b = torch.randn(N, rank, device="cuda") * 0.02
-    return Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends, scaling=1.0)
-
-
-@dataclasses.dataclass(slots=True)
-class _Layer:
-    """One layer in both forms, copied often enough to outgrow the caches."""
-
-    base: PackedWeight
-    packed: Sequence[PackedWeight]
-    dense: Tensor
-    copies: Sequence[Tensor]
-    adapter: Adapter
-    replays: int
-    totals: Totals
-
-    def _x(self, M: int, width: int) -> Tensor:
-        return torch.randn(M, width, device="cuda").bfloat16()
-
-    def forward(self, M: int) -> float:
+    def _both(self, M: int, ours: Calls, plain: Calls) -> tuple[float, float]:
         N, K = self.base.shape
-        x = self._x(M, K)
+        nbytes = self.base.packs.nbytes + 2 * M * (N + K)
+        return self.timed.counted(ours, nbytes, 2 * M * N * K), self.timed.median(plain)
+
+    def forward(self, M: int) -> tuple[float, float]:
+        """Return the microseconds of ours and of bfloat16's."""
+        N, K = self.base.shape
+        x = _rows(M, K)
         out = torch.empty(M, N, dtype=torch.bfloat16, device="cuda").fill_(float("nan"))
         linear.packed_linear(x, self.base, out=out)
-        self.totals.compare(out, functional.linear(x, self.dense))
-        taken = timing.time_calls(
-            [partial(linear.packed_linear, x, w, out=out) for w in self.packed], self.replays
-        ).median
-        self.totals.add(taken, self.base.packs.nbytes + 2 * M * (N + K), 2 * M * N * K)
-        return taken
-
-    def plain(self, M: int) -> float:
-        x = self._x(M, self.base.shape[1])
-        return timing.time_calls(
-            [partial(functional.linear, x, w) for w in self.copies], self.replays
-        ).median
+        self.timed.compare(out, functional.linear(x, self.dense))
+        ours = [partial(linear.packed_linear, x, w, out=out) for w in self.packed]
+        return self._both(M, ours, [partial(functional.linear, x, w) for w in self.copies])
 
     def with_adapter(self, M: int) -> float:
-        x = self._x(M, self.base.shape[1])
+        x = _rows(M, self.base.shape[1])
         ours = linear.packed_linear(x, self.base, adapter=self.adapter)
         plain = functional.linear(x, self.dense)
         linear.add_adapter(x, self.adapter, plain)
-        self.totals.compare(ours, plain)
-        calls = [partial(linear.packed_linear, x, w, adapter=self.adapter) for w in self.packed]
-        return timing.time_calls(calls, self.replays).median
+        self.timed.compare(ours, plain)
+        return self.timed.median(
+            [partial(linear.packed_linear, x, w, adapter=self.adapter) for w in self.packed]
+        )
 
     def backward(self, M: int) -> tuple[float, float]:
-        grad = self._x(M, self.base.shape[0])
-        self.totals.compare(_grad_input(grad, self.base), grad @ self.dense)
-        ours = timing.time_calls(
-            [partial(_grad_input, grad, w) for w in self.packed[:4]], self.replays
-        ).median
-        plain = timing.time_calls(
-            [partial(torch.matmul, grad, w) for w in self.copies[:4]], self.replays
-        ).median
-        N, K = self.base.shape
-        self.totals.add(ours, self.base.packs.nbytes + 2 * M * (N + K), 2 * M * N * K)
-        return ours, plain
+        """Return the microseconds of ours and of bfloat16's."""
+        grad = _rows(M, self.base.shape[0])
+        self.timed.compare(_grad_input(grad, self.base), grad @ self.dense)
+        ours = [partial(_grad_input, grad, w) for w in self.packed[:4]]
+        return self._both(M, ours, [partial(torch.matmul, grad, w) for w in self.copies[:4]])
 
 
 def _grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:
@@ -249,11 +244,8 @@ def _grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:
     return grad @ hopper.dequantize_packs(weight, dtype=grad.dtype)
 
 
-def around_the_layers(
-    scale: OperationScale, totals: Totals, progress: Progress
-) -> dict[str, Estimate]:
+def around_the_layers(timed: Timed, progress: Progress) -> None:
     """Time every operation of `kernels.ops` that is no packed linear layer."""
-    timed = _Shares(timing.copy_rate(), scale.replays, totals, {})
     progress("between the products", {})
     for metric, (name, shape) in _BETWEEN_THE_PRODUCTS.items():
         _share_of(metric, name, shape, timed)
@@ -262,32 +254,14 @@ def around_the_layers(
     for format in FORMATS:
         _conversions(format, timed)
     torch.cuda.empty_cache()
-    estimates = timed.estimates
     for format in FORMATS:
         progress(f"portable linear layer, {format}", {})
-        counts = PORTABLE_ROWS if format == "nvfp4" else (16,)
-        estimates |= _portable(format, counts, scale.replays, totals)
+        _portable(format, PORTABLE_ROWS if format == "nvfp4" else (16,), timed)
     progress("logprobs", {})
-    return estimates | _logprobs(scale.replays)
+    _logprobs(timed)
 
 
-@dataclasses.dataclass(slots=True)
-class _Shares:
-    """Times calls and keeps their share of the copy rate (bytes per second)."""
-
-    rate: float
-    replays: int
-    totals: Totals
-    estimates: dict[str, Estimate]
-
-    def share(self, name: str, nbytes: float, calls: Sequence[Callable[[], object]]) -> None:
-        taken = timing.time_calls(calls, self.replays).median
-        self.totals.add(taken, nbytes, 0.0)
-        share = nbytes / (taken * 1e-6) / self.rate
-        self.estimates[name] = ratio(share, "ratio", self.replays)
-
-
-def _conversions(format: str, timed: _Shares) -> None:
+def _conversions(format: str, timed: Timed) -> None:
     """Time both directions at gate_up of the 7B."""
     N, K = LAYERS["7b"]["gate_up"]
     base = random_packed(N, K, format, 0)
@@ -307,7 +281,7 @@ def _conversions(format: str, timed: _Shares) -> None:
     )
 
 
-def _share_of(metric: str, name: str, shape: Shape, timed: _Shares) -> None:
+def _share_of(metric: str, name: str, shape: Shape, timed: Timed) -> None:
     """Time a row of `kernels.ops.OPS` at a shape, as the engine and the trainer call it."""
     op = named_op(name)
     arguments = op.prepare(op.inputs(shape, torch.bfloat16, "cuda", 0))
@@ -316,59 +290,52 @@ def _share_of(metric: str, name: str, shape: Shape, timed: _Shares) -> None:
     timed.share(metric, op.nbytes(shape), calls)
 
 
-def _prefill_attention(timed: _Shares) -> None:
+def _prefill_attention(timed: Timed) -> None:
     """Time the prefill's attention, whose time is arithmetic, against torch's over dense rows."""
     op = named_op("prefill_attention")
     arguments = op.inputs(op.large, torch.bfloat16, "cuda", 0)
     assert op.dense is not None
     function, dense = op.dense(arguments)
-    ours = timing.time_calls([partial(op.load(), *arguments)] * 2, timed.replays).median
-    plain = timing.time_calls([partial(function, *dense)] * 2, timed.replays).median
-    timed.totals.add(ours, op.nbytes(op.large), op.flops(op.large))
-    timed.estimates["prefill_attention_ratio"] = ratio(plain / ours, "ratio", timed.replays)
+    work = op.nbytes(op.large), op.flops(op.large)
+    ours = timed.counted([partial(op.load(), *arguments)] * 2, *work)
+    plain = timed.median([partial(function, *dense)] * 2)
+    timed.note("prefill_attention_ratio", plain / ours)
 
 
-def _portable(
-    format: str, counts: Sequence[int], replays: int, totals: Totals
-) -> dict[str, Estimate]:
+def _portable(format: str, counts: Sequence[int], timed: Timed) -> None:
     """Time the 7B block's linear layers from the checkpoint's layout, as dispatched, in Triton."""
     generator = torch.Generator("cuda").manual_seed(torch.initial_seed())
-    ours = dict.fromkeys(counts, 0.0)
-    plain = dict.fromkeys(counts, 0.0)
+    ours, plain = dict.fromkeys(counts, 0.0), dict.fromkeys(counts, 0.0)
     for N, K in LAYERS["7b"].values():
         count = timing.copies(N * K * 9 // 16)
         weights = [random_weight(format, N, K, generator) for _ in range(count)]
-        dense = [
-            torch.randn(N, K, device="cuda").bfloat16() for _ in range(timing.copies(2 * N * K))
-        ]
+        dense = [_rows(N, K) for _ in range(timing.copies(2 * N * K))]
         for M in counts:
-            x = torch.randn(M, K, device="cuda").bfloat16()
+            x = _rows(M, K)
             exact = functional.linear(x, dispatch.dequantize(weights[0], x.dtype))
-            totals.compare(dispatch.linear(x, weights[0]), exact)
-            calls = [partial(dispatch.linear, x, weight) for weight in weights]
-            ours[M] += timing.time_calls(calls, replays).median
-            calls = [partial(functional.linear, x, weight) for weight in dense]
-            plain[M] += timing.time_calls(calls, replays).median
+            timed.compare(dispatch.linear(x, weights[0]), exact)
+            ours[M] += timed.median([partial(dispatch.linear, x, weight) for weight in weights])
+            plain[M] += timed.median([partial(functional.linear, x, weight) for weight in dense])
         del weights, dense
         torch.cuda.empty_cache()
-    return {portable_name(format, M): ratio(plain[M] / ours[M], "ratio", replays) for M in counts}
+    for M in counts:
+        timed.note(portable_name(format, M), plain[M] / ours[M])
 
 
-def _logprobs(n: int) -> dict[str, Estimate]:
+def _logprobs(timed: Timed) -> None:
     """Time logprobs and entropy against the full product and its softmax, and their memory."""
     T, H, V = _LOGPROBS_SHAPE
-    hidden = torch.randn(T, H, device="cuda").bfloat16()
+    hidden = _rows(T, H)
     head = (torch.randn(V, H, device="cuda") * 0.02).bfloat16()
     ids = torch.randint(0, V, (T,), device="cuda")
+    work = partial(logprobs.token_logprobs, hidden, head, ids, 1.0)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    logprobs.token_logprobs(hidden, head, ids, 1.0)
+    work()
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
-    ours = timing.time_eager(lambda: logprobs.token_logprobs(hidden, head, ids, 1.0), n).median
-    plain = timing.time_eager(lambda: torch.softmax(hidden @ head.t(), -1), n).median
-    return {
-        "logprobs_ratio": ratio(plain / ours, "ratio", n),
-        "logprobs_bytes": ratio(float(extra), "bytes", 1),
-    }
+    ours = timing.time_eager(work, timed.replays).median
+    plain = timing.time_eager(lambda: torch.softmax(hidden @ head.t(), -1), timed.replays).median
+    timed.note("logprobs_ratio", plain / ours)
+    timed.note("logprobs_bytes", float(extra), "bytes", 1)
