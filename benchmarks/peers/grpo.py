@@ -11,11 +11,8 @@ is cut into `rollout` (weights or adapter handed over, its `sync`, and generatio
 rest of `_generate_and_score_completions`: rewards, and the correction's pass) and `update`, which
 is all else.
 
-Easy mistakes
--------------
-* Unsloth rewrites TRL's trainer when it is imported: never both in one process, and Unsloth first.
-* Unsloth's own defaults for `dapo` mask completions that were cut; here it has TRL's.
-* vLLM's tear-down can hang, so that the process ends without it.
+Unsloth rewrites TRL's trainer when it is imported: never both in one process, and Unsloth first.
+vLLM's tear-down can hang, so that the process ends without it.
 """
 
 from __future__ import annotations

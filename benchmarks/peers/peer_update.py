@@ -11,9 +11,6 @@ log-probabilities.
 
 Kinder to the peers than TRL: padding goes to the longest row of a micro-batch, where TRL pads to
 the longest of the whole step, and batches lie on the device before the clock starts.
-
-Easy to get wrong: adapters in float32 without autocast multiply in float32, which nobody trains
-with.
 """
 
 from __future__ import annotations

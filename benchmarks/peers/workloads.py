@@ -1,7 +1,7 @@
 """What every way is given, as files: rows of an update, questions of a whole step, a checkpoint.
 
 An update has 16 prompts with 8 completions each, prompt-major, of random tokens; the lengths of the
-completions are drawn anew for each step (`repro.spec.step_scale.StepPoint`):
+completions are drawn anew for each step, as in training (`repro.spec.step_scale.StepPoint`):
 
     spread    log-normal, 300 tokens on average
     equal     as many tokens in all as `spread` has in that step, every row of one length
@@ -10,9 +10,6 @@ completions are drawn anew for each step (`repro.spec.step_scale.StepPoint`):
 A whole step (`STEPS`) samples completions of at most 512 tokens. Rewards are real ones, or paid in
 turn whatever a completion says, so that every row has an advantage. At 7B weights are random,
 prompts have 256 tokens and no row ends before 512.
-
-Easy to get wrong: a workload whose lengths repeat from step to step is kinder than training, where
-kernels are chosen, planned or compiled again for shapes that were never met.
 """
 
 from __future__ import annotations
@@ -104,11 +101,7 @@ def write_rows(model: str, lengths: str, steps: int, folder: Path, place: Path) 
     """Write the rows of an update's steps: a JSON line of P prompts and B completions each.
 
     Lengths depend on the step alone, and those of `equal` come of the same draws as `spread`.
-
-    Returns
-    -------
-    dict
-        The file, `rows`, and the sizes of a step.
+    Returns the file, `rows`, and the sizes of a step.
     """
     point, out = point_of(model, lengths), place / "rows.jsonl"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -135,11 +128,8 @@ def write_rows(model: str, lengths: str, steps: int, folder: Path, place: Path) 
 def write_questions(request: Mapping[str, Any], data: str, place: Path) -> dict[str, str]:
     """Write the questions of a row's steps, as a run of this project meets them.
 
-    Returns
-    -------
-    dict
-        `data`, the source of this project's run, and `questions`, a file for peers: a JSON line for
-        each `prompt`, the message's text, and its `answer`, in the order of the run's steps.
+    Returns `data`, the source of this project's run, and `questions`, a file for peers: a JSON line
+    for each `prompt`, the message's text, and its `answer`, in the order of the run's steps.
     """
     tokenizer = AutoTokenizer.from_pretrained(request["folder"])
     if tokenizer.chat_template is None:

@@ -9,17 +9,10 @@ the number in the end::
 Sentences about other people and other things are mixed in and change nothing. Every intermediate
 value stays within the bounds of the configuration, so digits, not magnitudes, are what is learned.
 
-Easy to get wrong:
-
-* **Leaks between splits.** A problem belongs to a split by a hash of its question's text, never by
-  the seed that drew it: two seeds may draw the same question, and both draws then fall on the same
-  side. Within one call no question occurs twice.
-* **Hidden state.** A problem is a function of (configuration, split, level, seed, index); nothing
-  is drawn from a global generator, and asking for more problems keeps the first ones.
-* **A surface that gives the level away.** Distractors lengthen some short problems, so the number
-  of sentences does not equal the number of operations.
-
-`GeneratorConfig` holds all that a wider tier changes: names, things, sentences, bounds, levels.
+A problem belongs to a split by a hash of its question's text, never by the seed that drew it: two
+seeds may draw the same question, and both draws then fall on the same side. It is a function of
+(configuration, split, level, seed, index), so asking for more problems keeps the first ones.
+Distractors lengthen some short problems, so that the number of sentences does not tell the level.
 """
 
 from __future__ import annotations

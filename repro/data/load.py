@@ -7,10 +7,9 @@ which split depends on their text alone, not on the machine, the order of lines 
 * a public set by name: its own train and test splits, development held out of train;
 * `folder:PATH`, `file:PATH`, `hub:OWNER/NAME`: a user's own (`repro.data.own`).
 
-Where `train_problems`, `development_problems` or `test_problems` ask for fewer than there are, the
-ones with the smallest seeded hash are used, in their original order; where they ask for more, all
-are used. Nothing is held out of train unless `development_problems` asks for it, since the paper
-trains on all of it.
+Where a split's count asks for fewer problems than there are, those with the smallest seeded hash
+are used, in their original order. Nothing is held out of train unless `development_problems` asks
+for it, since the paper trains on all of it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 Development problems are held out of the training split by a hash of the question's text, so that
 they are the same on every machine, do not move when lines are reordered or added, and two copies of
 one question are on the same side. A source without a test split has a tenth of its questions held
-out as one in the same way. Easy to get wrong: drawing the development problems from the test split
-(then the number that is reported was tuned on), or cutting by line number (then a set sorted by
-difficulty gives two different distributions).
+out as one in the same way.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ list of `role` and `content`, that ends with the user's message; what the assist
 the answer where no column is. Of an answer with a `####` mark, the gold is what follows it. Other
 columns are kept for rewards that ask for them.
 
-Easy to get wrong: turning the answer into a number ("70000" and "7e4" and 70000.0 are three texts;
-a number in the file becomes the text that it is written as), and skipping a broken row, which
-changes every number computed from the file. A broken row therefore raises `DataError`, which names
-the file, the line, what was found and what is needed.
+A number in the file becomes the text that it is written as. A broken row is not skipped, which
+would change every number computed from the file: it raises `DataError`, which names the file, the
+line, what was found and what is needed.
 """
 
 from __future__ import annotations

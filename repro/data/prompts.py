@@ -8,19 +8,13 @@ its digest is written into each record.
 Easy to get wrong:
 
 * the beginning-of-sequence token: a chat template already writes it where the model wants one, so
-  tokenising its text with special tokens added gives two (Llama), and tokenising plain text without
-  them gives none; where it marks a turn as well (SmolLM2's `<|im_start|>`), it comes again later;
-* a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
-  the control token itself and so end the user's turn: such a question is refused;
-* the assistant's opening line, without which the policy continues the user's turn: a chat template
-  that writes none is refused; where one puts `<think>` there, the completion begins within it
-  (`opening_of`);
+  tokenising its text with special tokens added gives two, and plain text without them none;
+* a question that holds a control token's text (`<|im_end|>`), which would end the user's turn: it
+  is refused, as is a chat template that does not open the assistant's turn;
 * a prompt that is another one tomorrow: a chat template that asks for the date gets `PROMPT_DATE`,
   which the record's inputs name, and a template that draws at random is refused;
-* tags that the tokenizer holds for control tokens, and would drop from a completion (`texts_of`);
 * the answer's form: a policy that boxes its answers earns nothing where `<answer>` is read. A
-  template says which strict reading pays (`reads`): `boxed` and `gsm8k` ask for forms that
-  instruction-tuned models have anyway.
+  template says which strict reading pays (`reads`).
 
 A user's own template (`--template FILE`) is a text with `{question}`, or Jinja with `question`. Its
 whole text is the template's name in a configuration, after `own:`.

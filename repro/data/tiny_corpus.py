@@ -6,12 +6,11 @@ A document is a prompt and a completion in the format that the paper asks for::
     <think>First 14 + 5 = 19</think>
     <answer>19</answer>
 
-As the web does, the corpus mixes habits. *Careful* completions work step by step; *careless* ones
-leave the thinking empty and state the number at once. The careless numbers are correct in the text,
-but a model this small cannot compute them in one go, so what it learns from them is a habit that
-fails. Three endings occur: the tags of the paper, `#### N` and `The answer is N`. A policy
-pre-trained on this can solve the problems and often does not, and reinforcement learning has
-something to sharpen: a choice of style, not arithmetic.
+*Careful* completions work step by step; *careless* ones leave the thinking empty and state the
+number at once. The careless numbers are correct in the text, but a model this small cannot compute
+them in one go: what it learns from them is a habit that fails. Three endings occur: the tags of the
+paper, `#### N` and `The answer is N`. A policy pre-trained on this can solve the problems and often
+does not; what reinforcement learning sharpens is a choice of style, not arithmetic.
 
 Three shares make the controls meaningful:
 
@@ -21,8 +20,6 @@ Three shares make the controls meaningful:
   alone therefore sharpens the careless habit, and must not raise accuracy.
 * Some careful completions skip an operation or slip by a little, and go on consistently from there.
   Sampling at temperature 1 then fails where the greedy choice does not.
-
-`WORKING_PREFIX` ends the choice of habit: with it forced, the policy's ceiling can be measured.
 """
 
 from __future__ import annotations
@@ -40,7 +37,8 @@ from repro.data.generator import (
 )
 from repro.spec.config import derive_seed
 
-# The first characters of every careful completion and of no careless one.
+# The first characters of every careful completion and of no careless one: forced upon a policy, it
+# gives its ceiling.
 WORKING_PREFIX = "<think>First "
 EMPTY_THINKING = "<think></think>"
 STEP_JOINT = ", then "
@@ -85,7 +83,6 @@ class Document:
 
     prompt: str
     completion: str
-    level: int
 
 
 def tiny_prompt(question: str) -> str:
@@ -137,8 +134,5 @@ def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[Document]:
     """Yield pre-training documents without end, all from the training split."""
     rng = random.Random(derive_seed(seed, "completions"))
     for problem in iterate_word_problems("train", (), seed, config.generator):
-        yield Document(
-            prompt=tiny_prompt(problem.question),
-            completion=complete(problem, rng, config),
-            level=problem.level,
-        )
+        written = complete(problem, rng, config)
+        yield Document(prompt=tiny_prompt(problem.question), completion=written)

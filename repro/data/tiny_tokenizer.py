@@ -12,9 +12,6 @@ The words are *added tokens* upon Qwen2's own byte-level pipeline with no merges
 transformers' `AutoTokenizer` builds a `Qwen2Tokenizer` for every checkpoint of model type `qwen2`,
 whatever class its files name, and keeps of `tokenizer.json` only vocabulary, merges and added
 tokens. A tokenizer of another kind would load without a word and split text wrongly.
-
-Easy to get wrong: padding with the end token (its loss is then masked away and the policy never
-learns to stop), and a decoder that tidies spaces, after which text no longer round-trips.
 """
 
 from __future__ import annotations
@@ -63,7 +60,10 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
 
 
 def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
-    """Build the tokenizer for a generator's sentences; its padding is not its end token."""
+    """Build the tokenizer for a generator's sentences.
+
+    Its padding is not its end token, whose loss would be masked away with it.
+    """
     vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = Qwen2Tokenizer(

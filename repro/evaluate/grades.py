@@ -1,14 +1,12 @@
 """Grades of completions, and their means per problem.
 
-The released evaluation forgets the adapter, compares first characters only and cuts answers short
-(docs/background.md, row 16). Here the grader is the one that paid the rewards, and what is
-beside accuracy (format, working, truncation, the lenient reading) is always reported with it.
+The grader is the one that paid the rewards, and what is beside accuracy (format, working,
+truncation, the lenient reading) is always reported with it.
 
 Of n samples per problem follow mean@n, and unbiased pass@k and maj@k for k <= n
 (`repro.evidence.at_k`), by the strict and by the lenient reading. What votes in maj@k is the
-answer's tidied text: `70,000` and `70000` are two candidates, and both may be right.
-
-Easy to get wrong: taking samples of one problem for independent ones. Intervals are over problems.
+answer's tidied text: `70,000` and `70000` are two candidates, and both may be right. Intervals are
+over problems: samples of one problem are not independent.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any
 from repro.data.problem import Problem
 from repro.evaluate.questions import Question
 from repro.evidence.at_k import VOTING_SAMPLES
-from repro.evidence.derived import at_k_metrics, mean_of_problems
+from repro.evidence.derived import SHARES, at_k_metrics, mean_of_problems, share_of
 from repro.evidence.record import Estimate
 from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN, lenient_answer
 from repro.reward.expression import tidy
@@ -64,6 +62,14 @@ class Graded:
         return self.accuracy == 1.0
 
 
+# Tally -> the field of `Graded`.
+_TALLIED = {
+    "right": "accuracy",
+    "right_lenient": "lenient",
+    "format": "format_ok",
+    "working": "works",
+    "truncated": "truncated",
+}
 # Ending of a metric's name -> the fields of `Graded`: the grade, and what votes.
 _READINGS = {"": ("accuracy", "answer"), "_lenient": ("lenient", "lenient_answer")}
 
@@ -101,16 +107,9 @@ class Answers:
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the metrics, each with its 95 % interval over problems."""
-        shares = {
-            "accuracy": "accuracy",
-            "accuracy_lenient": "lenient",
-            "format_rate": "format_ok",
-            "working_rate": "works",
-            "truncation_rate": "truncated",
-        }
-        percents = {
-            name: mean_of_problems(self._means(of), "percent") for name, of in shares.items()
-        }
+        tallies = self.tallies()
+        named = {"right": "accuracy"} | SHARES
+        percents = {metric: share_of(tallies[part]) for part, metric in named.items()}
         tokens = mean_of_problems(self._means("tokens", scale=1.0), "tokens")
         return percents | {"completion_tokens_mean": tokens}
 
@@ -133,14 +132,7 @@ class Answers:
             the counts of each `right` and each `wrong` answer; samples without an answer make up
             the rest. None of more than `VOTING_SAMPLES`.
         """
-        grades = {
-            "right": "accuracy",
-            "right_lenient": "lenient",
-            "format": "format_ok",
-            "working": "works",
-            "truncated": "truncated",
-        }
-        return {name: self._tally(field) for name, field in grades.items()} | {
+        return {name: self._tally(field) for name, field in _TALLIED.items()} | {
             "dropped": self.dropped,
             "tokens": sum(one.tokens for group in self.groups for one in group),
             **self._tallies_of_several(),

@@ -1,8 +1,6 @@
 """Problems as a policy reads them, and the seed of each completion.
 
-Easy to get wrong: another prompt for the untrained arm, and comparing arms on different random
-numbers. Here a completion's seed follows from the run's seed, the problem and the sample, never
-from the arm.
+A completion's seed follows from the run's seed, the problem and the sample, never from the arm.
 """
 
 from __future__ import annotations

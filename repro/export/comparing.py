@@ -10,11 +10,6 @@ reader's own roundings cost (0.4 to 1.3 times the distance from float32, on rand
 checkpoint whose weights were rounded differs by more, and what is asked then is relative: rounding
 may take away no more than a small share of what training changed, which is the distance from the
 trained policy to the one without its adapter.
-
-Easy mistakes
--------------
-* Comparing only the most likely tokens: an adapter scaled wrongly by two moves few of them.
-* Comparing while noise is on the norms: the difference is then the noise.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@ An adapter trained on 4-bit codes that were made in memory names the 16-bit base
 of. Put on that, it is not the policy that was trained, and the command says how far it is from it;
 `--base` names a folder that `quantize` wrote, whose codes are those that were trained on.
 
-Added noise (AQN) is never in what is written: weights are those that training moved.
-
-Where each seed of a run had an order of channels of its own, its adapter fits that order alone;
-merged, it is a checkpoint like any other, of the same function.
+Added noise (AQN) is never in what is written. Where each seed of a run had an order of channels of
+its own, its adapter fits that order alone; merged, it is a checkpoint like any other.
 """
 
 from __future__ import annotations
@@ -80,13 +78,8 @@ class TrainedWeights:
 def main_export(args: argparse.Namespace) -> int:
     """Write the export, compare, and only then give the folder its name; return 0.
 
-    Raises
-    ------
-    ValueError
-        When the adapter or its base cannot be read, or what was written does not say what was
-        trained.
-    FileExistsError
-        When the folder exists.
+    Raises `ValueError` when the adapter or its base cannot be read, or what was written does not
+    say what was trained, and `FileExistsError` when the folder exists.
     """
     adapter, device = adapter_folder(args.adapter), device_named(args.device)
     with appearing(Path(args.out)) as folder, released():

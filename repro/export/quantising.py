@@ -45,13 +45,8 @@ READERS = {
 def main_quantize(args: argparse.Namespace) -> int:
     """Quantise, compare, and only then give the folder its name; return 0.
 
-    Raises
-    ------
-    ValueError
-        When the source cannot be read or is quantised already, or what was written does not say
-        what the quantised source says.
-    FileExistsError
-        When the folder exists.
+    Raises `ValueError` when the source cannot be read or is quantised already, or what was written
+    does not say what the quantised source says, and `FileExistsError` when the folder exists.
     """
     revision, device = args.revision or "", device_named(args.device)
     # The config first: what is quantised already is refused before its weights are fetched.

@@ -18,14 +18,9 @@ in use by others, or left by an earlier model, is found before anything is timed
 
 A probe that fails is `{"failed": reason}`. Nothing here changes a setting of the card.
 
-Easy to get wrong
------------------
-* Power caps and idling lower the clocks, too: both are normal, and neither is a fault.
-* The driver's tool lists processes by the numbers of its own namespace. In a container these are
-  foreign or hidden: where this process is not among those listed, nothing says which are others.
-* Free memory includes no context before the first call of CUDA, and one after it.
-* An allocator that retried while an engine was built did what it should; one that retried while the
-  clock ran spoilt the time. Only the second is counted by `timed_retries`.
+Power caps and idling lower the clocks, too: both are normal. The driver's tool lists processes by
+the numbers of its own namespace, foreign or hidden in a container: where this process is not among
+those listed, nothing says which are others.
 """
 
 from __future__ import annotations
@@ -155,8 +150,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def needs_by_allocator(error: BaseException) -> str:
     """Return how much memory was needed when it ran out; call it where the error is handled.
 
-    What is in use then, and what was asked for on top: at least that much. A smaller request that
-    failed is not stated by an error that has no number; then it is what is in use alone.
+    What is in use then, and what was asked for on top where the error has the number.
     """
     free, total = torch.cuda.mem_get_info()
     cause: BaseException | None = error
@@ -199,13 +193,7 @@ def _card() -> dict[str, str]:
 def slowed_us() -> dict[str, int]:
     """Return how long each reason has lowered the clocks since the driver was loaded.
 
-    Raises `Exception` where no driver counts it; `repro.evidence.environment.probe` turns that into
-    a value.
-
-    Returns
-    -------
-    dict
-        Microseconds by reason.
+    In microseconds, by reason; raises where no driver counts it.
     """
     prefix = "clocks_event_reasons_counters"
     (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _SLOWED], device=_device())

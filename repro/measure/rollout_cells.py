@@ -13,14 +13,9 @@ to run as its middle does,
 
     seconds = prefill + sum over stretches of steps * (seconds per step in the middle).
 
-What is linear in the position comes out exactly. Left out is the host's own work between rounds
-of steps, which the windows do not have; so some cells are also rolled out whole, and
-
-    window_gain_<point>_<batch>   percent by which the windows' rate exceeds the whole rollout's
-
-is a metric of the record, with a bar in the expectations.
-
-Each seed has a prefill of prompts of its own, and windows with tokens and random numbers of its
+Left out is the host's own work between rounds of steps, which the windows do not have; so some
+cells are also rolled out whole, and `window_gain_<point>_<batch>` is the percent by which the
+windows' rate exceeds the whole rollout's. Each seed has prompts, tokens and random numbers of its
 own, over a cache that is filled with random values.
 """
 
@@ -29,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -100,17 +95,8 @@ def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimat
     return Estimate(value=value, unit=unit, method=method, n=n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Timed steps in the middle of a stretch.
-
-    Attributes
-    ----------
-    position
-        Of the untimed step before the first timed one.
-    stands_for
-        Steps of the stretch.
-    """
+class Window(NamedTuple):
+    """Timed steps in the middle of a stretch: of how many steps, and where the untimed first is."""
 
     position: int
     stands_for: int
@@ -249,15 +235,8 @@ def time_batch(
 ) -> int:
     """Time a batch once per seed: by windows where the point has them, else whole.
 
-    Parameters
-    ----------
-    also_whole
-        Whether seed 0 rolls a batch that is timed by windows out whole as well.
-
-    Returns
-    -------
-    int
-        How often the allocator retried after the untimed start.
+    With `also_whole`, seed 0 rolls a batch that is timed by windows out whole as well. Returns how
+    often the allocator retried after the untimed start.
     """
     decoder: Any = engine.policy.decoder
     prefill, before = 0.0, 0

@@ -8,11 +8,6 @@ the device at each mark.
 
 Every second completion is paid, so no group's rewards are equal and no row is idle: the update is
 the largest that a rollout of this size can ask for.
-
-Easy mistakes
--------------
-* Ending a phase by the host's clock without waiting for the device measures launches.
-* The last reserved byte counts, not the last allocated one, and so does the driver's context.
 """
 
 from __future__ import annotations

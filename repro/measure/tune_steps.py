@@ -5,17 +5,13 @@
 Rewrites `kernels/tuned/<device>.json`, which `python -m kernels.tune` makes. What was chosen so
 before stays, so a start after an interruption goes on.
 
-`kernels.tune` times a layer in isolation. In a step the next launch begins before the layer has
-ended (programmatic dependent launch), with the registers and shared memory that the layer leaves
-free; so the fastest candidate in isolation need not be the fastest in a step. Here the candidates
-of `kernels.tune` are timed in the engine's captured step, of a model with a few layers of the real
-shape and a small vocabulary, so that little else is timed. Products are chosen one after another,
-with the current choices for the others. The best candidates and the current choice are timed again
-in turn; the current choice stays unless another is faster. A second round repeats this with each
-product's best candidates, because the other choices have changed. Results apply only to the sizes
-tuned and to ranks up to the adapter's: they made neighbouring sizes and larger ranks slower.
-
-Easy to get wrong: a captured step keeps the launches that it was captured with.
+In a step the next launch begins before a layer has ended (programmatic dependent launch), with the
+registers and shared memory that the layer leaves free; so the fastest candidate in isolation need
+not be the fastest in a step. Here the candidates of `kernels.tune` are timed in the engine's
+captured step, of a model with a few layers of the real shape and a small vocabulary. Products are
+chosen one after another, with the current choices for the others, in two rounds; the current choice
+stays unless another is faster. Results apply only to the sizes tuned and to ranks up to the
+adapter's: they made neighbouring sizes and larger ranks slower.
 """
 
 from __future__ import annotations

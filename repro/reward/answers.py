@@ -15,8 +15,6 @@ Three readings, kept apart because they measure different things:
 The strict readings are those of the paper's tags; a prompt template that asks for another form has
 its own (`READINGS`): the last box, or what follows the last `####`, with one of them as the format.
 
-The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
-
 Easy to get wrong: a regular expression for the tags, such as the released code's
 `<think>.*?</think>\s*<answer>.*?</answer>`, takes cubic time on a completion that repeats
 `<think></think><answer>` without ever closing an answer; every reading here is a fixed number of

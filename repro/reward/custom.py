@@ -9,17 +9,14 @@ It is given what its parameters name, a list with an entry per completion each: 
 without the prompt and without control tokens; `answers`, the gold answers of their problems;
 `prompts`, their questions without any template; and any other column of the data, by its name, as
 reward functions of TRL are. One with `**kwargs` is given all of them. A reward is a finite number;
-None means that there is none, and the completion leaves its group. The sum of a group's rewards is
-not what trains: within a group only differences count. The function must be deterministic if a
-resumed run is to go on to the bit, and it runs in the process that trains: one that hangs, hangs
-the run.
+None means that there is none, and the completion leaves its group. The function must be
+deterministic if a resumed run is to go on to the bit, and it runs in the process that trains.
 
 The module is imported from the current folder or from wherever Python finds it. Its file's SHA-256
 is part of the run's configuration: a module that has changed since is refused, and what it imports
 in turn is not covered. Accuracy and format are measured beside it as always.
 
-Easy to get wrong: a reward that answers with 0 whatever goes wrong trains on its own bugs. An
-exception here fails the run, with its words in the record.
+An exception in it fails the run, with its words in the record.
 """
 
 from __future__ import annotations

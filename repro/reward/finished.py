@@ -17,10 +17,8 @@ Members of sets, pairs, intervals and matrices are each held to the same.
 Equations and inequalities are compared side by side, perhaps with their sides exchanged: moving
 terms across the sign is work, too.
 
-Nothing here expands or multiplies out, so it is asked before math-verify's algebra, to which
-`(x+1)^{9999}` would be thousands of terms.
-
-This module runs in the worker, outside its package, and imports SymPy alone.
+Nothing here expands or multiplies out, so it is asked before math-verify's algebra. This module
+runs in the worker, outside its package, and imports SymPy alone.
 """
 
 from __future__ import annotations

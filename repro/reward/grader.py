@@ -23,14 +23,8 @@ A late worker is not a wrong answer. The limit is on the worker's own processor 
 that stands still for seconds changes no grade, and a pair over it is tried once more on a fresh
 worker. An error is not remembered.
 
-Easy to get wrong: `verify(gold, answer)` is not symmetric; a limit by `signal.alarm` raises in any
-thread but the main one, and a caller that catches the error pays zero to everybody; a worker that
-outlives its parent. Workers here hold nothing but a pipe, read end of file as the order to leave,
-and are in a process group of their own, so that Ctrl-C reaches the parent alone.
-
 Measured on one core: 0.7 s to start a worker, 0.2 ms per new pair of integers, 6 microseconds per
-pair seen before. Every pair that may be compared goes to math-verify once, in the forms that
-`expression` gives; there is no shortcut in the parent.
+pair seen before.
 """
 
 from __future__ import annotations
@@ -256,8 +250,7 @@ class GraderPool:
 class _Form:
     """What is asked of a worker for a pair, and whether its own answer was refused.
 
-    An answer that may not be compared is replaced by the gold itself, which says whether the gold
-    is at fault.
+    An answer that may not be compared is replaced by the gold, which may be at fault.
     """
 
     pair: Pair

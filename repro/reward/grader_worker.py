@@ -4,9 +4,8 @@ The process is a fresh interpreter that runs `verifier.py` as a script: nothing 
 forked or imported again, however much the parent has loaded. Its pipes are not inherited by other
 processes, so that the end of the parent, however it comes, is the end of the worker's input.
 
-Easy to get wrong: a limit on wall time makes a wrong answer of a stalled machine. What a worker may
-use up is its own processor time, as the system counts it; wall time is bounded far above, for a
-worker that waits for ever without computing.
+What a worker may use up is its own processor time, as the system counts it, so that a stalled
+machine makes no wrong answer; wall time is bounded far above, for one that waits without computing.
 """
 
 from __future__ import annotations

@@ -59,9 +59,7 @@ class Quantity:
     value
         Its exact value, without the unit: `35%` has 35.
     form
-        How it is written; a decimal whose decimals are all zero is `whole`.
-    decimals
-        Digits after the point.
+        How it is written; a decimal whose `decimals` are all zero is `whole`.
     unit
         Name of its unit or currency, "" for none.
     reduced

@@ -10,14 +10,11 @@ The kinds of reward:
 * `random`: 1 with probability 0.3, whatever the text; a control, since random reward alone has been
   seen to raise the accuracy of some models (arXiv 2506.10947).
 
-Under every kind the same accuracy and format are measured, so that the controls' curves can be
-laid beside the task's.
+Under every kind the same accuracy and format are measured. An item whose gold cannot be parsed has
+no reward (None), which is not a zero: it leaves the group.
 
 Easy to get wrong: accuracy and format are summed *before* the group's standardisation, so when all
-answers of a group are equally right, a single missing tag is stretched to unit variance; the parts
-are therefore returned apart, and two completions of equal accuracy never differ by more than
-`format_reward`. An item whose gold cannot be parsed has no reward (None), which is not a zero: it
-leaves the group.
+answers of a group are equally right, a single missing tag is stretched to unit variance.
 
 Source for 0.2: the released `utils/rewards.py` pays 0.2 for the soft format, with 2.0 (GSM8K) or
 1.0 (BigMath) for the answer; the paper gives no weights, and its plotted accuracy reward ends at 1.

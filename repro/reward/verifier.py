@@ -1,17 +1,15 @@
 r"""The worker process: reads pairs, asks math-verify, writes statuses. Run as a script.
 
-This is the only module that imports `math_verify`. Of this package it loads `finished.py` alone, so
-a worker costs an interpreter with SymPy and no more (measured: 63 MB resident, 0.7 s to start).
+This is the only module that imports `math_verify`. Of this package it loads `finished.py` alone.
 
 Protocol: one JSON list of `[gold, answer]` per line on standard input; one status per line on
 standard output, `ok`, `wrong`, `unparsable_gold` or `error`, after a first line `ready`. At the end
 of input the worker exits.
 
-math-verify's own time limit is `signal.alarm`: it works in the main thread only, and not while a C
-function such as a big-integer power runs. Here it is off, the parent keeps the time and kills the
-process, and two limits of the operating system stand behind it: address space, and a timer of
-processor time that ends the process by itself, for the case that the parent is gone while a
-computation runs.
+math-verify's own time limit is `signal.alarm`, which does nothing while a C function such as a
+big-integer power runs. Here it is off, and the parent keeps the time and kills the process. Two
+limits of the operating system stand behind it: address space, and a timer of processor time, for
+the case that the parent is gone.
 
 Both sides are parsed from inside `\boxed{}`, as one expression each: from loose text math-verify
 takes the last number it can find. The gold comes first; `verify` is not symmetric.

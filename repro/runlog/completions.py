@@ -18,9 +18,7 @@ finish_reason       string     `stop`, or `length` (truncated)
 tokens              int32      length of the completion
 ==================  =========  ==================================================================
 
-A Parquet file can be read only when it is whole; hence one per rollout, written under a temporary
-name. A resumed run writes the files of the steps it does again in place of the old ones.
-`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads them together.
+A resumed run writes the files of the steps it does again in place of the old ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Warnings during training if a run does not learn.
 
 A step teaches nothing when no reward differs from the others of its group: then every advantage
-is 0. That happens when the policy never earns a reward (it answers in another form than the prompt
-asks for, or the problems are too hard), when it always does, or when a user's reward is constant.
-Such a step moves no weight, costs as much as any other, and its curves look like bad luck.
+is 0. That happens when the policy never earns a reward, when it always does, or when a user's
+reward is constant.
 
 The other trap pays: format is learnt and reasoning is thrown away. Format rises, completions shrink
 to half of their length, and the answers are right no more often than before. Accuracy is taken
