@@ -40,7 +40,7 @@ from typing import Any, cast
 
 from repro.data import tiny_corpus
 from repro.data.problem import DataError, Problem
-from repro.spec.checks import require, shown
+from repro.spec.checks import require, shown, unknown
 from repro.spec.config import digest_of
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
@@ -155,14 +155,10 @@ def template_named(name: str) -> PromptTemplate:
     """Return the template of that name; `ValueError` if there is none, or it cannot be used."""
     if name.startswith(OWN):
         return _own_template(name.removeprefix(OWN))
-    try:
-        return PROMPT_TEMPLATES[name]
-    except KeyError:
-        known = ", ".join(PROMPT_TEMPLATES)
-        raise ValueError(
-            f"prompt template {name!r} is unknown; it must be one of {known} (--template also "
-            "takes a file)"
-        ) from None
+    if name not in PROMPT_TEMPLATES:
+        said = unknown("prompt template", name, list(PROMPT_TEMPLATES))
+        raise ValueError(f"{said} (--template also takes a file)")
+    return PROMPT_TEMPLATES[name]
 
 
 def template_source(named: str) -> str:
@@ -230,22 +226,20 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
                 f"problem {problem.id!r}: the question holds {token!r}, a control token of "
                 "this tokenizer; remove it from the question"
             )
-    prompt = template.build(problem.question)
+    built: Any = template.build(problem.question)
     is_bare = template.bare_too and _chat_source(tokenizer) is None
-    if problem.before:
-        if is_bare or not template.chat:
-            raise DataError(
-                f"{problem.where}: problem {problem.id!r} has messages before its question; needed "
-                "are a template and a tokenizer for chat"
-            )
+    chats = template.chat and not is_bare
+    if problem.before and not chats:
+        raise DataError(
+            f"{problem.where}: problem {problem.id!r} has messages before its question; needed "
+            "are a template and a tokenizer for chat"
+        )
+    if chats:
         earlier = [{"role": role, "content": said} for role, said in problem.before]
-        prompt = [*earlier, *cast(Any, prompt)]
-    if is_bare:
-        prompt = str(cast(Any, prompt)[0]["content"])
-    if template.chat and not is_bare:
-        token_ids = _chat_token_ids(prompt, template, tokenizer)
+        token_ids = _chat_token_ids([*earlier, *built], template, tokenizer)
     else:
-        token_ids = list(tokenizer(str(prompt), add_special_tokens=False)["input_ids"])
+        text = built if isinstance(built, str) else built[0]["content"]
+        token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not token_ids:
         raise ValueError(f"problem {problem.id!r}: template {template.name!r} gave no tokens")
     bos = tokenizer.bos_token_id
@@ -257,7 +251,7 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
                 f"problem {problem.id!r}: the prompt begins with the beginning-of-sequence token "
                 "twice; it must be there at most once"
             )
-    if template.chat and not is_bare:
+    if chats:
         _require_turn(tokenizer)
     return token_ids
 
@@ -342,24 +336,24 @@ def _chat_source(tokenizer: Any) -> str | None:
 
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
-    if _chat_source(tokenizer) is None:
-        raise ValueError(
-            f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
-            "has none (the template without chat is 'tiny')"
-        )
+    require(
+        _chat_source(tokenizer) is not None,
+        f"prompt template {template.name!r} needs a tokenizer with a chat template; this one has "
+        "none (the template without chat is 'tiny')",
+    )
     text = _chat_text(prompt, tokenizer, opened=True)
     asked = str(prompt[-1]["content"]).strip()
     ends = [token for token in sorted(control_tokens(tokenizer) - _MARKS) if token in asked]
-    if ends:
-        raise ValueError(
-            f"prompt template {template.name!r} holds {ends[0]!r}, a control token of this "
-            "tokenizer, whose own chat template writes the turns; needed are words alone"
-        )
-    if asked not in text:
-        raise ValueError(
-            f"the tokenizer's chat template leaves the user's message out: it makes "
-            f"{text[:60]!r} of {asked[:60]!r}"
-        )
+    require(
+        not ends,
+        f"prompt template {template.name!r} holds {ends[:1]}, a control token of this tokenizer, "
+        "whose own chat template writes the turns; needed are words alone",
+    )
+    require(
+        asked in text,
+        "the tokenizer's chat template leaves the user's message out: it makes "
+        f"{text[:60]!r} of {asked[:60]!r}",
+    )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

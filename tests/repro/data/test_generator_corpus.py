@@ -14,7 +14,6 @@ from repro.data.generator import DEFAULT_GENERATOR, draw_word_problem, split_of
 from repro.data.prompts import template_named
 from repro.data.tiny_corpus import (
     EMPTY_THINKING,
-    ENDINGS,
     WORKING_PREFIX,
     CorpusConfig,
     complete,
@@ -22,7 +21,6 @@ from repro.data.tiny_corpus import (
 )
 from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, build_tokenizer, vocabulary
 from repro.models.checkpoint import TINY_FOLDER
-from repro.reward.answers import extract_answer
 
 
 @pytest.fixture(scope="module")
@@ -57,23 +55,13 @@ def test_a_slip_is_carried_on_consistently():
     assert share(wrong) > 0.8
 
 
-def test_the_working_prefix_begins_careful_completions_and_no_others(documents):
+def test_documents_of_the_training_split_begin_with_the_working_prefix_if_careful(documents):
     prefix = template_named("tiny").working_prefix
     assert all(
         d.completion.startswith(prefix) != d.completion.startswith(EMPTY_THINKING)
         for d in documents
     )
-
-
-def test_documents_come_from_the_training_split_alone(documents):
     assert {split_of(d.prompt.removesuffix("\n")) for d in documents} == {"train"}
-
-
-def test_the_strict_reading_takes_the_tags_and_no_other_ending():
-    for name, ending in ENDINGS.items():
-        for thinking in (EMPTY_THINKING, "<think>First 2 + 3 = 5</think>"):
-            text = thinking + ending.format(n=5)
-            assert extract_answer(text) == ("5" if name == "tags" else None), text
 
 
 def test_generated_text_is_words_and_digits_without_bytes(tokenizer, documents):

@@ -22,14 +22,6 @@ def asked(name, question="2 + 2?"):
     return str(message["content"])
 
 
-@pytest.mark.parametrize(("name", "mark"), [("boxed", "\\boxed{}"), ("gsm8k", "####")])
-def test_a_template_asks_for_the_form_that_it_reads(name, mark):
-    assert asked(name).startswith("2 + 2?\n")
-    assert mark in asked(name)
-    assert "<answer>" not in asked(name)
-    assert template_source(name) == name
-
-
 @pytest.mark.parametrize(
     ("reads", "text", "answer", "is_format"),
     [

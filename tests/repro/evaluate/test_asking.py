@@ -9,8 +9,6 @@ import pytest
 from repro.evaluate.asking import Evaluator
 from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
-from repro.models.policy import load_policy
-from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 
@@ -56,12 +54,6 @@ def test_questions_are_asked_in_parts_of_the_sampler_s_rows(tokenizer, pool):
     assert seeds != seeds_of(asked(tokenizer), samples=2, seed=7, stream="quality")
 
 
-def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(tiny, tokenizer, pool):
-    engine = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
-    assert Evaluator(engine, tokenizer, pool, 0).rows_at_once >= 1319
-    assert Evaluator(TorchSampler(tiny), tokenizer, pool, 0).rows_at_once == 256
-
-
 def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer, pool):
     writer = Writer(tokenizer, TEXTS)
     (question, *_) = asked(tokenizer, "<think>\n")
@@ -86,11 +78,6 @@ def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer, pool):
 def test_a_prompt_that_is_too_long_is_named(tokenizer):
     with pytest.raises(ValueError, match=r"problem 1\+2\?: .*\d+ tokens; .* 2"):
         questions(SUMS, "tiny", tokenizer, max_prompt_tokens=2)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return load_policy("tiny", weight_format="nvfp4")
 
 
 def test_working_is_what_stands_between_the_first_tags_however_many_there_are():

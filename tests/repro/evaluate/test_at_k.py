@@ -57,7 +57,9 @@ def test_votes_are_tallied_by_the_ways_in_which_samples_voted():
     ]
 
 
-def test_of_very_many_samples_no_majority_is_formed_and_no_votes_are_kept():
+def test_of_one_sample_or_very_many_no_majority_is_formed_and_no_votes_are_kept():
+    one = answers([graded("7", right=True)]).tallies()
+    assert not one.keys() & {"votes", "votes_lenient"}
     right, wrong = graded("7", right=True), graded("8", right=False)
     many = answers([right, *[wrong] * 255], [wrong] * 256)
     assert not many.tallies().keys() & {"votes", "votes_lenient"}
@@ -65,8 +67,3 @@ def test_of_very_many_samples_no_majority_is_formed_and_no_votes_are_kept():
     assert metrics["pass_at_64"].value == pytest.approx(12.5)
     assert metrics["pass_at_256"].value == pytest.approx(50.0)
     assert not any(name.startswith("maj") for name in metrics)
-
-
-def test_answers_of_one_sample_per_problem_are_tallied_as_before():
-    tallies = answers([graded("7", right=True)]).tallies()
-    assert not tallies.keys() & {"votes", "votes_lenient"}

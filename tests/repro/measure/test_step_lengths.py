@@ -19,7 +19,6 @@ from repro.targets.steps import (
     BF16,
     LENGTH_POINTS,
     NVFP4,
-    SPREAD_POINTS,
     TABLE3_32B_RL,
     TABLE3_POINTS,
 )
@@ -45,6 +44,8 @@ def test_lengths_are_drawn_about_their_mean_and_cut():
 def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_tokens():
     draws = [FULL_SIZE.drawn_lengths(seed) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
+    assert equal_twin(FULL_SIZE, LENGTH_POINTS) is LENGTH_POINTS[1]
+    assert equal_twin(LENGTH_POINTS[1], LENGTH_POINTS) is None
     for seed in range(9):
         spread, equal = (point.drawn_lengths(seed) for point in LENGTH_POINTS[:2])
         assert len(set(equal)) == 1
@@ -95,13 +96,6 @@ def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_ot
     assert max(seen[0]) > 12
     assert len(set(seen[0])) > 4
     assert seen[1] == [4] * 8
-
-
-def test_a_spread_point_knows_the_equal_one_beside_it():
-    for spread, equal in zip(LENGTH_POINTS[::2], LENGTH_POINTS[1::2], strict=True):
-        assert equal_twin(spread, LENGTH_POINTS) is equal
-        assert equal_twin(equal, LENGTH_POINTS) is None
-    assert equal_twin(SPREAD_POINTS[0], (*SPREAD_POINTS, *TABLE3_POINTS)) is None
 
 
 def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(monkeypatch):

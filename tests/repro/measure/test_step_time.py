@@ -8,7 +8,6 @@ import torch
 from repro.measure import step_measure, step_time
 from repro.measure.step_metrics import PointResult, metrics_of, series_of, way_of
 from repro.measure.step_training import RandomPrompts, parameter_image, timed_step, warm_up
-from repro.models.memory_plan import plan_memory
 from repro.models.policy import trainable_parameters
 from repro.rl import learner as learner_module
 from repro.rl.clock import PHASES
@@ -184,17 +183,6 @@ def test_points_are_grouped_by_the_policy_and_budget_that_they_need():
     ]
     other = dataclasses.replace(POINT, name="other", lora_rank=64)
     assert len(step_measure.together([POINT, other, POINT])) == 3
-
-
-def test_the_planned_step_is_the_points(policy):
-    scale = StepScale(points=(POINT,))
-    planned = step_measure.step_shape(POINT, "nvfp4", 16, scale, 10**10)
-    assert (planned.slots, planned.row_tokens, planned.rank) == (4, 44, 16)
-    assert planned.micro_tokens == planned.packed(4)
-    assert plan_memory(planned).peak < 10**10
-    few = dataclasses.replace(POINT, slots=2)
-    planned = step_measure.step_shape(few, "nvfp4", 16, scale, 10**10)
-    assert step_measure.engine_config(few, planned).slots == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")

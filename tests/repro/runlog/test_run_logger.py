@@ -142,8 +142,11 @@ def test_tensorboard_gets_every_number_of_every_step(tmp_path):
     assert scalars == [(1, 0.25), (2, 0.5)]
 
 
-def test_wandb_is_opened_by_its_own_library(tmp_path, monkeypatch):
+def test_wandb_is_opened_by_its_own_library_and_a_failure_at_its_end_is_a_warning(
+    tmp_path, monkeypatch
+):
     library = mock.Mock()
+    library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
     monkeypatch.setitem(sys.modules, "wandb", library)
     run = small_of(TARGET)
     with RunLogger(run, tmp_path, LogOptions(trackers=("wandb",))) as logger:
@@ -155,16 +158,7 @@ def test_wandb_is_opened_by_its_own_library(tmp_path, monkeypatch):
     opened = library.init.return_value
     opened.log.assert_called_once_with({"reward": 0.5}, step=1)
     opened.finish.assert_called_once_with()
-
-
-def test_a_tracker_that_fails_at_its_end_is_a_warning(tmp_path, monkeypatch):
-    library = mock.Mock()
-    library.init.return_value.finish.side_effect = RuntimeError("the network is gone")
-    monkeypatch.setitem(sys.modules, "wandb", library)
-    with RunLogger(small_of(TARGET), tmp_path, LogOptions(trackers=("wandb",))) as logger:
-        logger.step(1, {"reward": 0.5})
-    warning = (tmp_path / "warnings.txt").read_text()
-    assert "RuntimeError: the network is gone" in warning
+    assert "RuntimeError: the network is gone" in (tmp_path / "warnings.txt").read_text()
 
 
 @pytest.mark.parametrize(
