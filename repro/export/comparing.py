@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from repro.data.generator import generate_problems
@@ -67,36 +67,24 @@ class DifferentError(ValueError):
     """A folder that was written does not say what it should; the message holds the numbers."""
 
 
-def probe_rows(
-    tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, positions: int
-) -> Tensor:
+def probes_of(policy: Policy) -> Tensor:
     """Return rows of token ids on which models are compared, (8, T), int64.
 
-    Questions and worked solutions as the tokenizer reads them, cut to one length; without a
-    tokenizer, seeded random ids.
-
-    Parameters
-    ----------
-    vocabulary, positions
-        Of the model; T is at most `positions`.
+    Questions and worked solutions as the policy's tokenizer reads them, cut to one length; without
+    a tokenizer, seeded random ids.
     """
-    length = min(_PROBE_TOKENS, positions)
+    decoder: Any = policy.decoder
+    length = min(_PROBE_TOKENS, decoder.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(derive_seed("probe"))
+    vocabulary = decoder.config.vocab_size
     rows = torch.randint(0, vocabulary, (_PROBES, length), generator=generator)
-    if tokenizer is None:
+    if policy.tokenizer is None:
         return rows
     for row, problem in zip(rows, generate_problems("test", _PROBES, (), 0), strict=True):
         text = f"{problem.question}\n{problem.solution or problem.answer}"
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"][:length]
+        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"][:length]
         row[: len(ids)] = torch.tensor(ids)
     return rows
-
-
-def probes_of(policy: Policy) -> Tensor:
-    """Return the probe rows of a policy; see `probe_rows`."""
-    decoder: Any = policy.decoder
-    config = decoder.config
-    return probe_rows(policy.tokenizer, config.vocab_size, config.max_position_embeddings)
 
 
 @torch.no_grad()

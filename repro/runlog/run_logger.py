@@ -20,10 +20,11 @@ import argparse
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -221,28 +222,21 @@ class RunLogger:
 
     def _take(self, file: StepLines, step: int, values: Values) -> None:
         file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **values})
-        for tracker in list(self._trackers) if step > file.last_before else ():
-            self._log(tracker, step, _finite(values))
+        for tracker in self._trackers if step > file.last_before else ():
+            self._tell(tracker, partial(tracker.log, step, _finite(values)), f"at step {step}")
 
     def _close(self, tracker: Tracker) -> None:
-        """Let a tracker hand over what is left; the run is done, so that a failure is a warning."""
-        try:
-            tracker.close()
-        except Exception as error:  # noqa: BLE001 - as in `_log`
-            name = type(tracker).__name__.strip("_")
-            failed = f"{name} failed at its end ({type(error).__name__}: {error})"
-            self._warn(f"{failed}; the run's numbers are in metrics.jsonl")
+        self._tell(tracker, tracker.close, "at its end")
 
-    def _log(self, tracker: Tracker, step: int, values: dict[str, float]) -> None:
-        """Hand a step to a tracker; one that fails is left, for the numbers are in the files."""
+    def _tell(self, tracker: Tracker, act: Callable[[], None], when: str) -> None:
+        """Let a tracker act; one that fails is left, for the numbers are in the files."""
         try:
-            tracker.log(step, values)
+            act()
         except Exception as error:  # noqa: BLE001 - a tracker's library raises what it likes
-            self._trackers.remove(tracker)
-            self._warn(
-                f"{type(tracker).__name__.strip('_')} failed at step {step} "
-                f"({type(error).__name__}: {error}); training goes on, with metrics.jsonl",
-            )
+            self._trackers = [one for one in self._trackers if one is not tracker]
+            failed = f"{type(tracker).__name__.strip('_')} failed {when}"
+            why = f"({type(error).__name__}: {error}); the run's numbers are in metrics.jsonl"
+            self._warn(f"{failed} {why}")
 
 
 def example_text(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
