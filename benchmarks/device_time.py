@@ -87,15 +87,7 @@ def device_slug() -> str:
 
 
 def record_rounds(benchmark: Any, seconds: Callable[[], float], *, rounds: int) -> float:
-    """Let `seconds` be the time of each round; return the median.
-
-    Parameters
-    ----------
-    benchmark
-        pytest-benchmark's fixture, whose timer is `CLOCK`.
-    seconds
-        Does the work once and returns how long it took.
-    """
+    """Let what `seconds` returns be the time of each round, by `CLOCK`; return the median."""
     benchmark.pedantic(lambda: CLOCK.add(seconds()), rounds=rounds, warmup_rounds=1)
     benchmark.extra_info["device"] = device_slug()
     if benchmark.disabled:  # by `--benchmark-disable` or pytest-xdist: there are no statistics

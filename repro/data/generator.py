@@ -49,15 +49,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordProblem:
-    """A generated question with its steps, before it becomes a `Problem`.
-
-    Attributes
-    ----------
-    start
-        The number that the first step changes.
-    steps
-        `level` operations, each starting from the previous one's result.
-    """
+    """A generated question with its steps, the first of which changes `start`."""
 
     question: str
     start: int
@@ -244,16 +236,9 @@ def generate_problems(
 ) -> list[Problem]:
     """Return `count` problems of a split, levels in turn.
 
-    Raises `ValueError` when an argument is out of range or the configuration has too few questions.
-
-    Parameters
-    ----------
-    split
-        `train`, `development` or `test`: disjoint sets of questions for every seed.
-    count
-        How many; the first ones of a longer list are the same.
-    levels
-        Numbers of operations; empty takes all of the configuration.
+    Splits are disjoint sets of questions for every seed, and the first of a longer list are the
+    same. Levels are numbers of operations; empty takes all of the configuration. Raises
+    `ValueError` when an argument is out of range or the configuration has too few questions.
     """
     require(count >= 1, f"count is {count}; it must be 1 or more")
     drawn = iterate_word_problems(split, levels, seed, config)

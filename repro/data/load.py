@@ -37,11 +37,7 @@ def data_sources() -> tuple[str, ...]:
 def source_named(named: str) -> str:
     """Return `DataConfig.source` for what a user named; `ValueError` where it is nothing known.
 
-    Parameters
-    ----------
-    named
-        A public set, `generated`, a file or folder that exists, or a set on the hub, `owner/name`
-        or `owner/name:CONFIG`.
+    Known are public sets, `generated`, files and folders that exist, and sets on the hub.
     """
     require(bool(named), "--data '' names no problems; leave it out for the target's own")
     bare = next((named.removeprefix(p) for p in _OWN_PREFIXES if named.startswith(p)), named)
@@ -96,12 +92,8 @@ def is_own(source: str) -> bool:
 def load_problems(config: DataConfig, split: Split, *, alone: bool = False) -> list[Problem]:
     """Return the problems of one split; `alone` asks a source without a test split whole.
 
-    Raises
-    ------
-    DataError
-        If the data are missing or broken; the message names the place and what is needed.
-    ValueError
-        If the source or the split is unknown, or a count that is needed is missing.
+    Raises `DataError` if the data are missing or broken, and `ValueError` if the source or the
+    split is unknown, or a count that is needed is missing.
     """
     require_choice("split", split, Split)
     count = getattr(config, f"{split}_problems")  # 0 is all

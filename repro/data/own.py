@@ -34,7 +34,8 @@ def read_splits(
     """Return a user's problems by split, in their order: `train` and `test`, or `all` undivided.
 
     Raises `DataError`, naming file and line, if something is missing or broken, or if a test
-    question is also trained on.
+    question is also trained on. `columns` are the names that question, answer, id, ... have in the
+    rows; others are found by their usual names (`repro.data.problem`).
 
     Parameters
     ----------
@@ -42,9 +43,6 @@ def read_splits(
         A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files (`train`, `test`) or
         one that `datasets` saved, or a set on the hub, `owner/name:CONFIG@REVISION`, where
         configuration and revision may be left out.
-    columns
-        The names that question, answer, id, ... have in the rows (`parse_columns`); others are
-        found by their usual names (`repro.data.problem`).
     """
     path = Path(named).expanduser()
     if path.exists() or not is_hub_name(str(named)):
@@ -68,14 +66,8 @@ def load_own(
 ) -> list[Problem]:
     """Return one split of a user's problems, in their order; `DataError` if it has none.
 
-    Parameters
-    ----------
-    columns
-        Text that `parse_columns` takes.
-    development_problems
-        How many training problems are held out for development; 0 holds out none.
-    alone
-        Nothing is trained on, so that a source without a test split is tested whole.
+    `columns` is text that `parse_columns` takes. With `alone` nothing is trained on, so that a
+    source without a test split is tested whole.
     """
     splits = read_splits(named, parse_columns(columns))
     train, test = splits.get("train", []), splits.get("test", [])

@@ -101,16 +101,9 @@ class Problem:
 def problem_from_row(row: Any, *, where: str, columns: Mapping[str, str] | None = None) -> Problem:
     """Check one decoded row and return its problem.
 
-    Raises `DataError` if a column is missing, empty or of another type.
-
-    Parameters
-    ----------
-    row
-        Any value; only a mapping with the columns of the module docstring passes.
-    columns
-        The row's names of `question`, `answer`, ... (`ROLES`) where they are its own.
-    where
-        File and line; without its folder it is the id of a row that has none.
+    Raises `DataError` if a column is missing, empty or of another type. `columns` are the row's
+    names of `question`, `answer`, ... (`ROLES`) where they are its own; `where`, file and line, is
+    without its folder the id of a row that has none.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: found {shown(row)}; each row must be an object with columns")
@@ -233,14 +226,8 @@ def problems_of_rows(
 ) -> list[Problem]:
     """Return the problems of rows, each with the place that it was read from, in their order.
 
-    A `DataError` names the place of the first that is no problem of its own id.
-
-    Parameters
-    ----------
-    name
-        Of the file or set, for messages.
-    columns
-        See `problem_from_row`.
+    A `DataError` names the place of the first that is no problem of its own id, or `name` where
+    there is none.
     """
     problems: list[Problem] = []
     place_of_id: dict[str, str] = {}
@@ -261,10 +248,7 @@ def problems_of_rows(
 def digest_of_problems(problems: Sequence[Problem], columns: Sequence[str] = ()) -> str:
     """Return the SHA-256 hex digest of the problems' content and order, for a run's record.
 
-    Parameters
-    ----------
-    columns
-        Of the rows, in the digest too: those that a reward asks for.
+    The rows' `columns` are in it too: those that a reward asks for.
     """
     digest = hashlib.sha256()
     for problem in problems:

@@ -205,18 +205,8 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Any) -> 
     """Return the prompt's token ids, with at most one beginning-of-sequence token at their start.
 
     It is there if the tokenizer puts it before plain text, or if the chat template writes it.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer; one with a chat template, if the template is for chat.
-
-    Raises
-    ------
-    ValueError
-        If a chat template is needed and missing, or the prompt comes out empty.
-    DataError
-        If the question holds the text of one of the tokenizer's control tokens.
+    Raises `ValueError` if a chat template is needed and missing, or the prompt comes out empty, and
+    `DataError` if the question holds the text of one of the tokenizer's control tokens.
     """
     if isinstance(template, str):
         template = template_named(template)

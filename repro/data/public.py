@@ -137,14 +137,9 @@ def file_of(name: str, split: str, levels: Sequence[int]) -> tuple[str, int | No
 def load_public(name: str, split: str, levels: Sequence[int]) -> list[Problem]:
     """Return a public set's own split, `train` or `test`, in its own order.
 
-    Raises `DataError` if the set has no such split or levels, or is not on this machine and cannot
-    be fetched.
-
-    Parameters
-    ----------
-    levels
-        Big-Math's quintiles, of which its folders hold certain combinations; MATH-500's levels;
-        empty keeps all (Big-Math: 3 to 5).
+    Levels are Big-Math's quintiles, of which its folders hold certain combinations, or MATH-500's;
+    empty keeps all (Big-Math: 3 to 5). Raises `DataError` if the set has no such split or levels,
+    or is not on this machine and cannot be fetched.
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)

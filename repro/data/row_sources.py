@@ -70,16 +70,10 @@ def tables_of_path(path: Path) -> dict[str, list[Row]]:
 def tables_of_hub(name: str) -> dict[str, list[Row]]:
     """Return the rows of a set on the hub by split, as `tables_of_path` does.
 
-    Its files are fetched into the hub's cache once, those of one configuration alone. `datasets`
-    finds the splits of a set whose card does not list them.
-
-    Raises `DataError` if it is not on this machine and cannot be fetched, or is not read.
-
-    Parameters
-    ----------
-    name
-        `owner/name`, with `:CONFIG` where it has several configurations, and with `@REVISION` for
-        another branch, tag or commit than `main`.
+    It is named `owner/name`, with `:CONFIG` where it has several configurations, and `@REVISION`
+    for another branch, tag or commit than `main`. Its files are fetched into the hub's cache once,
+    those of one configuration alone. `datasets` finds the splits of a set whose card does not list
+    them. Raises `DataError` if it cannot be fetched or is not read.
     """
     named, _, revision = name.partition("@")
     repository, _, config = named.partition(":")
@@ -112,12 +106,7 @@ def _snapshot(name: str, repository: str, revision: str, patterns: Sequence[str]
 def stored_or_fetched(download: Callable[..., str], repository: str, **wanted: Any) -> Path:
     """Return what a download of the hub's client has of a data set, over the network if need be.
 
-    Raises `HubError` where it cannot be fetched.
-
-    Parameters
-    ----------
-    wanted
-        Further arguments of `download`: revision, file or patterns.
+    `wanted` are its further arguments. Raises `HubError` where it cannot be fetched.
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
 

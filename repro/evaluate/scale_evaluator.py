@@ -83,11 +83,8 @@ class ScaleEvaluator:
     ) -> dict[str, Answers]:
         """Evaluate the policy at the end of a run; return the answers by metric.
 
-        Parameters
-        ----------
-        further
-            Further test sets, by name. If accuracy is over these, `test` has all their problems,
-            and is only evaluated greedily.
+        If accuracy is over the `further` test sets, `test` has all their problems, and is only
+        evaluated greedily.
         """
         answers = {}
         if self.scale.accuracy_over == "split":

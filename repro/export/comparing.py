@@ -97,12 +97,8 @@ def logits_of(model: nn.Module, rows: Tensor) -> Tensor:
 def rounding_of(policy: Policy, rows: Tensor, logits: Tensor) -> float:
     """Return the mean KL, nats, that rounding each layer's output once more costs a policy.
 
-    h <- round(h (1 + u eps)), u uniform in [-1/2, 1/2), eps the spacing of the dtype at 1.
-
-    Parameters
-    ----------
-    rows, logits
-        Probe rows (B, T) and what the policy says on them, (B, T, V).
+    h <- round(h (1 + u eps)), u uniform in [-1/2, 1/2), eps the spacing of the dtype at 1. Rows are
+    (B, T), and what the policy says on them (B, T, V).
     """
     generator = torch.Generator(policy.device).manual_seed(derive_seed("rounding"))
 
@@ -154,16 +150,9 @@ def require_same(
 ) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
-    Raises `DifferentError` with both numbers.
-
-    Parameters
-    ----------
-    what
-        Of the sentence: what was compared with what.
-    rounding
-        Mean KL that one more rounding of each layer's output costs, nats (`rounding_of`).
-    effect
-        Mean KL of what training changed, nats, where the weights were rounded.
+    Raises `DifferentError` with both numbers, and `what` was compared. Mean KL in nats are
+    `rounding`, what one more rounding of each layer's output costs (`rounding_of`), and `effect`,
+    what training changed, where the weights were rounded.
     """
     bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * (effect or 0.0))
     trained = "" if effect is None else f", and training moved it by {effect:.2e}"

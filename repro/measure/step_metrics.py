@@ -68,14 +68,8 @@ class PointFacts(Named[str]):
 class PointResult:
     """What was measured of a point with one way of training.
 
-    Attributes
-    ----------
-    repeats
-        Seconds of each timed step by phase, and what else it says (`step_training.timed_step`).
-    facts
-        Of the last one: what was done, and what memory it took.
-    out_of_memory
-        What was needed where it does not fit; there is no repeat then.
+    Each timed step is a repeat (`step_training.timed_step`), and facts are of the last. Where the
+    point does not fit, there is none, and `out_of_memory` says what was needed.
     """
 
     repeats: list[dict[str, Any]] = field(default_factory=list)

@@ -68,14 +68,8 @@ def training_of(
 ) -> Training:
     """Return what the trainer's iterations at a point work on, with a fresh optimiser.
 
-    Parameters
-    ----------
-    sampler
-        Samples from the policy's own weights, or from a 16-bit copy of float32 masters.
-    micro_tokens, kept_blocks
-        Packed tokens of a micro-batch to begin with, and blocks whose activations are kept.
-    ranks
-        Share the point's prompts and passes.
+    `micro_tokens` are the packed tokens of a micro-batch to begin with; `ranks` share the point's
+    prompts and passes.
     """
     run = RunConfig(
         target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
@@ -133,16 +127,9 @@ def warm_up(t: Training, state: TrainState, tokens: int) -> None:
 def timed_step(t: Training, state: TrainState, waves: int = 1) -> dict[str, Any]:
     """Make one of the trainer's iterations under the device's clock.
 
-    Parameters
-    ----------
-    waves
-        How many iterations like this one make up the step: seconds and tokens are multiplied by it.
-
-    Returns
-    -------
-    dict
-        Seconds by phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and
-        `completion_tokens`; where every token was sampled, also `sampler_trainer_abs_diff_mean`.
+    So many as `waves` make up the step: seconds and tokens are multiplied by it. Returns seconds by
+    phase, in `total` and in `exchange` among ranks, the step's `grad_norm` and `completion_tokens`;
+    where every token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
     before = state.facts.get("rows", {}).get("tokens_sampled", 0)
     spent = t.learner.ranks.spent
@@ -214,12 +201,7 @@ class RandomPrompts:
 class PointSampler:
     """Samples completions of a point's lengths: the first tokens, the rest filled at random.
 
-    Attributes
-    ----------
-    inner
-        Samples; its rows end at their limit alone.
-    point
-        Gives the lengths, and how many tokens of each completion are really sampled.
+    Rows of `inner` end at their limit alone.
     """
 
     inner: Any

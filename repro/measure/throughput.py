@@ -67,16 +67,8 @@ def measure_seeds(
 ) -> list[Measured]:
     """Sample every point and batch of the scale with the arm's policy, once per seed.
 
-    Raises `RuntimeError` without a CUDA device of compute capability 8.0 or newer.
-
-    Parameters
-    ----------
-    runs
-        Of one arm; they differ by seed.
-
-    Returns
-    -------
-    list of Measured, one per run
+    The runs are of one arm and differ by seed; each has a `Measured`. Raises `RuntimeError` without
+    a CUDA device of compute capability 8.0 or newer.
     """
     del folder, threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):

@@ -155,14 +155,8 @@ def choose_by_steps(
 ) -> dict[Key, Way]:
     """Return the ways that make a step fastest, chosen product by product.
 
-    Parameters
-    ----------
-    present
-        The ways of the table, kept unless another one is faster.
-    candidates
-        Candidates for each product.
-    clock
-        Microseconds of a step with the given ways; RuntimeError if one cannot be launched.
+    Those of the table, `present`, are kept unless another one is faster. `clock` gives microseconds
+    of a step with the given ways, and raises `RuntimeError` if one cannot be launched.
     """
     chosen = dict(present)
     worth_trying = {key: list(ways) for key, ways in candidates.items()}

@@ -47,14 +47,9 @@ _TRIAL_COLUMNS = {"answers": ["7", "7"], "prompts": ["What is 3 + 4?"] * 2}
 def reward_named(named: str) -> RewardFunction:
     """Return a user's reward as a value of the configuration, after a trial of it.
 
-    Raises `ValueError`, saying what is missing or wrong: the form, the module, the function (with
-    the nearest name), its signature, or what it returns for two completions. One that asks for
-    columns of the data is tried with these (`try_reward`).
-
-    Parameters
-    ----------
-    named
-        `module:function`.
+    It is named `module:function`. Raises `ValueError`, saying what is missing or wrong: the form,
+    the module, the function, its signature, or what it returns for two completions. One that asks
+    for columns of the data is tried with these (`try_reward`).
     """
     module_name, colon, function_name = named.partition(":")
     require(
@@ -83,13 +78,7 @@ def load_reward(stated: RewardFunction) -> CustomReward:
 
 
 def try_reward(stated: RewardFunction, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Raise `ValueError` unless a reward pays two completions of problems with these columns.
-
-    Parameters
-    ----------
-    columns
-        Of two problems that are trained on, by name.
-    """
+    """Raise `ValueError` unless a reward pays completions of two problems with these columns."""
     named = f"{stated.module}:{stated.function}"
     pay(load_reward(stated), _TRIAL[: len(columns["answers"])], columns, named)
 
@@ -114,10 +103,7 @@ def pay(
 ) -> list[float | None]:
     """Call a user's reward; it must return one finite number or None for each completion.
 
-    Parameters
-    ----------
-    columns
-        What else it may ask for by name, an entry per completion each; `answers` among them.
+    `columns` are what else it may ask for by name, an entry per completion each.
     """
     given = {"completions": list(completions)}
     given |= {key: list(value) for key, value in columns.items() if key not in given}

@@ -280,10 +280,7 @@ def _unbracketed(text: str) -> str:
 def _words(text: str, *, loosely: bool = False) -> str | None:
     r"""Return the words that a text is, in one spelling, or None if it is no words.
 
-    Parameters
-    ----------
-    loosely
-        Take a single letter for words as well, as an answer to `\text{(A)}`.
+    With `loosely` a single letter is words as well, as an answer to `\text{(A)}`.
     """
     match = _TEXT.fullmatch(text)
     plain = " ".join((match.group(1) if match else text).split()).rstrip(".")

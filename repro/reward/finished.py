@@ -39,11 +39,7 @@ _CLOSE = Rational(1, 10**30)
 def as_finished(gold: Any, answer: Any) -> bool:
     """Say whether an answer may equal the gold and is written out as far as the gold is.
 
-    Parameters
-    ----------
-    gold, answer
-        Trees as math-verify parses them, unevaluated; an answer that is a string was compared as
-        text.
+    Both are trees as math-verify parses them, unevaluated; a string was compared as text.
     """
     if isinstance(answer, str) or isinstance(gold, str):
         return True

@@ -76,12 +76,8 @@ class Worker:
     def receive(self, seconds: float) -> str:
         """Return the next line, while the process computes for at most `seconds`.
 
-        Raises
-        ------
-        WorkerLateError
-            If it computes longer, or waits for `seconds` and two minutes.
-        WorkerGoneError
-            If it has ended.
+        Raises `WorkerLateError` if it computes longer, or waits for `seconds` and two minutes, and
+        `WorkerGoneError` if it has ended.
         """
         stdout = self.process.stdout
         if stdout is None or stdout.closed:

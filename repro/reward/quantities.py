@@ -78,10 +78,7 @@ class Quantity:
 def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
     """Return the number that a tidied text is, or None if it is anything else.
 
-    Parameters
-    ----------
-    words
-        Whether its unit may stand in plain words, as in `18 cm`.
+    With `words` its unit may stand in plain words, as in `18 cm`.
     """
     if not text or len(text) > _MOST_CHARACTERS:
         return None

@@ -74,24 +74,19 @@ def score(
     reads: str = "tags",
     truncated: Sequence[bool] | None = None,
 ) -> Rewards:
-    """Score B completions.
+    """Score B completions, given without the prompt and the end token's text.
 
     Raises `ValueError` if the kind is unknown, or lengths differ.
 
     Parameters
     ----------
-    texts
-        Completions, without the prompt and without the end token's text.
     format_reward
         What the strict format adds under `task`.
-    seeds
-        One per completion; needed for `random`, where the reward depends on nothing else.
-    own
-        A user's function that pays instead of `kind`.
-    columns
-        What else it may ask for, B entries each.
-    truncated
-        Whether each completion was cut at the length limit; needed for `finished`.
+    seeds, truncated
+        Of each completion: what alone decides under `random`, and whether it was cut at the length
+        limit, which `finished` asks for.
+    own, columns
+        A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
     require_choice("reward", kind, RewardKind)
     reading = READINGS[reads]

@@ -94,12 +94,8 @@ _READABLE = re.compile(r"(?:[a-z]|\^[23]|/|\s)+")
 def read_unit(rest: str, *, words: bool) -> str | None:
     r"""Return the unit written after a number, "" for none, or None if it is not a unit.
 
-    Parameters
-    ----------
-    rest
-        What follows the number: `\%`, `^\circ`, `\text{ cm}^2`, ` cm`.
-    words
-        Whether a unit may stand in plain words, outside `\text{}`.
+    `rest` is what follows the number, as `\%`, `^\circ` or `\text{ cm}^2`; with `words` a unit may
+    stand outside `\text{}`, too.
     """
     rest = _SPACES.sub(" ", rest).strip()
     if not rest:

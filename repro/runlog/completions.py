@@ -39,15 +39,7 @@ from repro.spec.whole_files import replace_files
 def write_completions(
     folder: Path, run: RunConfig, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> Path:
-    """Write a rollout's completions; return the file.
-
-    Parameters
-    ----------
-    folder
-        Made when missing.
-    step
-        Optimiser steps done before the rollout.
-    """
+    """Write the completions of the rollout after `step` optimiser steps; return the file."""
     import pyarrow as pa
     from pyarrow import parquet
 

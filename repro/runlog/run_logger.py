@@ -114,11 +114,7 @@ class RunLogger:
     """Writes a run's steps into its folder and to trackers; to be used as a context manager.
 
     Trackers are opened before a policy is loaded, so that one that cannot be used says so at once.
-
-    Parameters
-    ----------
-    progress
-        Takes warnings; without it they are in the folder alone.
+    `progress` takes warnings; without it they are in the folder alone.
     """
 
     def __init__(

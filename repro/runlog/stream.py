@@ -18,17 +18,9 @@ from repro.spec.whole_files import replace_text
 
 
 class StepLines:
-    """A file with one JSON object per step, in the order of steps.
+    """A file with one JSON object per step, in their order, made when the first line comes.
 
-    Parameters
-    ----------
-    path
-        Made with its folder when the first line comes.
-
-    Attributes
-    ----------
-    last_before
-        The last step that the file held when it was opened; -1 for a new one.
+    `last_before` is the last step that the file held when it was opened; -1 for a new one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,14 +30,10 @@ class StepLines:
         self._goes_on = False
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a step's values, and hand them to the operating system.
+        """Append the values of a step, counted from 1, and hand them to the operating system.
 
-        Parameters
-        ----------
-        step
-            Counted from 1; a step that the file holds already is replaced, with all after it.
-        values
-            Numbers that are not finite become null.
+        A step that the file holds already is replaced, with all after it. Numbers that are not
+        finite become null.
         """
         if not self._goes_on:
             self._begin(step)

@@ -37,16 +37,10 @@ _ADVICE = (
 
 
 class Watch:
-    """Follows one run.
+    """Follows one run of `whole` steps.
 
-    Parameters
-    ----------
-    stop_idle
-        Steps in a row without a lesson that end the run; 0 never does.
-    earlier
-        Lines of its metrics.jsonl up to the step that it goes on from.
-    whole
-        Steps of the whole run.
+    So many steps in a row as `stop_idle` says without a lesson end the run; 0 never does. `earlier`
+    are the lines of its metrics.jsonl up to the step that it goes on from.
     """
 
     def __init__(
@@ -66,14 +60,9 @@ class Watch:
                 self._said.add("format")
 
     def rollout(self, rollout: Rollout, steps: int, texts: Sequence[str]) -> str | None:
-        """Take a rollout of so many steps; return a warning if one is due.
+        """Take a rollout of so many steps and its examples' texts; return a warning if one is due.
 
         Raises `ValueError` when the run is to end here.
-
-        Parameters
-        ----------
-        texts
-            Of the rollout's examples.
         """
         self.idle = 0 if rollout.mixed else self.idle + steps
         if self.stop_idle and self.idle >= self.stop_idle:
