@@ -140,27 +140,20 @@ def metrics_of(
     facts = entry.facts
     peak, predicted = facts["peak_bytes"], facts.get("predicted_bytes")
     n = len(entry.repeats)
+    beside: dict[str, tuple[float, str, str]] = {}
     if alone is not None and alone.repeats:
-        metrics[f"efficiency_{point.name}"] = Estimate(
-            value=_rate(entry) / _rate(alone) / point.ranks,
-            unit="ratio",
-            n=n,
-            method="tokens of all timed steps over their seconds and GPUs, over those of one GPU",
-        )
-    metrics[f"peak_bytes_{point.name}"] = Estimate(
-        value=peak, unit="bytes", n=n, method="most reserved by the allocator, and context"
-    )
+        how = "tokens of all timed steps over their seconds and GPUs, over those of one GPU"
+        beside["efficiency"] = (_rate(entry) / _rate(alone) / point.ranks, "ratio", how)
+    beside["peak_bytes"] = (peak, "bytes", "most reserved by the allocator, and context")
     if predicted is not None and peak:
-        metrics[f"predicted_bytes_{point.name}"] = Estimate(
-            value=predicted, unit="bytes", n=n, method="the memory plan's peak"
-        )
-        metrics[f"prediction_error_{point.name}"] = Estimate(
-            value=100 * abs(predicted - peak) / peak,
-            unit="percent",
-            n=n,
-            method="|predicted - measured| of the measured peak",
-        )
-    return metrics
+        error = 100 * abs(predicted - peak) / peak
+        beside["predicted_bytes"] = (predicted, "bytes", "the memory plan's peak")
+        how = "|predicted - measured| of the measured peak"
+        beside["prediction_error"] = (error, "percent", how)
+    return metrics | {
+        f"{name}_{point.name}": Estimate(value=value, unit=unit, n=n, method=method)
+        for name, (value, unit, method) in beside.items()
+    }
 
 
 def _rate(entry: PointResult) -> float:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -76,7 +76,7 @@ def measure_seeds(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
             "this machine has none"
         )
-    arm = _at_hand(runs)
+    arm = _ArmAtHand(runs)
     scale: ThroughputScale = arm.run.scale
     for shape, points in groupby(scale.points, key=lambda point: point.shape):
         left = [point for point in points if arm.fitting(point)]
@@ -92,15 +92,22 @@ def measure_seeds(
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ArmAtHand:
     """An arm, by the first of its runs, what it has measured so far, and what not, with why."""
 
-    run: RunConfig
-    products: Literal["own", "bitsandbytes", "vllm"]
-    repeats: list[Repeat]
-    facts: Facts
-    not_run: dict[str, str]
+    def __init__(self, runs: Sequence[RunConfig]) -> None:
+        self.run = run = runs[0]
+        self.products: Literal["own", "bitsandbytes", "vllm"] = run.scale.products(run.arm.name)
+        self.not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
+        self.repeats = [Repeat(seed=own.seed) for own in runs]
+        self.facts = Facts(
+            linears={},
+            adapter_modules=0,
+            products=self.products,
+            repeats_together=len(runs),
+            not_run=self.not_run,
+            timed_retries={},
+        )
 
     @contextmanager
     def fit_or_left_out(self, *names: str) -> Iterator[None]:
@@ -126,23 +133,6 @@ class _ArmAtHand:
         for point in self.run.scale.points:
             if not self.fitting(point):
                 self.not_run[point.name] = self.not_run[cell_of(point, min(point.batches))]
-
-
-def _at_hand(runs: Sequence[RunConfig]) -> _ArmAtHand:
-    """Return the arm of the runs, with what is known not to fit."""
-    run = runs[0]
-    products = run.scale.products(run.arm.name)
-    not_run = not_fitting(run.scale, run.arm, device_bytes(torch.device("cuda")))
-    facts = Facts(
-        linears={},
-        adapter_modules=0,
-        products=products,
-        repeats_together=len(runs),
-        not_run=not_run,
-        timed_retries={},
-    )
-    repeats = [Repeat(seed=run.seed) for run in runs]
-    return _ArmAtHand(run=run, products=products, repeats=repeats, facts=facts, not_run=not_run)
 
 
 def _measure_shape(

@@ -21,7 +21,6 @@ An exception in it fails the run, with its words in the record.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import numbers
@@ -35,6 +34,7 @@ from typing import Any, cast
 
 from repro.spec.arm import RewardFunction
 from repro.spec.checks import meant, require, shown
+from repro.spec.whole_files import sha256_of
 
 CustomReward = Callable[..., Sequence[float | None]]
 # Squares of larger ones need not be finite in float32, in which losses and gradients are.
@@ -144,7 +144,7 @@ def source_digest(module: ModuleType) -> str:
     path = getattr(module, "__file__", None)
     if path is None or not Path(path).is_file():
         raise ValueError(f"module {module.__name__} has no source file; needs one to be recorded")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return sha256_of(Path(path))
 
 
 def _imported(name: str) -> ModuleType:

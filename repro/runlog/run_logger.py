@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
 STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE = "REPRO_STOP_IDLE", "REPRO_EXAMPLE"
+_VARIABLES = (LOG_VARIABLE, COMPLETIONS_VARIABLE, STOP_IDLE_VARIABLE, EXAMPLE_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,12 @@ class LogOptions:
     @classmethod
     def from_environment(cls) -> LogOptions:
         """Return the options in this process's environment; `ValueError` as `parse_trackers`."""
-        named = os.environ.get(LOG_VARIABLE) or None
+        named, completions, idle, example = (os.environ.get(name) for name in _VARIABLES)
         return cls(
-            trackers=parse_trackers(named),
-            completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
-            stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
-            example=bool(os.environ.get(EXAMPLE_VARIABLE)),
+            trackers=parse_trackers(named or None),
+            completions=bool(completions),
+            stop_idle=int(idle or 0),
+            example=bool(example),
         )
 
     @classmethod
@@ -92,14 +93,10 @@ class LogOptions:
     @contextmanager
     def passed_on(self) -> Iterator[None]:
         """Let worker processes that start meanwhile keep this."""
-        given = {
-            LOG_VARIABLE: ",".join(self.trackers),
-            COMPLETIONS_VARIABLE: "1" if self.completions else "",
-            STOP_IDLE_VARIABLE: str(self.stop_idle or ""),
-            EXAMPLE_VARIABLE: "1" if self.example else "",
-        }
-        before = {name: os.environ.get(name) for name in given}
-        os.environ.update(given)
+        kept, shown = ("1" if flag else "" for flag in (self.completions, self.example))
+        given = ",".join(self.trackers), kept, str(self.stop_idle or ""), shown
+        before = {name: os.environ.get(name) for name in _VARIABLES}
+        os.environ.update(zip(_VARIABLES, given, strict=True))
         try:
             yield
         finally:
