@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import grpo, harness, peer_update, sweep, table, workloads
 from benchmarks.peers import ours as own
-from benchmarks.peers.sweep import EQUAL, SHIPPED, Row
+from benchmarks.peers.sweep import EQUAL, SHIPPED
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.prompts import render
@@ -158,27 +158,17 @@ def test_what_cannot_be_run_is_a_row_with_its_reason(folder, data, tmp_path, mon
     assert entry["failed"] == "failed: ModuleNotFoundError: No module named 'trl'"
 
 
-def test_memory_that_does_not_suffice_halves_the_rows(folder, tmp_path, monkeypatch):
-    tried = []
-
-    def process(self, row, request, place):
-        tried.append(request["settings"]["rows"])
-        short = {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}
-        return short if tried[-1] > 8 else {"seconds": [1.0], "median": 1.0}
-
-    monkeypatch.setattr(peers.Race, "_process", process)
-    asked = peers.command_line().parse_args(["--folder", f"tiny={folder}"])
-    row = Row(model="tiny", lengths="spread", way="peft", settings={"rows": 32})
-    measured = peers.Race(asked, {"entries": []})._measured(row)
-    assert (tried, measured["median"]) == ([32, 16, 8], 1.0)
-
-
 def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_COMMIT", "c0ffee")
     ran: list[tuple[bool, int, int]] = []
+    halved: list[int] = []
 
     def process(self, row, request, place):
         rows, steps = row.settings["rows"], len(harness.drawn_rows(Namespace(**request)))
+        asked = request["settings"]["rows"]
+        if asked > 32:
+            return {"failed": "failed: torch.OutOfMemoryError: CUDA out of memory."}
+        halved.append(rows // asked)
         ran.append((row.trial, rows, steps))
         if len(ran) == 2 and stopped:
             raise KeyboardInterrupt
@@ -194,6 +184,8 @@ def test_a_race_tries_then_counts_and_goes_on_where_it_was_stopped(folder, tmp_p
     entries = race(monkeypatch, tmp_path / "p.json", *flags)
     # Trials have one timed step after the warm-up; the smaller micro-batch was faster.
     assert ran == [(True, 128, 2), (True, 32, 2), (True, 32, 2), (False, 32, 6)]
+    # Memory that does not suffice halves the rows of a micro-batch.
+    assert halved == [4, 1, 1, 1]
     assert [(e["trial"], e["settings"]["rows"]) for e in entries] == [
         (True, 128), (True, 32), (False, 32)
     ]  # fmt: skip

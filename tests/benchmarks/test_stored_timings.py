@@ -182,9 +182,6 @@ def test_what_is_measured_is_the_targets_own_points_by_the_suites_own_code(monke
     values = claims.steps.__wrapped__("NVFP4")
     assert values["step_seconds_7b_spread"] == {0: 1.0, 1: 2.0, 2: 3.0}
     assert values["peak_bytes_7b_spread"] == {0: 2.0}
-    lengths = next(item for item in TARGETS if item.name == "step_lengths")
-    assert runs[-1].scale.points[0] in lengths.scales[Tier.SYSTEMS].points
-    assert runs[-1].arm in lengths.arms
 
 
 def test_the_memory_row_fails_where_a_step_does_not_fit_the_card(monkeypatch):

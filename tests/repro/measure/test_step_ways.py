@@ -88,22 +88,9 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm, device):
 
 def gradients_of(arm, rows, device):
     policy = build(arm, device)
-    planned = step_measure.step_shape(
-        POINT, arm.weight_format, 16, StepScale(points=(POINT,)), 10**11
-    )
-    # An engine rearranges the codes that the trainer's kernels read.
-    engine = Engine(policy, step_measure.engine_config(POINT, planned))
     with GraderPool() as pool:
-        t = training_of(
-            policy,
-            engine,
-            pool,
-            arm,
-            POINT,
-            StepScale(points=(POINT,)),
-            seed=0,
-            micro_tokens=MICRO_TOKENS,
-        )
+        # An engine rearranges the codes that the trainer's kernels read.
+        t, _, engine = small.prepared(policy, pool, POINT, arm)
     accumulate_step(
         policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
         torch.arange(len(rows)), t.learner.run, old_logprobs=None, ref_logprobs=None,
