@@ -25,9 +25,11 @@ those listed, nothing says which are others.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,6 @@ import torch
 
 from repro.evidence.environment import ask_driver_tool, probe, steady_now
 from repro.evidence.not_run import needs
-from repro.measure.memory_use import context_bytes
 from repro.spec.tier import GIB
 
 # Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
@@ -64,6 +65,7 @@ _REASONS = (
     "sw_thermal_slowdown",
 )
 _SLOWED = tuple(name for name in _REASONS if name not in ("gpu_idle", "hw_slowdown"))
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _EXHAUSTED = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _TRIED = re.compile(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)")
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
@@ -221,3 +223,42 @@ def _is_rank(pid: str) -> bool:
     except OSError:
         return False  # it has ended, or another container's process
     return int(after_name[1]) == os.getppid()
+
+
+def reset_peak() -> None:
+    """Begin a new measurement of `peak_bytes`.
+
+    A worker process carries out one run after another, so its lifetime peak would charge a run with
+    its predecessor's; Linux lets the high-water mark be reset. Elsewhere it is an upper bound.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        _CLEAR_REFS.write_text("5")  # "5" resets the peak resident size: man 5 proc
+
+
+def peak_bytes() -> int:
+    """Return the peak since `reset_peak`: of the device if one is in use, else of this process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
+        return int(torch.cuda.max_memory_reserved())
+    return host_peak_bytes()
+
+
+def host_peak_bytes() -> int:
+    """Return this process's peak resident bytes since `reset_peak`."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def driver_bytes() -> int:
+    """Return the device memory in use as the driver sees it, of all processes together."""
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def context_bytes() -> int:
+    """Return what is in use on the device beyond the allocator's reserve."""
+    return driver_bytes() - int(torch.cuda.memory_reserved())

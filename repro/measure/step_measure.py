@@ -25,14 +25,15 @@ from repro.evidence.not_run import needs
 from repro.evidence.procedure import Progress
 from repro.evidence.receipts.device import slowed_shares
 from repro.measure.device_state import (
+    context_bytes,
     is_out_of_memory,
     needs_by_allocator,
     release,
     require_clean,
+    reset_peak,
     retries,
     slowed_us,
 )
-from repro.measure.memory_use import context_bytes, reset_peak
 from repro.measure.step_metrics import (
     PointFacts,
     PointResult,

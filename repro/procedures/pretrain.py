@@ -37,7 +37,7 @@ from repro.data.tiny_corpus import CorpusConfig, iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.memory_use import peak_bytes, reset_peak
+from repro.measure.device_state import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.loading import SUMMARY_FILE
 from repro.spec.config import PretrainScale, RunConfig, derive_seed, digest_of

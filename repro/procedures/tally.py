@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from repro.evaluate.scale_evaluator import ScaleEvaluator
-from repro.measure.memory_use import peak_bytes
+from repro.measure.device_state import peak_bytes
 from repro.reward.grader import GraderPool
 
 

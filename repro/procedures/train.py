@@ -25,8 +25,7 @@ from torch import Tensor
 from repro.distributed import ALONE, BatchError, Ranks
 from repro.evaluate.scale_evaluator import ScaleEvaluator
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.measure.device_state import release
-from repro.measure.memory_use import reset_peak
+from repro.measure.device_state import release, reset_peak
 from repro.models.files.adapter_files import save_adapter
 from repro.models.files.merged_files import write_merged
 from repro.models.memory_plan import training_memory
@@ -53,7 +52,7 @@ from repro.rl.training_state import TrainResult
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.sampler import Completion, Sampler
 from repro.rollout.vllm_sampler import VllmSampler
-from repro.runlog.kept_batch import keep_batch
+from repro.runlog.completions import keep_batch
 from repro.runlog.run_logger import LogOptions, RunLogger
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.facts import Facts

@@ -18,7 +18,8 @@ finish_reason       string     `stop`, or `length` (truncated)
 tokens              int32      length of the completion
 ==================  =========  ==================================================================
 
-A resumed run writes the files of the steps it does again in place of the old ones.
+A resumed run writes the files of the steps it does again in place of the old ones. A training that
+has to stop keeps its last batch, too (`keep_batch`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.prompts import texts_of
-from repro.rl.collect import Rollout
+from repro.distributed import Ranks
+from repro.rl.collect import GrowingRollout, Rollout
 from repro.runlog.trackers import name_of
 from repro.spec.config import RunConfig
 from repro.spec.whole_files import replace_files
@@ -83,3 +86,21 @@ def _columns_of(
         ),
         "tokens": ("int32", [len(own) for own in ids]),
     }
+
+
+def keep_batch(folder: Path, ranks: Ranks, step: int, growing: GrowingRollout) -> str:
+    """Write the rollout on which a training had to stop, after `step` steps; return where it is.
+
+    `batch-of-step-000012.safetensors` has what `GrowingRollout.batch` says. All ranks hold the
+    whole rollout, and the first writes; no rank goes on before the file is there, since the first
+    that ends lets the others be ended.
+    """
+    said = ""
+    if ranks.first:
+        path = folder / f"batch-of-step-{step + 1:06d}.safetensors"
+        try:
+            replace_files({path: save(growing.batch())})
+            said = f", kept in {path}"
+        except OSError as error:
+            said = f", which could not be kept: {error}"
+    return ranks.texts(said)[0]

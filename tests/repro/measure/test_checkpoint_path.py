@@ -14,8 +14,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from repro.measure.device_state import release
-from repro.measure.memory_use import context_bytes, driver_bytes, host_peak_bytes, reset_peak
+from repro.measure.device_state import (
+    context_bytes,
+    driver_bytes,
+    host_peak_bytes,
+    release,
+    reset_peak,
+)
 from repro.measure.step_measure import linears_of
 from repro.measure.step_training import parameter_image, timed_step, training_of, warm_up
 from repro.models.checkpoint import write_quantized

@@ -13,7 +13,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
 from repro.rollout.torch_sampler import TorchSampler
-from repro.runlog.kept_batch import keep_batch
+from repro.runlog.completions import keep_batch
 from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
 from tests.repro.rl.conftest import score_by_text
