@@ -42,12 +42,8 @@ CLOCK = DeviceClock()
 class Limits:
     """What the device was measured to reach in this session.
 
-    Attributes
-    ----------
-    copy_rate
-        Bytes per second of a large copy, read and written both counted.
-    matmul_rate
-        FLOP per second of a large bfloat16 product.
+    Bytes per second of a large copy, read and written both counted, and FLOP per second of a large
+    bfloat16 product.
     """
 
     copy_rate: float

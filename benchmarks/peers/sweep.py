@@ -80,16 +80,9 @@ def sweep_of(way: str, model: str, lengths: str) -> tuple[Settings, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One process, and what it is to measure.
+    """One process, and what it is to measure; a trial only helps to choose settings.
 
-    Attributes
-    ----------
-    lengths
-        The workload, a kind of lengths or a whole step.
-    terms
-        Empty for an update.
-    trial
-        Whether it only helps to choose settings.
+    `lengths` names the workload, a kind of lengths or a whole step; an update has no terms.
     """
 
     model: str

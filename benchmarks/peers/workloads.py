@@ -49,16 +49,9 @@ _SPECIAL_TOKENS = 1024
 class WholeStep:
     """A step that samples its completions.
 
-    Attributes
-    ----------
-    prompt_tokens
-        Of the longest prompt; every prompt has as many where no row ends early.
-    reward
-        A function of `benchmarks.peers.harness`.
-    steps
-        Of the row that counts, those of the warm-up included.
-    swept_as
-        The workload whose trials choose a peer's settings here, too; empty for its own.
+    The longest prompt has `prompt_tokens`, and every one where no row ends early. `reward` is a
+    function of `benchmarks.peers.harness`; `steps` include the warm-up's. Trials of the workload
+    `swept_as`, or its own, choose a peer's settings.
     """
 
     model: str = "0.5b"

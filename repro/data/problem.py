@@ -63,12 +63,8 @@ class Problem:
     ----------
     id
         Unique within its set, stable between runs.
-    question
-        The text shown to the policy, without any template.
-    answer
-        The final answer (the gold), as text.
-    source
-        Where the problem comes from (`generated`, `openai/gsm8k`, ...).
+    question, answer
+        The text shown to the policy, without any template, and the gold.
     before
         Role and content of the messages before the question: a system prompt, earlier turns.
     row

@@ -89,13 +89,10 @@ class PromptTemplate:
 
     Attributes
     ----------
-    name, version
-        The version moves whenever a prompt's text would.
-    build
-        Question to plain text or to chat messages (`chat` says which).
-    chat
-        Whether the messages go through the tokenizer's own chat template, with the assistant's
-        opening line added.
+    version
+        Moves whenever a prompt's text would.
+    build, chat
+        Question to plain text, or to messages for the tokenizer's own chat template.
     working_prefix
         How a completion that shows its working begins, where that is known of the policies that
         the template is for: forced upon them, it gives their ceiling.

@@ -60,12 +60,9 @@ class CorpusConfig:
         the last one.
     careful_endings, careless_endings
         Weights of the endings tags, hashes, sentence.
-    dropped_share
-        Probability that a careful completion of two or more steps skips one.
-    slip_share
-        Probability that a careful completion contains one wrong result.
-    slips
-        What a wrong result is off by.
+    dropped_share, slip_share
+        Probabilities that a careful completion of two or more steps skips one, and that one
+        contains a wrong result, off by one of `slips`.
     """
 
     careless_share: tuple[float, ...] = (0.10, 0.30, 0.50, 0.60, 0.65)

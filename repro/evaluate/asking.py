@@ -25,14 +25,7 @@ _ROWS_AT_ONCE, _ROWS_QUEUED = 256, 2048
 
 
 class Evaluator:
-    """Samples and grades answers.
-
-    Parameters
-    ----------
-    seed
-        The seed of a completion derives from it, the problem and the sample.
-    ranks
-        Share the questions.
+    """Samples and grades answers, by ranks that share the questions.
 
     Attributes
     ----------

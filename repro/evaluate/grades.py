@@ -76,16 +76,9 @@ _READINGS = {"": ("accuracy", "answer"), "_lenient": ("lenient", "lenient_answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """A run's graded completions.
+    """A run's graded completions, in groups by problem, in the order asked.
 
-    Attributes
-    ----------
-    problems
-        Those whose gold can be read, in the order asked.
-    groups
-        The completions of each.
-    dropped
-        How many problems were left out.
+    Problems whose gold cannot be read are left out, and counted as `dropped`.
     """
 
     problems: list[Problem]

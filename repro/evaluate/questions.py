@@ -17,15 +17,10 @@ from repro.spec.config import derive_seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A problem as the policy reads it.
+    """A problem as the policy reads it, and the text that its completion is made to begin with.
 
-    Attributes
-    ----------
-    prompt
-        Token ids, the opening's included.
-    opening
-        Text that the completion is made to begin with, a thinking tag at the chat template's end
-        included; empty lets the policy choose.
+    That opening, of which a thinking tag at the chat template's end is a part, is in the prompt,
+    too; empty lets the policy choose.
     """
 
     problem: Problem

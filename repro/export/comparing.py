@@ -41,14 +41,9 @@ _PROBES, _PROBE_TOKENS = 8, 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far a model is from a reference.
+    """How far a model is from a reference: KL(reference || model) over positions, nats.
 
-    Attributes
-    ----------
-    mean, largest
-        KL(reference || model) over positions, nats.
-    agreement
-        Share of positions at which both hold the same token most likely.
+    `agreement` is the share of positions at which both hold the same token most likely.
     """
 
     mean: float

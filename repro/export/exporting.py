@@ -55,16 +55,10 @@ from repro.spec.whole_files import appearing
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedWeights:
-    """A policy as it was trained, on probe texts.
+    """A policy as it was trained, on probe texts: rows (B, T), int64, logits (B, T, V), float32.
 
-    Attributes
-    ----------
-    rows : Tensor, (B, T), int64
-    logits : Tensor, (B, T, V), float32
-    effect
-        Mean KL from it to the same policy without its adapter, nats: what training changed.
-    rounding
-        Mean KL that one more rounding of each layer's output costs it, nats.
+    Mean KL in nats are `effect`, from it to the same policy without its adapter, and `rounding`,
+    what one more rounding of each layer's output costs it.
     """
 
     rows: Tensor

@@ -81,16 +81,14 @@ class Bench:
 
     Attributes
     ----------
-    progress
-        Is given a line for each timed step.
     ranks, shared_pool
         Those that measure together, and what grades for all of them; points of one GPU are measured
         by each for itself.
     product_rate
         FLOP per second of a large product on the device; None where none was measured.
     timed_retries
-        By point and way: how often the allocator retried under the clock, where it was free to take
-        the whole device. Within a budget retries are how a step is made to fit.
+        By point and way: how often the allocator retried under the clock. Within a budget retries
+        are how a step is made to fit, and are not counted.
     """
 
     scale: StepScale

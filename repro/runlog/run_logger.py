@@ -53,12 +53,8 @@ _VARIABLES = (LOG_VARIABLE, COMPLETIONS_VARIABLE, STOP_IDLE_VARIABLE, EXAMPLE_VA
 class LogOptions:
     """What is logged besides metrics.jsonl.
 
-    Attributes
-    ----------
-    stop_idle
-        Steps in a row that teach nothing before a run ends as failed; 0 never ends one.
-    example
-        Whether a prompt, a completion and its reward are shown before the first update.
+    So many steps in a row as `stop_idle` says that teach nothing end a run as failed; 0 never ends
+    one. With `example` a prompt, a completion and its reward are shown before the first update.
     """
 
     trackers: tuple[str, ...] = ()
