@@ -11,7 +11,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -81,9 +81,8 @@ class Bench:
 
     Attributes
     ----------
-    ranks, shared_pool
-        Those that measure together, and what grades for all of them; points of one GPU are measured
-        by each for itself.
+    ranks
+        Those that measure together; points of one GPU are measured by each for itself.
     product_rate
         FLOP per second of a large product on the device; None where none was measured.
     timed_retries
@@ -93,14 +92,12 @@ class Bench:
 
     scale: StepScale
     seed: int
-    pool: GraderPool
     should_stop: Callable[[], bool]
     progress: Progress = lambda text, values: None
     product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
     timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
     ranks: Ranks = ALONE
-    shared_pool: GraderPool | None = None
     results: Results = dataclasses.field(default_factory=dict)
 
     def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
@@ -294,12 +291,13 @@ def _measure(
     sampler = around(policy, engine) if folds or full else engine(policy)
     made = getattr(sampler, "engine", sampler)
     release()
-    try:
+    ranks = bench.ranks if several else ALONE
+    with closing(made), GraderPool(among=ranks if several else None) as pool:
         t = training_of(
-            policy, sampler, (bench.shared_pool if several else None) or bench.pool, arm,
+            policy, sampler, pool, arm,
             dataclasses.replace(part, prompts=part.prompts * point.ranks), scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
-            ranks=bench.ranks if several else ALONE,
+            ranks=ranks,
         )  # fmt: skip
         before = parameter_image(policy)
         state = fresh_state(t.learner.run)
@@ -320,8 +318,6 @@ def _measure(
             entry.repeats.append(seconds | {"slowed": slowed})
             folded = sampler.receipt() if isinstance(sampler, FoldedSampler) else {}
             entry.facts = facts | {"moved": moved, "road": made.road} | folded
-    finally:
-        made.close()
     return True
 
 

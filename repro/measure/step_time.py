@@ -24,7 +24,6 @@ from repro.measure.device_state import release
 from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import Results, metrics_of, series_of, summary, way_of
 from repro.models.other_products import missing_library
-from repro.reward.grader import GraderPool
 from repro.spec.config import RunConfig
 from repro.spec.facts import Facts
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, alone_twin, equal_twin, step_arm
@@ -55,15 +54,13 @@ def measure_steps(
     # Before any point: what it allocates is in no point's peak.
     rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
     release()
-    with GraderPool() as pool, GraderPool(among=ranks) as shared_pool:
-        bench = Bench(scale=scale, seed=run.seed, pool=pool, progress=progress, product_rate=rate,
-                      should_stop=lambda: ranks.any(should_stop()), ranks=ranks,
-                      shared_pool=shared_pool)  # fmt: skip
-        for points in together(scale.points):
-            for way in ways:
-                progress(f"{points[0].model} {way_of(way)}", {})
-                if not measure_points(bench, way, points):
-                    raise Stopped
+    bench = Bench(scale=scale, seed=run.seed, progress=progress, product_rate=rate,
+                  should_stop=lambda: ranks.any(should_stop()), ranks=ranks)  # fmt: skip
+    for points in together(scale.points):
+        for way in ways:
+            progress(f"{points[0].model} {way_of(way)}", {})
+            if not measure_points(bench, way, points):
+                raise Stopped
     measured = measured_steps(own, ways, scale.points, bench.results)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))

@@ -47,10 +47,10 @@ def prepared(
     return t, fresh_state(t.learner.run), engine
 
 
-def bench_of(scale: StepScale, pool: GraderPool, **changes: Any) -> Bench:
+def bench_of(scale: StepScale, **changes: Any) -> Bench:
     """Return a bench without results."""
     settings: dict[str, Any] = {"seed": 0, "should_stop": lambda: False} | changes
-    return Bench(scale=scale, pool=pool, **settings)
+    return Bench(scale=scale, **settings)
 
 
 def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) -> PointResult:

@@ -27,8 +27,8 @@ NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 
 
 @pytest.fixture
-def bench(pool):
-    return bench_of(StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2), pool)
+def bench():
+    return bench_of(StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2))
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -81,7 +81,7 @@ def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, pool, monkeypatch):
+def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, monkeypatch):
     seen = []
 
     def counted(*args, **settings):
@@ -92,7 +92,7 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, 
     accumulate_step = learner_module.accumulate_step
     monkeypatch.setattr(learner_module, "accumulate_step", counted)
     point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
-    entry = measured_at(bench_of(StepScale(points=(point,)), pool), NVFP4, point, policy)
+    entry = measured_at(bench_of(StepScale(points=(point,))), NVFP4, point, policy)
     assert seen == [[3, 2]]  # two micro-batches of at most 100 tokens, a prompt once in each
     assert entry.facts["moved"] > 0
     assert entry.facts["slots"] == 8
@@ -118,7 +118,7 @@ def without_a_device(monkeypatch, budget_bytes):
     [ValueError("planted\nmore"), torch.OutOfMemoryError("planted")],
     ids=["fault", "memory"],
 )
-def test_a_point_that_fails_costs_no_other(policy, pool, monkeypatch, error):
+def test_a_point_that_fails_costs_no_other(policy, monkeypatch, error):
     def fails_once(bench, arm, point, *rest):
         if point is POINT:
             raise error
@@ -131,7 +131,7 @@ def test_a_point_that_fails_costs_no_other(policy, pool, monkeypatch, error):
     monkeypatch.setattr(step_measure, "needs_by_allocator", lambda error: NEEDS)
     monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
     points = [POINT, dataclasses.replace(POINT, name="other")]
-    bench = bench_of(StepScale(points=tuple(points), warm_up_tokens=4, steps=2), pool)
+    bench = bench_of(StepScale(points=tuple(points), warm_up_tokens=4, steps=2))
     assert step_measure.measure_points(bench, NVFP4, points)
     memory = isinstance(error, torch.OutOfMemoryError)
     assert bench.failures == ([] if memory else ["small nvfp4: ValueError: planted"])

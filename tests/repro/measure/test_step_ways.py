@@ -66,9 +66,7 @@ def build(arm, device):
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(arm, device):
     point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
-    with GraderPool() as pool:
-        bench = small.bench_of(scale, pool)
-        entry = small.measured_at(bench, arm, point, build(arm, device))
+    entry = small.measured_at(small.bench_of(scale), arm, point, build(arm, device))
     facts = entry.facts
     assert len(entry.repeats) == 2
     assert facts["linears"] == {arm.weight_format: 14}
