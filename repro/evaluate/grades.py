@@ -21,9 +21,10 @@ from repro.evaluate.questions import Question
 from repro.evidence.at_k import VOTING_SAMPLES
 from repro.evidence.derived import SHARES, at_k_metrics, mean_of_problems, share_of
 from repro.evidence.record import Estimate
-from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN, lenient_answer
+from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN
 from repro.reward.expression import tidy
 from repro.reward.grader import Grade, GraderPool
+from repro.reward.score import both_grades
 from repro.rollout.sampler import Completion
 
 
@@ -185,16 +186,12 @@ def answers_of(
     """Grade whole texts, forced openings included, equally many of each question in order."""
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]
-    # In one call: both readings mostly give one answer, and a late one is not remembered.
-    reading = READINGS[reads]
-    readings = [reading.answer(text) for text in texts] + [lenient_answer(text) for text in texts]
-    both = pool.grade_answers(list(zip(golds + golds, readings, strict=True)))
-    strict, lenient = both[: len(texts)], both[len(texts) :]
+    strict, lenient = both_grades(texts, golds, pool, reads)
     graded = [
         Graded(
             accuracy=strictly.accuracy,
             lenient=leniently.accuracy,
-            format_ok=reading.format_ok(text),
+            format_ok=READINGS[reads].format_ok(text),
             works=shows_working(text),
             truncated=completion.finish_reason == "length",
             tokens=len(completion.token_ids),

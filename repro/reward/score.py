@@ -29,7 +29,7 @@ from typing import Any
 
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.custom import CustomReward, pay
-from repro.reward.grader import GraderPool, Status
+from repro.reward.grader import Grade, GraderPool, Status
 from repro.spec.arm import RewardKind
 from repro.spec.checks import require_choice
 from repro.spec.config import derive_seed
@@ -89,14 +89,9 @@ def score(
         A user's function that pays instead of `kind`, and what else it may ask for, B entries each.
     """
     require_choice("reward", kind, RewardKind)
-    reading = READINGS[reads]
-    strict = [(gold, reading.answer(text)) for gold, text in zip(golds, texts, strict=True)]
-    lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
-    # In one call: both readings mostly give one answer, and a late one is not remembered.
-    both = pool.grade_answers(strict + lenient)
-    grades, lenient_grades = both[: len(strict)], both[len(strict) :]
+    grades, lenient_grades = both_grades(texts, golds, pool, reads)
     accuracy = [grade.accuracy for grade in grades]
-    formats = [float(reading.format_ok(text)) for text in texts]
+    formats = [float(READINGS[reads].format_ok(text)) for text in texts]
     if own is not None:
         given = {**(columns or {}), "answers": golds}
         total = pay(own, texts, given, getattr(own, "__name__", "function"))
@@ -112,6 +107,17 @@ def score(
         ],
         statuses=[grade.status for grade in grades],
     )
+
+
+def both_grades(
+    texts: Sequence[str], golds: Sequence[str], pool: GraderPool, reads: str
+) -> tuple[list[Grade], list[Grade]]:
+    """Return the grades of completions by their strict and by the lenient reading."""
+    strict = [READINGS[reads].answer(text) for text in texts]
+    readings = strict + [lenient_answer(text) for text in texts]
+    # In one call: both mostly give one answer, and a late one is not remembered.
+    grades = pool.grade_answers(list(zip([*golds, *golds], readings, strict=True)))
+    return grades[: len(texts)], grades[len(texts) :]
 
 
 def _paid(
