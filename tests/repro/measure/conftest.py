@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from repro.measure.step_training import training_of
 from repro.models.policy import Policy
 from repro.models.random_policy import random_policy
 from repro.reward.grader import GraderPool
+from repro.rl import learner as learner_module
 from repro.rl.trainer import Training
 from repro.rl.training_state import TrainState, fresh_state
 from repro.rollout.engine import Engine
@@ -58,6 +60,21 @@ def measured_at(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy) ->
     entry = PointResult()
     assert _measure(bench, arm, point, policy, 10**10, entry)
     return entry
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows by what each update was asked and planned."""
+    seen, plain = list[Any](), learner_module.accumulate_step
+
+    def watched(policy: Policy, rollout: Any, index: Any, *given: Any, **named: Any) -> Any:
+        output, tokens = plain(policy, rollout, index, *given, **named)
+        lengths = rollout.rows.lengths()[index].tolist()
+        seen.append(SimpleNamespace(lengths=lengths, plan=output.plan, named=named))
+        return output, tokens
+
+    monkeypatch.setattr(learner_module, "accumulate_step", watched)
+    return seen
 
 
 class HostEvent:

@@ -13,7 +13,6 @@ from repro.measure import step_measure, step_metrics
 from repro.measure.step_metrics import PointResult, metrics_of
 from repro.measure.step_time import measured_steps
 from repro.models.memory_plan import plan_memory
-from repro.rl import learner as learner_module
 from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepPoint, StepScale
 from repro.targets.steps import NF4, NVFP4, RELEASED
@@ -81,19 +80,12 @@ def test_the_worst_share_of_lowered_clocks_is_told_of_an_arm_and_its_baseline(
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, monkeypatch):
-    seen = []
-
-    def counted(*args, **settings):
-        output, tokens = accumulate_step(*args, **settings)
-        seen.append([len(piece) for piece in output.plan.pieces])
-        return output, tokens
-
-    accumulate_step = learner_module.accumulate_step
-    monkeypatch.setattr(learner_module, "accumulate_step", counted)
+def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(policy, passes):
     point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
     entry = measured_at(bench_of(StepScale(points=(point,))), NVFP4, point, policy)
-    assert seen == [[3, 2]]  # two micro-batches of at most 100 tokens, a prompt once in each
+    (made,) = passes
+    # Two micro-batches of at most 100 tokens, a prompt once in each.
+    assert [len(piece) for piece in made.plan.pieces] == [3, 2]
     assert entry.facts["moved"] > 0
     assert entry.facts["slots"] == 8
     assert not point.whole

@@ -49,23 +49,14 @@ def test_a_step_samples_grades_and_moves_every_trained_tensor(policy, pool):
 
 @pytest.mark.usefixtures("host_clock")
 def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
-    policy, pool, monkeypatch
+    policy, pool, passes, monkeypatch
 ):
-    passes: list[int] = []
-    plain = learner_module.accumulate_step
-
-    def watched(*args, **settings):
-        output, tokens = plain(*args, **settings)
-        passes.extend(len(piece) for piece in output.plan.pieces)
-        assert output.plan.idle == []
-        assert settings["old_logprobs"] is None
-        return output, tokens
-
-    monkeypatch.setattr(learner_module, "accumulate_step", watched)
     monkeypatch.setattr(learner_module, "evaluate_rows", None)
     t, state, _ = prepared(policy, pool, WHOLE)
     timed_step(t, state)
-    assert sum(passes) == 4
+    (made,) = passes
+    assert sum(map(len, made.plan.pieces)) == 4
+    assert (made.plan.idle, made.named["old_logprobs"]) == ([], None)
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -91,20 +82,12 @@ def test_prompts_follow_the_step_and_the_seed_alone(policy):
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(policy, pool, monkeypatch):
-    lengths: list[list[int]] = []
-    plain = learner_module.accumulate_step
-
-    def watched(policy, rollout, index, *args, **settings):
-        lengths.append(rollout.rows.lengths()[index].tolist())
-        return plain(policy, rollout, index, *args, **settings)
-
-    monkeypatch.setattr(learner_module, "accumulate_step", watched)
+def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(policy, pool, passes):
     t, state, engine = prepared(policy, pool, POINT)
     learner = dataclasses.replace(t.learner, micro_tokens=100)
     warm_up(dataclasses.replace(t, learner=learner), state, 4)
     assert engine.statistics.generated_tokens == 4 * 4
-    assert lengths == [[24, 24]]  # one micro-batch
+    assert [made.lengths for made in passes] == [[24, 24]]  # one micro-batch
     assert state.step == 1
 
 
