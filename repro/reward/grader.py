@@ -30,7 +30,6 @@ pair seen before.
 from __future__ import annotations
 
 import functools
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class Sharing(Protocol):
 class GraderPool:
     """Grades answers against golds; to be used as a context manager.
 
-    A worker is started when the first pair needs one. Any thread may call; calls take turns.
+    A worker is started when the first pair needs one. One thread grades.
 
     Parameters
     ----------
@@ -112,7 +111,6 @@ class GraderPool:
         self.worker: Worker | None = None
         self._among = among
         self._memory: OrderedDict[Pair, _Result] = OrderedDict()
-        self._turn = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -122,26 +120,21 @@ class GraderPool:
         self.close()
 
     def close(self) -> None:
-        """End the worker at once; a grading under way in another thread raises `GraderError`."""
+        """End the worker at once."""
         self._closed = True
-        # A pipe is closed only by the thread that reads it: the number of a file that is closed
-        # under a reader may already belong to another. So a busy worker is killed.
-        if self.worker is not None:
-            self.worker.process.kill()
-        with self._turn:
-            self._discard()
+        self._discard()
 
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
         """Grade `(gold, answer)` pairs; an answer of None is wrong unless the gold is at fault."""
         asked = [_form_of(gold, answer) for gold, answer in pairs]
-        with self._turn:
-            self._require_open()
-            results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
-            grades = [
-                Grade(status=_status_of(form, results), answer=answer)
-                for (_, answer), form in zip(pairs, asked, strict=True)
-            ]
-            self.counters.update(grade.status for grade in grades)
+        if self._closed:
+            raise GraderError("the grader pool is closed; it grades inside its `with` block")
+        results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
+        grades = [
+            Grade(status=_status_of(form, results), answer=answer)
+            for (_, answer), form in zip(pairs, asked, strict=True)
+        ]
+        self.counters.update(grade.status for grade in grades)
         return grades
 
     def _results(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
@@ -221,7 +214,6 @@ class GraderPool:
         """Start a worker and wait for its imports, once more if it ends before that."""
         said = ""
         for _ in range(_ATTEMPTS):
-            self._require_open()
             worker = self.worker = Worker(self.seconds_per_item)
             self.workers_started += 1
             try:
@@ -230,13 +222,8 @@ class GraderPool:
                 said = worker.errors() or f"exit code {worker.process.poll()}, nothing said"
                 self._discard()
             else:
-                self._require_open()
                 return worker
         raise GraderError(f"a grader worker does not start: {said}; math-verify must import in it")
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise GraderError("the grader pool is closed; it grades inside its `with` block")
 
     def _discard(self, *, late: bool = False) -> None:
         """End the worker, if there is one, and forget it."""

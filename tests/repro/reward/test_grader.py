@@ -132,26 +132,6 @@ def test_no_worker_is_started_before_it_is_needed_and_none_is_left():
         pool.grade_answers([("18", "18")])
 
 
-def test_closing_ends_a_grading_under_way():
-    pool = GraderPool(60.0)
-    pool.grade_answers([("18", "18")])
-    errors = []
-
-    def work():
-        try:
-            pool.grade_answers([TOWER])
-        except GraderError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    time.sleep(0.3)
-    pool.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert "closed" in str(errors[0])
-
-
 # A shell that starts tests in the background may have them ignore Ctrl-C; the parent must not.
 SCRIPT = """
 import signal, sys, threading
