@@ -40,6 +40,8 @@ from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
+# What is asked of a worker for a pair, and whether its own answer was refused.
+_Form = tuple[Pair, bool]
 # A gold over the time limit is dropped, as one at fault is.
 _Result = Status | Literal["late_gold"]
 
@@ -129,7 +131,7 @@ class GraderPool:
         asked = [_form_of(gold, answer) for gold, answer in pairs]
         if self._closed:
             raise GraderError("the grader pool is closed; it grades inside its `with` block")
-        results = self._results(dict.fromkeys(form.pair for form in asked if form is not None))
+        results = self._results(dict.fromkeys(form[0] for form in asked if form is not None))
         grades = [
             Grade(status=_status_of(form, results), answer=answer)
             for (_, answer), form in zip(pairs, asked, strict=True)
@@ -233,35 +235,29 @@ class GraderPool:
         self.workers_killed += late
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """What is asked of a worker for a pair, and whether its own answer was refused.
-
-    An answer that may not be compared is replaced by the gold, which may be at fault.
-    """
-
-    pair: Pair
-    refused: bool
-
-
 def _status_of(form: _Form | None, results: Mapping[Pair, _Result]) -> Status:
     """Return the status of a pair from the results of what was asked for it."""
-    result = "unparsable_gold" if form is None else results[form.pair]
-    if form is not None and form.refused and result == "ok":
+    if form is None:
+        return "unparsable_gold"
+    result, refused = results[form[0]], form[1]
+    if refused and result == "ok":
         return "wrong"
     return "unparsable_gold" if result == "late_gold" else result
 
 
 @functools.lru_cache(maxsize=65_536)
 def _form_of(gold: str, answer: str | None) -> _Form | None:
-    """Return what to ask for a pair, or None where the gold may not be compared with itself."""
+    """Return what to ask for a pair, or None where the gold may not be compared with itself.
+
+    An answer that may not be compared is replaced by the gold, which may be at fault.
+    """
     gold = tidy(gold)
     itself = comparable(gold, gold)
     if itself is None:
         return None
     tidied = None if answer is None else tidy(answer)
     pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
-    return _Form(pair=pair or itself, refused=pair is None)
+    return pair or itself, pair is None
 
 
 def _settled(pair: Pair, status: str) -> Status:
