@@ -333,8 +333,8 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     ends = [token for token in sorted(control_tokens(tokenizer) - _MARKS) if token in asked]
     require(
         not ends,
-        f"prompt template {template.name!r} holds {ends[:1]}, a control token of this tokenizer, "
-        "whose own chat template writes the turns; needed are words alone",
+        f"prompt template {template.name!r} holds {''.join(ends[:1])!r}, a control token of this "
+        "tokenizer, whose own chat template writes the turns; needed are words alone",
     )
     require(
         asked in text,
