@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
@@ -200,7 +200,7 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     if problems:
         return replace(head, problems=tuple(problems))
     values = list(_values(target, tier, old, new))
-    rows = tuple(_judged([_measured(target, tier, *one) for one in values if one[2] and one[3]]))
+    rows = judged(target, tier, values)
     missing = [f"{arm}.{metric.name}" for arm, metric, before, after in values if not after]
     if missing:
         problems.append(
@@ -210,6 +210,13 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
     elif not rows:
         problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
     return replace(head, rows=rows, problems=tuple(problems))
+
+
+def judged(
+    target: Target, tier: Tier, values: Iterable[tuple[str, Metric, Samples, Samples]]
+) -> tuple[MetricRow, ...]:
+    """Return the rows of values, (arm, metric, old, new) each, where both sides have some."""
+    return tuple(_judged([_measured(target, tier, *one) for one in values if one[2] and one[3]]))
 
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
