@@ -15,8 +15,11 @@ from repro.spec.checks import require
 from repro.spec.shapes import SHAPES
 
 _Commands = argparse._SubParsersAction
+# A command's parser, or a group of its flags.
+_Flags = argparse._ActionsContainer
 _TIERS = "smoke, systems, mini or paper"
 _FOUR_BITS = tuple(kind for kind in WEIGHT_FORMATS if kind != "bf16")
+_MODELS = "FOLDER|FILE|NAME"
 # Flags that several commands have.
 _SHARED: dict[str, dict[str, Any]] = {
     "tier": {"help": f"{_TIERS}; default: the smallest that runs here"},
@@ -52,6 +55,10 @@ MEMORY_FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "optimizer": ("adamw", {"choices": get_args(OptimizerName)}),
     "rollout_adapter": ("apart", {"choices": get_args(RolloutAdapter)}),
 }
+_EXITS = (
+    "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
+    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU)."
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="show the paper's tables and figures, and what runs on this machine"
     )
-    listing.add_argument("--all", action="store_true", help="show every other target too")
+    _switch(listing, "--all", "show every other target too")
     _add_train(commands)
     plan = commands.add_parser(
         "plan", help="show the runs, and their memory, disk, downloads and time"
@@ -87,12 +94,33 @@ def build_parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     _add_evaluate(commands)
     _add_export(commands)
-    _add_environment(commands)
+    environment = commands.add_parser(
+        "environment",
+        help="print what records say about this machine: driver, packages, container",
+        description="REPRO_CONTAINER, if set, must name an image with its digest "
+        "(NAME@sha256:DIGEST).",
+    )
+    _flag(environment, "--out", "FILE", "also write the JSON to this file")
     _add_dose(commands)
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, *names: str) -> None:
+def _flag(parser: _Flags, name: str, metavar: str | None, help: str, **how: Any) -> None:
+    """Add a flag or an argument that takes a value, which the help calls `metavar`."""
+    parser.add_argument(name, metavar=metavar, help=help, **how)
+
+
+def _count(parser: _Flags, name: str, help: str, **how: Any) -> None:
+    """Add a flag that takes a whole number."""
+    _flag(parser, name, "N", help, type=int, **how)
+
+
+def _switch(parser: _Flags, name: str, help: str) -> None:
+    """Add a flag that takes no value."""
+    parser.add_argument(name, action="store_true", help=help)
+
+
+def _add(parser: _Flags, *names: str) -> None:
     """Add flags that several commands have."""
     for name in names:
         parser.add_argument(f"--{name}", **_SHARED[name])
@@ -106,33 +134,21 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
         "same command resumes. A CPU makes few short steps. Exit status: 0, 1 when the run failed, "
         "2 for bad input, 130 when interrupted.",
     )
-    parser.add_argument(
-        "--model", required=True, metavar="FOLDER|FILE|NAME",
-        help="a folder, a GGUF file, a name on the hub, or tiny (comes with the package)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", required=True, metavar="FILE|FOLDER|NAME",
-        help="problems with answers: JSONL, JSON, CSV, Parquet, a name on the hub, gsm8k, ...",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reward", metavar="MODULE:FUNCTION",
-        help="your reward; default: 1 for a correct answer in a completion that ended by itself",
-    )  # fmt: skip
+    models = "a folder, a GGUF file, a name on the hub, or tiny (comes with the package)"
+    _flag(parser, "--model", _MODELS, models, required=True)
+    problems = "problems with answers: JSONL, JSON, CSV, Parquet, a name on the hub, gsm8k, ..."
+    _flag(parser, "--data", "FILE|FOLDER|NAME", problems, required=True)
+    reward = "your reward; default: 1 for a correct answer in a completion that ended by itself"
+    _flag(parser, "--reward", "MODULE:FUNCTION", reward)
     parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
-    parser.add_argument("--aqn", action="store_true", help="add QeRL's noise (AQN) during rollouts")
+    _switch(parser, "--aqn", "add QeRL's noise (AQN) during rollouts")
     parser.add_argument("--algorithm", default="grpo", choices=("grpo", "dapo", "gspo"))
-    parser.add_argument("--template", metavar="NAME|FILE", help="prompt template; default: boxed")
-    parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="how many GPUs the run uses"
-    )
-    parser.add_argument(
-        "--until",
-        type=float,
-        metavar="PERCENT",
-        help="end when the held-out greedy accuracy reaches this",
-    )
-    parser.add_argument("--out", metavar="DIR", help="new folder for the adapter, in PEFT's format")
-    parser.add_argument("--steps", type=int, metavar="N", help="default: 150; 8 on a CPU")
+    _flag(parser, "--template", "NAME|FILE", "prompt template; default: boxed")
+    _count(parser, "--ranks", "how many GPUs the run uses", default=1)
+    until = "end when the held-out greedy accuracy reaches this"
+    _flag(parser, "--until", "PERCENT", until, type=float)
+    _flag(parser, "--out", "DIR", "new folder for the adapter, in PEFT's format")
+    _count(parser, "--steps", "default: 150; 8 on a CPU")
     _add(parser, "columns", "seed", "set", "runs")
 
 
@@ -141,37 +157,23 @@ def _add_bless(commands: _Commands[argparse.ArgumentParser]) -> None:
         "bless", help="store records, with which new ones are then compared"
     )
     _add_selection(parser, optional=True)
-    parser.add_argument(
-        "--device",
-        action="store_true",
-        help="every target with complete records of this kind of device; the others are named",
-    )
-    parser.add_argument(
-        "--add",
-        action="store_true",
-        help="add seeds or arms to what is stored already",
-    )
-    parser.add_argument(
-        "--unfinished",
-        action="store_true",
-        help="store a part of the planned seeds; claims stay undecided until the rest is added",
-    )
+    complete = "every target with complete records of this kind of device; the others are named"
+    _switch(parser, "--device", complete)
+    _switch(parser, "--add", "add seeds or arms to what is stored already")
+    part = "store a part of the planned seeds; claims stay undecided until the rest is added"
+    _switch(parser, "--unfinished", part)
 
 
 def _add_bundle(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "bundle",
-        help="pack a target's records to send them; --verify judges such a file",
+        "bundle", help="pack a target's records to send them; --verify judges such a file"
     )
-    parser.add_argument("file", metavar="FILE", help="the bundle: NAME.jsonl.xz")
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="see `list`")
-    parser.add_argument("--tier", help=_TIERS)
+    _flag(parser, "file", "FILE", "the bundle: NAME.jsonl.xz")
+    _flag(parser, "target", "TARGET", "see `list`", nargs="?")
+    _flag(parser, "--tier", None, _TIERS)
     _add(parser, "runs")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="judge FILE, or each file of a folder; exit status 1 when a record is refused",
-    )
+    judged = "judge FILE, or each file of a folder; exit status 1 when a record is refused"
+    _switch(parser, "--verify", judged)
 
 
 def _add_dose(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -181,34 +183,13 @@ def _add_dose(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="It reads norms and weights, layer by layer. With --prompts it also measures "
         "the KL on the policy's own completions.",
     )
-    parser.add_argument(
-        "--model", required=True, metavar="FOLDER|FILE|NAME", help="a 16-bit checkpoint"
-    )
+    _flag(parser, "--model", _MODELS, "a 16-bit checkpoint", required=True)
     parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
-    parser.add_argument(
-        "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
-    )
-    parser.add_argument(
-        "--prompts", type=int, metavar="N", help="problems for the KL; default: 16 on a GPU, else 0"
-    )
-    parser.add_argument(
-        "--new-tokens",
-        type=int,
-        default=128,
-        metavar="N",
-        help="length of a completion; default: 128",
-    )
+    sigmas = "default: the paper's range, Table 4"
+    _flag(parser, "--sigmas", "A,B", sigmas, default="0.01,0.0005")
+    _count(parser, "--prompts", "problems for the KL; default: 16 on a GPU, else 0")
+    _count(parser, "--new-tokens", "length of a completion; default: 128", default=128)
     _add(parser, "revision", "device")
-
-
-def _add_environment(commands: _Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "environment",
-        help="print what records say about this machine: driver, packages, container",
-        description="REPRO_CONTAINER, if set, must name an image with its digest "
-        "(NAME@sha256:DIGEST).",
-    )
-    parser.add_argument("--out", metavar="FILE", help="also write the JSON to this file")
 
 
 def _add_check(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -222,26 +203,13 @@ def _add_check(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_selection(parser, optional=True)
     _add(parser, "reward")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print JSON")
-    shown.add_argument(
-        "--table",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write a row per claim to FILE.csv and a row per value to FILE.values.csv; without "
-        "FILE the first are printed",
+    _switch(shown, "--json", "print JSON")
+    rows = (
+        "write a row per claim to FILE.csv and a row per value to FILE.values.csv; without FILE "
+        "the first are printed"
     )
-    parser.add_argument(
-        "--blessed",
-        action="store_true",
-        help="judge the stored records instead of those in --runs",
-    )
-
-
-_EXITS = (
-    "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
-    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU)."
-)
+    _flag(shown, "--table", "FILE", rows, nargs="?", const="-")
+    _switch(parser, "--blessed", "judge the stored records instead of those in --runs")
 
 
 def _add_compare(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -250,10 +218,10 @@ def _add_compare(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="show whether the second of two sets of records is worse",
         description=_EXITS,
     )
-    parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
-    parser.add_argument("new", metavar="B", help="a folder of runs")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
-    parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
+    _flag(parser, "old", "A", "a folder of runs, or `blessed`")
+    _flag(parser, "new", "B", "a folder of runs")
+    _flag(parser, "targets", "TARGET", "default: all with records", nargs="*")
+    _flag(parser, "--tier", None, f"{_TIERS}; default: all with records")
     _add(parser, "expected")
 
 
@@ -263,22 +231,11 @@ def _add_regress(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="measure again on a GPU, and compare with its stored records",
         description=_EXITS,
     )
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TARGET",
-        help="default: table6 table3 step_lengths memory_budgets kernels",
-    )
-    parser.add_argument(
-        "--runs",
-        metavar="FOLDER",
-        help="continue in this folder (default: a new one, runs/regress/DATE-COMMIT)",
-    )
-    parser.add_argument(
-        "--baseline",
-        action="store_true",
-        help="measure all seeds, so that the records can be stored",
-    )
+    chosen = "default: table6 table3 step_lengths memory_budgets kernels"
+    _flag(parser, "targets", "TARGET", chosen, nargs="*")
+    folder = "continue in this folder (default: a new one, runs/regress/DATE-COMMIT)"
+    _flag(parser, "--runs", "FOLDER", folder)
+    _switch(parser, "--baseline", "measure all seeds, so that the records can be stored")
     _add(parser, "expected")
 
 
@@ -286,21 +243,16 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     """Add what selects runs, and the room that they have."""
     _add_selection(parser)
     _add(parser, "reward")
-    parser.add_argument("--seeds", metavar="N", help="how many seeds, or a list such as 0,3,4")
-    parser.add_argument("--arms", metavar="A,B", help="only these arms")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
-    parser.add_argument("--devices", metavar="N", help="GPUs to fill with runs: how many, or 0,1")
+    _flag(parser, "--seeds", "N", "how many seeds, or a list such as 0,3,4")
+    _flag(parser, "--arms", "A,B", "only these arms")
+    _count(parser, "--workers", "runs side by side")
+    _count(parser, "--threads", "threads of each run")
+    _flag(parser, "--devices", "N", "GPUs to fill with runs: how many, or 0,1")
 
 
 def _add_planning(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
-    parser.add_argument(
-        "--ranks", metavar="1,2,4", help="print measured steps on so many GPUs instead"
-    )
-    parser.add_argument(
-        "--show-config", action="store_true", help="print the scale's settings as JSON instead"
-    )
+    _switch(parser, "--show-config", "print the scale's settings as JSON instead")
     group = parser.add_argument_group(
         "memory --model SIZE",
         "Device memory of one GRPO step, by part, before anything runs; SIZE is one of "
@@ -332,77 +284,38 @@ def asks_for_bytes(args: argparse.Namespace) -> bool:
 def _add_running(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser)
     group = parser.add_argument_group("what training keeps beside metrics.jsonl")
-    group.add_argument("--log", metavar="A,B", help="send metrics to trackers: tensorboard, wandb")
-    group.add_argument(
-        "--completions",
-        action="store_true",
-        help="keep the completions, one Parquet file per rollout",
-    )
-    group.add_argument(
-        "--stop-idle",
-        type=int,
-        metavar="N",
-        help="end a run after N steps in a row in which no reward differs in a group",
-    )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="how many GPUs each run uses (docs/scale.md)",
-    )
-    parser.add_argument(
-        "--stall-timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long ranks wait for a silent one; default: 600, longer than a rollout",
-    )
-    parser.add_argument(
-        "--executor", choices=("workers", "ray"), default="workers",
-        help="run on this machine or on a Ray cluster (docs/scale.md)",
-    )  # fmt: skip
+    _flag(group, "--log", "A,B", "send metrics to trackers: tensorboard, wandb")
+    _switch(group, "--completions", "keep the completions, one Parquet file per rollout")
+    idle = "end a run after N steps in a row in which no reward differs in a group"
+    _count(group, "--stop-idle", idle)
+    _count(parser, "--ranks", "how many GPUs each run uses (docs/scale.md)", default=1)
+    stall = "how long ranks wait for a silent one; default: 600, longer than a rollout"
+    _flag(parser, "--stall-timeout", "SECONDS", stall, type=float, default=600.0)
+    where = "run on this machine or on a Ray cluster (docs/scale.md)"
+    _flag(parser, "--executor", None, where, choices=("workers", "ray"), default="workers")
 
 
 def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument(
-        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `list`"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="FILE|FOLDER|NAME",
-        help="your own problems instead: JSONL, JSON, CSV, Parquet, or a name on the hub",
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
+    _flag(parser, "targets", "TARGET", "see `list`", nargs="*" if optional else "+")
+    data = "your own problems instead: JSONL, JSON, CSV, Parquet, or a name on the hub"
+    _flag(parser, "--data", "FILE|FOLDER|NAME", data)
+    _count(parser, "--steps", "cut training to N steps")
     _add(parser, "tier", "columns", "runs", "expected")
     changed = parser.add_argument_group("other settings (recorded under a name of their own)")
-    changed.add_argument(
-        "--model",
-        metavar="FOLDER|FILE|NAME",
-        help="another checkpoint: a folder, a GGUF file, owner/model or owner/model:FILE.gguf",
+    model = "another checkpoint: a folder, a GGUF file, owner/model or owner/model:FILE.gguf"
+    _flag(changed, "--model", _MODELS, model)
+    _flag(
+        changed, "--config", "FILE", "settings as TOML or JSON, as plan --show-config prints them"
     )
-    changed.add_argument(
-        "--config",
-        metavar="FILE",
-        help="settings as TOML or JSON, as plan --show-config prints them",
-    )
-    for name in ("revision", "set"):
-        changed.add_argument(f"--{name}", **_SHARED[name])
-    changed.add_argument(
-        "--template",
-        metavar="NAME|FILE",
-        help="prompt template: paper, boxed, gsm8k or a file (docs/train.md)",
-    )
-    changed.add_argument(
-        "--limit", type=int, metavar="N", help="use at most N problems of a data set"
-    )
+    _add(changed, "revision", "set")
+    template = "prompt template: paper, boxed, gsm8k or a file (docs/train.md)"
+    _flag(changed, "--template", "NAME|FILE", template)
+    _count(changed, "--limit", "use at most N problems of a data set")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", metavar="FILE", help="where to write (default: report.md in --runs)"
-    )
-    parser.add_argument("--figures", metavar="FOLDER", help="folder of the figures to link")
+    _flag(parser, "--out", "FILE", "where to write (default: report.md in --runs)")
+    _flag(parser, "--figures", "FOLDER", "folder of the figures to link")
 
 
 def _add_reporting(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -412,17 +325,10 @@ def _add_reporting(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_selection(parser, optional=True)
     _add(parser, "reward")
     _add_report(parser)
-    parser.add_argument(
-        "--readme", metavar="FILE", help="write the generated blocks of this Markdown file again"
-    )
-    parser.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write one page of all claims to search, from stored records or those in --runs",
-    )
-    parser.add_argument(
-        "--log", metavar="A,B", help="send the training curves to trackers: tensorboard, wandb"
-    )
+    _flag(parser, "--readme", "FILE", "write the generated blocks of this Markdown file again")
+    page = "write one page of all claims to search, from stored records or those in --runs"
+    _flag(parser, "--html", "FILE", page)
+    _flag(parser, "--log", "A,B", "send the training curves to trackers: tensorboard, wandb")
 
 
 def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -432,9 +338,9 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="It rounds to nearest, without data, and writes the folder after its logits, "
         "read back, agree with the source quantised in memory.",
     )
-    parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, GGUF file or hub name")
-    parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
-    parser.add_argument("--format", default="nvfp4", choices=_FOUR_BITS, help="default: nvfp4")
+    _flag(parser, "source", "SOURCE", "a 16-bit folder, GGUF file or hub name")
+    _flag(parser, "out", "OUT", "the new folder; must not exist")
+    _flag(parser, "--format", None, "default: nvfp4", default="nvfp4", choices=_FOUR_BITS)
     _add(parser, "revision", "device")
 
 
@@ -445,18 +351,11 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="It writes the folder after its logits, as peft or transformers reads it, "
         "agree with the trained policy.",
     )
-    parser.add_argument("adapter", metavar="ADAPTER", help="an adapter's folder, or a run's")
-    parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
-    parser.add_argument(
-        "--as",
-        dest="kind",
-        default="adapter",
-        choices=("adapter", "merged"),
-        help="PEFT's files (default), or a merged 16-bit checkpoint",
-    )
-    parser.add_argument(
-        "--base", metavar="FOLDER", help="name this folder or GGUF file as the base"
-    )
+    _flag(parser, "adapter", "ADAPTER", "an adapter's folder, or a run's")
+    _flag(parser, "out", "OUT", "the new folder; must not exist")
+    kinds = {"dest": "kind", "default": "adapter", "choices": ("adapter", "merged")}
+    _flag(parser, "--as", None, "PEFT's files (default), or a merged 16-bit checkpoint", **kinds)
+    _flag(parser, "--base", "FOLDER", "name this folder or GGUF file as the base")
     _add(parser, "revision", "device")
 
 
@@ -467,32 +366,20 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="It prints strict and lenient accuracy, the share of truncated completions, "
         "mean@k, pass@k and maj@k.",
     )
-    parser.add_argument(
-        "checkpoint",
-        nargs="?",
-        metavar="CHECKPOINT",
-        help="a folder, GGUF file or hub name (default: the base of --adapter)",
-    )
-    parser.add_argument("--adapter", metavar="FOLDER", help="an adapter's folder, or a run's")
-    parser.add_argument(
-        "--data", required=True, metavar="A,B", help="data sets by name, or files and folders"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="problems of each (default: all)")
+    model = "a folder, GGUF file or hub name (default: the base of --adapter)"
+    _flag(parser, "checkpoint", "CHECKPOINT", model, nargs="?")
+    _flag(parser, "--adapter", "FOLDER", "an adapter's folder, or a run's")
+    _flag(parser, "--data", "A,B", "data sets by name, or files and folders", required=True)
+    _count(parser, "--limit", "problems of each (default: all)")
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
-    parser.add_argument("--at", metavar="K,K", help="k of pass@k; of maj@k if K <= 64 (default: K)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.6, help="0 is greedy; default: 0.6, as the paper"
-    )
-    parser.add_argument("--top-p", type=float, default=0.95, help="default: 0.95, as the paper")
-    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a completion")
-    parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="of a prompt")
-    parser.add_argument(
-        "--template", default="paper", metavar="NAME|FILE", help="of the prompt; default: paper"
-    )
-    parser.add_argument(
-        "--format",
-        choices=WEIGHT_FORMATS,
-        help="of the weights (default: as the adapter was trained, else as they are stored)",
-    )
-    parser.add_argument("--out", metavar="FILE", help="write the record there as JSON")
+    _flag(parser, "--at", "K,K", "k of pass@k; of maj@k if K <= 64 (default: K)")
+    greedy = "0 is greedy; default: 0.6, as the paper"
+    _flag(parser, "--temperature", None, greedy, type=float, default=0.6)
+    _flag(parser, "--top-p", None, "default: 0.95, as the paper", type=float, default=0.95)
+    _count(parser, "--tokens", "of a completion", default=4096)
+    _count(parser, "--prompt-tokens", "of a prompt", default=1024)
+    _flag(parser, "--template", "NAME|FILE", "of the prompt; default: paper", default="paper")
+    stored = "of the weights (default: as the adapter was trained, else as they are stored)"
+    _flag(parser, "--format", None, stored, choices=WEIGHT_FORMATS)
+    _flag(parser, "--out", "FILE", "write the record there as JSON")
     _add(parser, "revision", "columns", "seed", "device")

@@ -39,7 +39,6 @@ from repro.run.preflight import (
 from repro.run.present_card import kernels_line, points_left_out
 from repro.run.priced import Price, blessed_steps, price, shortest_answer
 from repro.run.select import Selection, parse_arms, parse_seeds, selections_of
-from repro.run.several_ranks.ranks_plan import parse_ranks, ranks_text
 from repro.run.several_ranks.room import planned_workers
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import ANSWER_SECONDS, PINNED_BYTES, HubError, endpoint, fetch, hub_cache
@@ -78,10 +77,6 @@ def main_plan(args: argparse.Namespace) -> int:
         runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         if args.show_config:
             texts.append(settings_text(source.scales[tier]))
-            continue
-        if args.ranks:
-            head = f"{selection.target.name} at the {tier.value} tier on several GPUs:"
-            texts.append(f"{head}\n{ranks_text(runs, parse_ranks(args.ranks), expected)}")
             continue
         others = None if args.tier else other_tiers(source, tier)
         texts += [others] if others else []

@@ -1,1 +1,1 @@
-"""One run on several GPUs: its processes, and what it takes on each number of them."""
+"""One run on several GPUs: its processes, and the room that they have."""
