@@ -151,15 +151,6 @@ def _bundle(args: argparse.Namespace) -> int:
     return FINE
 
 
-def _dose(args: argparse.Namespace) -> int:
-    from repro.evaluate.flags import dosing_of
-
-    formats, sigmas = dosing_of(args)
-    from repro.measure.noise_dose import main_dose
-
-    return main_dose(args, formats, sigmas)
-
-
 def _reproduce(args: argparse.Namespace) -> int:
     from repro.report.run_report import main_report
 
@@ -208,7 +199,7 @@ _COMMANDS: dict[str, Sequence[str | Callable[[argparse.Namespace], int]]] = {
     ],
     "export": ["repro.evaluate.flags:require_writing", "repro.export.exporting:main_export"],
     "environment": ["repro.evidence.environment:main_environment"],
-    "dose": [_dose],
+    "dose": ["repro.evaluate.flags:dosing_of", "repro.door.dose_command:main_dose"],
 }
 
 

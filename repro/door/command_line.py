@@ -180,14 +180,14 @@ def _add_dose(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "dose",
         help="compare AQN's noise with the rounding of each format, in a checkpoint",
-        description="It reads norms and weights, layer by layer. With --prompts it also measures "
-        "the KL on the policy's own completions.",
+        description="It prints the KL of each from the 16-bit policy, a token of that policy's "
+        "completions, the entropy and the accuracy, before any training.",
     )
     _flag(parser, "--model", _MODELS, "a 16-bit checkpoint", required=True)
     parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
     sigmas = "default: the paper's range, Table 4"
     _flag(parser, "--sigmas", "A,B", sigmas, default="0.01,0.0005")
-    _count(parser, "--prompts", "problems for the KL; default: 16 on a GPU, else 0")
+    _count(parser, "--prompts", "problems to ask; default: 16 on a GPU, else 4")
     _count(parser, "--new-tokens", "length of a completion; default: 128", default=128)
     _add(parser, "revision", "device")
 

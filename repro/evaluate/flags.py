@@ -73,7 +73,9 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
         partial(_sigmas_of, args.sigmas),
         partial(_require_place, args.model, "--model "),
         partial(_require_hub_name, args.model, args.revision),
-        lambda: require((args.prompts or 0) >= 0, f"--prompts {args.prompts}: needs 0 or more"),
+        lambda: require(
+            args.prompts is None or args.prompts >= 1, f"--prompts {args.prompts}: needs 1 or more"
+        ),
         lambda: require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more"),
     )
     return formats, sigmas

@@ -51,7 +51,6 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.noise_dose import Sampled, sampled
 from repro.models.checkpoint import checkpoint_inputs
 from repro.models.divergence import SLICE, compared, logprobs
 from repro.models.policy import Policy
@@ -59,11 +58,23 @@ from repro.procedures.train import device_of, load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.packed import packed_hidden
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, make_rows
+from repro.rollout.for_policy import sampler_for
+from repro.rollout.sampler import Completion
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
+# Rows of one pass.
+_ROWS = 128
 _PROGRAM = re.compile(r"```|^\s*(?:def |import |print\()", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """Completions of each prompt, and the same as rows, in parts of whole prompts."""
+
+    completions: list[Completion]
+    parts: tuple[Rows, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,11 +191,30 @@ def _sampled(
     policy: Policy, asked: Sequence[Question], scale: TrainScale, seed: int, temperature: float
 ) -> Sampled:
     """Return a group of completions of each question, as rollouts are drawn."""
-    group = scale.group_size
-    sampling = SamplingConfig(temperature=temperature, max_new_tokens=scale.rollout.max_new_tokens)
+    group, limit = scale.group_size, scale.rollout.max_new_tokens
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=limit)
     prompts = [question.prompt for question in asked]
     seeds = seeds_of(asked, samples=group, seed=seed, stream="dose")
-    return sampled(policy, prompts, sampling, seeds, group_size=group)
+    sampler = sampler_for(
+        policy,
+        rows=group * len(prompts),
+        max_new_tokens=limit,
+        max_positions=max(map(len, prompts)) + limit,
+    )
+    batch = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
+    close = getattr(sampler, "close", None)
+    if close is not None:
+        close()
+    completions, at_once = list(batch.completions), max(1, _ROWS // group)
+    parts = tuple(
+        make_rows(
+            prompts[first : first + at_once],
+            completions[first * group : (first + at_once) * group],
+            group_size=group,
+        )
+        for first in range(0, len(prompts), at_once)
+    )
+    return Sampled(completions=completions, parts=parts)
 
 
 def _of_distributions(
