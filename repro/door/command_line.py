@@ -20,6 +20,7 @@ _Flags = argparse._ActionsContainer
 _TIERS = "smoke, systems, mini or paper"
 _FOUR_BITS = tuple(kind for kind in WEIGHT_FORMATS if kind != "bf16")
 _MODELS = "FOLDER|FILE|NAME"
+_STALL = 600.0
 # Flags that several commands have.
 _SHARED: dict[str, dict[str, Any]] = {
     "tier": {"help": f"{_TIERS}; default: the smallest that runs here"},
@@ -150,6 +151,9 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
     _flag(parser, "--out", "DIR", "new folder for the adapter, in PEFT's format")
     _count(parser, "--steps", "default: 150; 8 on a CPU")
     _add(parser, "columns", "seed", "set", "runs")
+    # What `run` reads from its own line beside these.
+    alone = dict.fromkeys(("expected", "tier", "seeds", "arms", "workers", "devices", "threads"))
+    parser.set_defaults(**alone, stall_timeout=_STALL, executor="workers", example=True)
 
 
 def _add_bless(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -290,7 +294,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     _count(group, "--stop-idle", idle)
     _count(parser, "--ranks", "how many GPUs each run uses (docs/scale.md)", default=1)
     stall = "how long ranks wait for a silent one; default: 600, longer than a rollout"
-    _flag(parser, "--stall-timeout", "SECONDS", stall, type=float, default=600.0)
+    _flag(parser, "--stall-timeout", "SECONDS", stall, type=float, default=_STALL)
     where = "run on this machine or on a Ray cluster (docs/scale.md)"
     _flag(parser, "--executor", None, where, choices=("workers", "ray"), default="workers")
 

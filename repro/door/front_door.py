@@ -22,7 +22,8 @@ from statistics import fmean
 from typing import Any
 
 from repro.data.load import is_generated
-from repro.door.own_run import TrainRequest, request_text
+from repro.door.command_line import build_parser
+from repro.door.own_run import request_text, selection_of
 from repro.evaluate.flags import require_asking, require_writing
 from repro.evidence.provenance import source_at_start
 from repro.evidence.receipts import violations
@@ -32,7 +33,6 @@ from repro.run.execute import FINE, INTERRUPTED, main_run
 from repro.run.places import runs_folder
 from repro.spec.checks import require
 from repro.spec.config import RunConfig
-from repro.spec.settings import parse_settings
 from repro.spec.tier import Tier, require_linux
 
 _ADAPTER = "adapter_model.safetensors"
@@ -140,25 +140,25 @@ def train(
     KeyboardInterrupt
         When it was interrupted; what was trained is in a checkpoint.
     """
-    named = ",".join(f"{role}={name}" for role, name in (columns or {}).items())
-    request = TrainRequest(
-        model=str(model),
-        data=str(data),
-        columns=named,
+    args = _line(
+        "train",
+        model=model,
+        data=data,
+        columns=_pairs(columns),
         reward=_function_named(reward) if callable(reward) else reward,
         format=format,
         aqn=aqn,
         algorithm=algorithm,
         template=template,
-        steps=steps,
-        until=until,
-        seed=seed,
         ranks=ranks,
-        settings=parse_settings([f"{key}={_text(v)}" for key, v in (settings or {}).items()]),
+        until=until,
+        out=out,
+        steps=steps,
+        seed=seed,
+        set=[f"{key}={_text(value)}" for key, value in (settings or {}).items()],
+        runs=runs,
     )
-    status, trained = _carry_out(
-        request, None if runs is None else str(runs), None if out is None else Path(out)
-    )
+    status, trained = _carry_out(args)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if trained is None:
@@ -194,10 +194,7 @@ def quantize(
     ValueError
         When the model cannot be read or is quantised already, or `out` exists.
     """
-    require(format in ("nvfp4", "mxfp4", "nf4"), f"format is {format!r}; needs nvfp4, mxfp4 or nf4")
-    args = argparse.Namespace(
-        source=str(model), out=str(out), format=format, revision=revision, device=device
-    )
+    args = _line("quantize", model, out, format=format, revision=revision, device=device)
     require_writing(args)
     from repro.export.quantising import main_quantize
 
@@ -253,17 +250,16 @@ def evaluate(
     ValueError
         For a request that cannot be carried out; names all that is wrong.
     """
-    named = ",".join(f"{role}={name}" for role, name in (columns or {}).items())
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        args = argparse.Namespace(
-            checkpoint=model and str(model),
-            adapter=adapter and str(adapter),
+        args = _line(
+            "evaluate",
+            model,
             data=data,
-            columns=named or None,
+            adapter=adapter,
+            columns=_pairs(columns),
             limit=limit,
             samples=samples,
-            at=None,
             temperature=temperature,
             top_p=top_p,
             tokens=tokens,
@@ -273,7 +269,7 @@ def evaluate(
             format=format,
             revision=revision,
             device=device,
-            out=str(record),
+            out=record,
         )
         require_asking(args)
         from repro.evaluate.evaluate_command import main_evaluate
@@ -287,50 +283,41 @@ def evaluate(
 
 def main_train(args: argparse.Namespace) -> int:
     """Carry out `python -m repro train`; return the exit status, as `run` does."""
-    request = TrainRequest(
-        model=args.model,
-        data=args.data,
-        columns=args.columns or "",
-        reward=args.reward,
-        format=args.format,
-        aqn=args.aqn,
-        algorithm=args.algorithm,
-        template=args.template,
-        steps=args.steps,
-        until=args.until,
-        seed=args.seed,
-        ranks=args.ranks,
-        settings=parse_settings(args.set or []),
-    )
-    status, _ = _carry_out(request, args.runs, args.out and Path(args.out))
-    return status
+    return _carry_out(args)[0]
 
 
-def _carry_out(
-    request: TrainRequest, runs: str | None, out: Path | None
-) -> tuple[int, TrainedRun | None]:
-    """Carry out a request; return the exit status, and what a finished run left."""
+def _line(command: str, *given: object, **flags: object) -> argparse.Namespace:
+    """Return the parsed line of a command; what is None or False stands in none."""
+    words = [str(value) for value in given if value is not None]
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            values = value if isinstance(value, list) else [value]
+            words += [f"{flag}={one}" for one in values]
+    return build_parser().parse_args([command, *words])
+
+
+def _carry_out(args: argparse.Namespace) -> tuple[int, TrainedRun | None]:
+    """Carry out a line of `train`; return the exit status, and what a finished run left."""
     require_linux()
     source_at_start()  # what the record is of
-    folder = runs_folder(runs)
-    selection = request.selection()
+    folder, out = runs_folder(args.runs), args.out and Path(args.out)
+    selection = selection_of(args)
     (run,) = selection.plan()
     recorded = find_record(run, folder) is not None
     require(out is None or recorded or not out.exists(), f"--out {out} exists; name a new folder")
-    args = argparse.Namespace(
-        runs=runs, expected=None, tier=run.tier, data=request.data, seeds=None, arms=None,
-        workers=None, devices=None, ranks=request.ranks, stall_timeout=600.0, executor="workers",
-        threads=len(os.sched_getaffinity(0)) if run.tier == Tier.SMOKE.value else None,
-        example=True,
-    )  # fmt: skip
-    status = main_run(args, (selection, request_text(selection, folder, request.ranks)))
+    if run.tier == Tier.SMOKE.value:
+        args.threads = len(os.sched_getaffinity(0))
+    status = main_run(args, (selection, request_text(selection, folder, args.ranks)))
     if status != FINE or os.environ.get("RANK", "0") != "0":  # of torchrun's, the first exports
         return status, None
     record = read_record(record_path(run, folder))
     if out is not None:
         _export(run_folder(run, folder), out)
     trained = _trained(run, record, folder, out)
-    sys.stdout.write("\n".join(_end_lines(request, run, record, trained)) + "\n")
+    sys.stdout.write("\n".join(_end_lines(args, run, record, trained)) + "\n")
     return FINE, trained
 
 
@@ -345,11 +332,7 @@ def _export(folder: Path, out: Path) -> None:
         if not same:
             raise FileExistsError(f"{out} exists and is not this run's adapter; name a new folder")
         return
-    main_export(
-        argparse.Namespace(
-            adapter=str(folder), out=str(out), kind="adapter", base=None, revision=None, device=None
-        )
-    )
+    main_export(_line("export", folder, out))
 
 
 def _trained(run: RunConfig, record: Record, runs: Path, out: Path | None) -> TrainedRun:
@@ -385,7 +368,7 @@ _EDGE = 5
 
 
 def _end_lines(
-    request: TrainRequest, run: RunConfig, record: Record, trained: TrainedRun
+    args: argparse.Namespace, run: RunConfig, record: Record, trained: TrainedRun
 ) -> list[str]:
     """Return what is printed at the end: accuracies, places, and the next commands."""
 
@@ -395,15 +378,15 @@ def _end_lines(
     lines = [f"Careful: {sentence}." for sentence in violations(record)]
     if trained.reached is not None:
         lines.append(trained.reached.text())
-    elif request.until is not None:
-        lines.append(f"did not reach {request.until:g} % at a test in {trained.steps} steps")
+    elif args.until is not None:
+        lines.append(f"did not reach {args.until:g} % at a test in {trained.steps} steps")
     minutes = "" if trained.seconds is None else f" ({trained.seconds / 60:.1f} minutes)"
     adapter = trained.out or trained.folder / "adapter"
     sampling = run.scale.evaluation.sampling
-    template = request.template or run.scale.prompt_template
-    asked = ["--adapter", str(adapter), "--data", request.data, "--template", template]
+    template = args.template or run.scale.prompt_template
+    asked = ["--adapter", str(adapter), "--data", args.data, "--template", template]
     asked += ["--temperature", "0", "--tokens", str(sampling.max_new_tokens)]
-    asked += ["--columns", request.columns] if request.columns else []
+    asked += ["--columns", args.columns] if args.columns else []
     asked += ["--limit", "100"] if is_generated(run.scale.data.source) else []
     merged = [str(trained.folder), f"{trained.out or 'my-model'}-merged", "--as", "merged"]
     rewards = [value for value in record.series.get("reward", ()) if value is not None]
@@ -419,6 +402,11 @@ def _end_lines(
         f"Next: python -m repro evaluate {shlex.join(asked)}",
         f"      python -m repro export {shlex.join(merged)}",
     ]
+
+
+def _pairs(columns: Mapping[str, str] | None) -> str | None:
+    """Return columns by role as a command line names them."""
+    return ",".join(f"{role}={name}" for role, name in (columns or {}).items()) or None
 
 
 def _function_named(function: Callable[..., Any]) -> str:

@@ -6,12 +6,10 @@ configuration, so that a request with any other setting has a record of its own.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 from repro.data.load import is_own, source_named
 from repro.data.own import parse_columns
@@ -21,24 +19,16 @@ from repro.reward.custom import reward_named
 from repro.run.disk import size
 from repro.run.preflight import memory_of, require_fit, smallest_device
 from repro.run.select import Selection, model_source, revision_of
-from repro.spec.arm import (
-    DAPO,
-    GRPO,
-    GSPO,
-    Arm,
-    NoiseConfig,
-    RewardFunction,
-    WeightFormat,
-)
-from repro.spec.checks import all_of, require, require_choice
+from repro.spec.arm import DAPO, GRPO, GSPO, Arm, NoiseConfig
+from repro.spec.checks import all_of, require
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import needs_of_checkpoint
+from repro.spec.settings import parse_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.spec.variants import in_steps, shortened, slug_of, with_overrides
 from repro.targets.presets import preset
 
-Algorithm = Literal["grpo", "dapo", "gspo"]
 _LOSSES = {"grpo": GRPO, "dapo": DAPO, "gspo": GSPO}
 # Tests along a run that is to end at an accuracy.
 _TESTS = 10
@@ -46,113 +36,83 @@ _TESTS = 10
 _SHORTER = (256, 128)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest:
-    """What a user requests to be trained: the parameters of `repro.train` of the same names.
+def selection_of(args: argparse.Namespace) -> Selection:
+    """Return the selection of a `train` line's one run; `ValueError` names all that does not fit.
 
-    Attributes
-    ----------
-    reward
-        `module:function`, or None for 1 where an answer is right.
-    settings
-        Nested values, as `repro.spec.settings.parse_settings` returns them.
+    Nothing is downloaded.
     """
+    tier = Tier.SMOKE if Tier.PAPER.missing() else Tier.PAPER
+    arm, scale = _parts(args, on_gpu=tier is Tier.PAPER)
+    model, data = Path(args.model).name, Path(args.data).name
+    title = f"your run: {model} on {data}"
+    own = Target(
+        name=shortened(f"your_{slug_of(model)}_on_{slug_of(data)}"),
+        title=title,
+        statement=title,
+        source="not in the paper",
+        arms=(arm,),
+        scales={tier: scale},
+        needs={tier: needs_of_checkpoint(scale)},
+    )
+    changed = with_overrides(own, tier, parse_settings(args.set or []))
+    scales = {tier: _ending(changed.scales[tier], args.until)}
+    own = dataclasses.replace(own, arms=changed.arms, scales=scales)
+    (run,) = Selection(target=own, source=own, tier=tier).plan()
+    require_fit([run])
+    _require_memory(run, args.ranks)
+    own = dataclasses.replace(own, name=f"{own.name}_{run.digest()[:6]}")
+    return Selection(target=own, source=own, tier=tier)
 
-    model: str
-    data: str
-    columns: str = ""
-    reward: str | None = None
-    format: str = "nvfp4"
-    aqn: bool = False
-    algorithm: str = "grpo"
-    template: str | None = None
-    steps: int | None = None
-    until: float | None = None
-    seed: int = 0
-    ranks: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def selection(self) -> Selection:
-        """Return the selection of the one run; `ValueError` names all that does not fit.
+def _parts(args: argparse.Namespace, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
+    """Return the arm and the scale before `--set`."""
+    steps, until, columns = args.steps, args.until, args.columns or ""
+    checkpoint, source, reward, template, *_ = all_of(
+        partial(model_source, args.model),
+        partial(source_named, args.data),
+        lambda: args.reward and reward_named(args.reward),
+        lambda: args.template and template_source(args.template),
+        partial(parse_columns, columns),
+        lambda: require(args.seed >= 0, f"seed is {args.seed}; it must be 0 or more"),
+        lambda: require(steps is None or steps >= 1, f"steps is {steps}; needs 1 or more"),
+        lambda: require(
+            until is None or 0 < until <= 100,
+            f"until is {until}; needs a percentage above 0 and at most 100",
+        ),
+    )
+    require(
+        is_own(source) or not columns,
+        f"columns is {columns!r}; those of {source} are known, leave it out",
+    )
+    scale = preset(checkpoint, source, columns, on_gpu=on_gpu)
+    scale = dataclasses.replace(
+        scale,
+        revision=revision_of(checkpoint),
+        prompt_template=template or scale.prompt_template,
+        seeds=(args.seed,),
+    )
+    parts = (args.format, "lora", *(["aqn"] if args.aqn else []), args.algorithm)
+    arm = Arm(
+        name="_".join(parts),
+        label=f"{args.format.upper()}, LoRA{' + AQN' if args.aqn else ''}",
+        weight_format=args.format,
+        noise=NoiseConfig() if args.aqn else None,
+        loss=_LOSSES[args.algorithm],
+        reward="task" if reward else "finished",
+        reward_function=reward,
+    )
+    return arm, scale if steps is None else in_steps(scale, steps)
 
-        Nothing is downloaded.
-        """
-        tier = Tier.SMOKE if Tier.PAPER.missing() else Tier.PAPER
-        arm, scale = self._parts(on_gpu=tier is Tier.PAPER)
-        title = f"your run: {Path(self.model).name} on {Path(self.data).name}"
-        own = Target(
-            name=shortened(
-                f"your_{slug_of(Path(self.model).name)}_on_{slug_of(Path(self.data).name)}"
-            ),
-            title=title,
-            statement=title,
-            source="not in the paper",
-            arms=(arm,),
-            scales={tier: scale},
-            needs={tier: needs_of_checkpoint(scale)},
-        )
-        changed = with_overrides(own, tier, self.settings)
-        scales = {tier: self._ending(changed.scales[tier])}
-        own = dataclasses.replace(own, arms=changed.arms, scales=scales)
-        (run,) = Selection(target=own, source=own, tier=tier).plan()
-        require_fit([run])
-        _require_memory(run, self.ranks)
-        own = dataclasses.replace(own, name=f"{own.name}_{run.digest()[:6]}")
-        return Selection(target=own, source=own, tier=tier)
 
-    def _parts(self, *, on_gpu: bool) -> tuple[Arm, TrainScale]:
-        """Return the arm and the scale before `settings`."""
-        checkpoint, source, reward, template, *_ = all_of(
-            partial(model_source, self.model),
-            partial(source_named, self.data),
-            lambda: self.reward and reward_named(self.reward),
-            lambda: self.template and template_source(self.template),
-            partial(parse_columns, self.columns),
-            partial(require_choice, "format", self.format, WeightFormat),
-            partial(require_choice, "algorithm", self.algorithm, Algorithm),
-            lambda: require(self.seed >= 0, f"seed is {self.seed}; it must be 0 or more"),
-            lambda: require(
-                self.steps is None or self.steps >= 1, f"steps is {self.steps}; needs 1 or more"
-            ),
-            lambda: require(
-                self.until is None or 0 < self.until <= 100,
-                f"until is {self.until}; needs a percentage above 0 and at most 100",
-            ),
-        )
-        require(
-            is_own(source) or not self.columns,
-            f"columns is {self.columns!r}; those of {source} are known, leave it out",
-        )
-        scale = preset(checkpoint, source, self.columns, on_gpu=on_gpu)
-        scale = dataclasses.replace(
-            scale,
-            revision=revision_of(checkpoint),
-            prompt_template=template or scale.prompt_template,
-            seeds=(self.seed,),
-        )
-        return self._arm(reward), scale if self.steps is None else in_steps(scale, self.steps)
-
-    def _arm(self, reward: RewardFunction | None) -> Arm:
-        parts = (self.format, "lora", *(["aqn"] if self.aqn else []))
-        return Arm(
-            name="_".join((*parts, self.algorithm)),
-            label=f"{self.format.upper()}, LoRA{' + AQN' if self.aqn else ''}",
-            weight_format=self.format,  # type: ignore[arg-type]  # checked above
-            noise=NoiseConfig() if self.aqn else None,
-            loss=_LOSSES[self.algorithm],
-            reward="task" if reward else "finished",
-            reward_function=reward,
-        )
-
-    def _ending(self, scale: TrainScale) -> TrainScale:
-        """Return the scale with tests along the run, where it is to end at an accuracy."""
-        if self.until is None:
-            return scale
-        every = max(1, scale.steps // _TESTS)
-        at = scale.evaluation.test_at or tuple(range(every, scale.steps, every))
-        require(bool(at), f"until is {self.until}; needs 2 steps or more, and steps is 1")
-        ending = dataclasses.replace(scale.evaluation, until=float(self.until), test_at=at)
-        return dataclasses.replace(scale, evaluation=ending)
+def _ending(scale: TrainScale, until: float | None) -> TrainScale:
+    """Return the scale with tests along the run, where it is to end at an accuracy."""
+    if until is None:
+        return scale
+    every = max(1, scale.steps // _TESTS)
+    at = scale.evaluation.test_at or tuple(range(every, scale.steps, every))
+    require(bool(at), f"until is {until}; needs 2 steps or more, and steps is 1")
+    ending = dataclasses.replace(scale.evaluation, until=float(until), test_at=at)
+    return dataclasses.replace(scale, evaluation=ending)
 
 
 def _require_memory(run: RunConfig, ranks: int) -> None:

@@ -1,7 +1,5 @@
 """The `dose` command: each treatment beside the 16-bit policy, and what it refuses."""
 
-import pytest
-
 from repro.__main__ import main
 from repro.models.checkpoint import resolve, write_quantized
 
@@ -20,17 +18,3 @@ def test_a_checkpoint_of_codes_is_refused(tmp_path, capsys):
     write_quantized(resolve("tiny"), tmp_path / "codes", weight_format="nvfp4")
     assert main(["dose", "--model", str(tmp_path / "codes"), "--device", "cpu"]) == 2
     assert "holds nvfp4 codes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--formats", "int3"], "--formats int3: needs nvfp4, mxfp4 or nf4"),
-        (["--sigmas", "0"], "--sigmas 0: "),
-        (["--prompts", "0"], "--prompts 0: "),
-        (["--new-tokens", "0"], "--new-tokens 0: "),
-    ],
-)
-def test_a_bad_flag_is_a_sentence(flags, sentence, capsys):
-    assert main(["dose", "--model", "tiny", *flags]) == 2
-    assert sentence in capsys.readouterr().err

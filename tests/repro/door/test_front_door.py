@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import repro
 from repro.__main__ import main
 from repro.door import front_door
-from repro.door.own_run import TrainRequest, _require_memory
+from repro.door.command_line import build_parser
+from repro.door.own_run import _require_memory, selection_of
 from repro.evidence.receipts import violations
 from repro.evidence.record import find_record, read_record
 from repro.run.places import runs_folder
 from repro.spec.arm import DAPO, GSPO
-from repro.spec.settings import parse_settings
 from repro.spec.tier import CudaDevice, Tier
 from repro.targets import TARGETS
 
@@ -30,13 +30,12 @@ LINE = ("--model", "tiny", "--data", "generated", *(w for text in SMALL for w in
 SETTINGS = dict(text.split("=") for text in SMALL)
 
 
-def request(**changes):
-    fields = {"model": "tiny", "data": "generated", "settings": parse_settings(SMALL)}
-    return TrainRequest(**(fields | changes))
+def selected(*words, line=LINE):
+    return selection_of(build_parser().parse_args(["train", *line, *words]))
 
 
-def record_of(request, runs):
-    (run,) = request.selection().plan()
+def record_of(selection, runs):
+    (run,) = selection.plan()
     path = find_record(run, runs)
     assert path is not None
     return read_record(path)
@@ -54,7 +53,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained):
-    record = record_of(request(), trained / "runs")
+    record = record_of(selected(), trained / "runs")
     assert violations(record) == []
     assert record.facts["optimizer_steps"] == 3
     assert record.config["arm"]["reward"] == "finished"
@@ -68,7 +67,7 @@ def test_a_command_trains_records_and_exports_an_adapter_that_peft_loads(trained
 
 def test_a_person_sees_a_prompt_a_completion_its_reward_and_the_accuracies(trained):
     printed = (trained / "printed").read_text()
-    record = record_of(request(), trained / "runs")
+    record = record_of(selected(), trained / "runs")
     before, after = (record.value(n) for n in ("accuracy_greedy_start", "accuracy_greedy"))
     assert f"{record.series['reward'][0]:.2f} at first" in printed
     assert "Its reward: " in printed
@@ -105,7 +104,7 @@ def test_the_adapter_is_evaluated_and_its_base_quantised_from_python(trained, tm
 def test_training_ends_at_an_accuracy_and_says_after_how_many_steps(tmp_path, capsys):
     line = ["train", *LINE, "--runs", str(tmp_path), "--until", "0.1"]
     assert main(line) == 0
-    record = record_of(request(until=0.1), tmp_path)
+    record = record_of(selected("--until", "0.1"), tmp_path)
     assert violations(record) == []
     assert record.facts["optimizer_steps"] == 1
     accuracy, seconds = (record.series[f"test_{n}"][0] for n in ("accuracy_greedy", "seconds"))
@@ -179,7 +178,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(line, words, tmp_path, capsy
 
 def test_algorithms_and_noise_are_values_of_the_arm():
     (dapo,), (gspo,) = (
-        request(algorithm=name, aqn=True, format="bf16").selection().plan()
+        selected("--algorithm", name, "--aqn", "--format", "bf16").plan()
         for name in ("dapo", "gspo")
     )
     assert (dapo.arm.loss, gspo.arm.loss) == (DAPO, GSPO)
@@ -188,8 +187,8 @@ def test_algorithms_and_noise_are_values_of_the_arm():
 
 
 def test_each_setting_has_a_record_of_its_own():
-    requests = [request(), request(aqn=True), request(seed=1), request(until=50.0)]
-    assert len({one.selection().target.name for one in requests}) == len(requests)
+    lines = [(), ("--aqn",), ("--seed", "1"), ("--until", "50")]
+    assert len({selected(*line).target.name for line in lines}) == len(lines)
 
 
 def test_a_reward_of_the_script_itself_is_refused():
@@ -213,9 +212,8 @@ def qwen_7b(monkeypatch):
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
 
     def made(weight_format):
-        model = "Qwen/Qwen2.5-7B-Instruct"
-        asked = TrainRequest(model=model, data="gsm8k", format=weight_format)
-        (run,) = asked.selection().plan()
+        line = ("--model", "Qwen/Qwen2.5-7B-Instruct", "--data", "gsm8k")
+        (run,) = selected("--format", weight_format, line=line).plan()
         return run
 
     return made
